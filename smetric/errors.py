@@ -1,0 +1,80 @@
+"""Every error SMetric raises on purpose, and the HTTP status or exit code it stands for.
+
+SmetricError
+├─ ConfigError           start-up: exit 2, one line, no traceback
+├─ PolicyError           check or start-up: exit 1, caret and help; on reload the old policy stays
+├─ RequestError          400, 413, …   in the API's own error shape
+├─ NoCandidate           404 / 503   nobody serves the model, or a filter left nobody
+├─ Shed                  429   a reject rule, with Retry-After
+└─ UpstreamError         502 / 504   after retries
+
+`PolicyError` itself lives in `smetric.policy.diagnostic`, which imports nothing of smetric; it is not a subclass here.
+"""
+
+from __future__ import annotations
+
+
+class SmetricError(Exception):
+    """Anything SMetric raises on purpose."""
+
+
+class ConfigError(SmetricError):
+    """The configuration cannot be used: names the place, the value, the rule and the way out."""
+
+    exit_code = 2
+
+
+class HttpError(SmetricError):
+    """An error that is answered to a client.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong and what to do; never text from a prompt or an upstream.
+        kind: the machine-readable type in the error body.
+        retry_after_s: seconds for Retry-After, if any.
+        param: the field of the request that is at fault, if one is.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str, *, retry_after_s: float | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+        self.param = param
+
+
+class RequestError(HttpError):
+    """The client's request cannot be served as sent."""
+
+    def __init__(self, message: str, *, status: int = 400, kind: str = "invalid_request_error", param: str | None = None):
+        super().__init__(status, message, kind, param=param)
+
+
+class NoCandidate(HttpError):
+    """No instance can serve this: an unknown model (404), or nobody left (503)."""
+
+    def __init__(
+        self, message: str, *, status: int = 503, kind: str = "service_unavailable", retry_after_s: float | None = 1.0
+    ):
+        super().__init__(status, message, kind, retry_after_s=retry_after_s if status == 503 else None)
+
+
+class Shed(HttpError):
+    """A `reject` rule of the policy fired."""
+
+    def __init__(self, status: int, message: str, retry_after_s: float | None):
+        super().__init__(status, message, "rate_limit_exceeded" if status == 429 else "rejected", retry_after_s=retry_after_s)
+
+
+class UpstreamError(HttpError):
+    """The chosen instances failed before a response could be passed on.
+
+    `reason` is one of a closed list for metrics: connect_error, timeout, closed, protocol.
+    """
+
+    def __init__(self, message: str, *, reason: str, status: int = 502):
+        super().__init__(status, message, "upstream_error")
+        self.reason = reason

@@ -1,0 +1,169 @@
+"""One engine as the router knows it: its ledger (what was sent there and has not ended) and its last scrape.
+
+No I/O here: sources write scrapes, the router charges and releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What one `/metrics` page said.
+
+    Args:
+        measured_at: when the values were true at the latest, seconds on the monotonic clock: when the scrape was sent,
+            or, while a busy engine keeps answering with frozen series, when they last changed.
+        running: requests running, summed over the page's engines.
+        waiting: requests waiting, summed over the page's engines.
+        kv_usage: share of KV blocks in use, 0..1, mean over the page's engines; None when the page has no such series.
+        own: the ledger's own requests when the scrape was sent.
+    """
+
+    measured_at: float
+    running: float
+    waiting: float
+    kv_usage: float | None
+    own: int
+
+
+class Instance:
+    """One engine, this incarnation and all before it; leases hold this object, never its name.
+
+    Args:
+        id: as configured, else host:port.
+        url: base address without a trailing slash, e.g. `http://10.0.0.7:8000`.
+        models: names it serves by configuration; None: asked of the engine.
+        role: prefill, decode or both.
+        pool: free label.
+        zone: free label.
+    """
+
+    __slots__ = (
+        "cache",
+        "draining",
+        "healthy",
+        "id",
+        "incarnation",
+        "models",
+        "models_fixed",
+        "own",
+        "pool",
+        "role",
+        "scrape",
+        "sent_tokens",
+        "unprefilled",
+        "url",
+        "zone",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        url: str,
+        *,
+        models: Iterable[str] | None = None,
+        role: str = "both",
+        pool: str = "",
+        zone: str = "",
+    ) -> None:
+        self.id = id
+        self.url = url
+        self.models_fixed = models is not None
+        #: Names it serves (ids, aliases, adapters); None while unknown, which serves any.
+        self.models: frozenset[str] | None = frozenset(models) if models is not None else None
+        self.role = role
+        self.pool = pool
+        self.zone = zone
+        self.healthy = True
+        self.draining = False
+        #: Counts restarts seen; whatever was known of its cache belongs to one incarnation.
+        self.incarnation = 0
+        #: Requests sent and not ended (n × prompts each).
+        self.own = 0
+        #: Prompt tokens sent whose first body byte has not come back, minus the hits known when they were sent.
+        self.unprefilled = 0
+        #: Prompt tokens of the requests sent and not ended.
+        self.sent_tokens = 0
+        self.scrape: Scrape | None = None
+        self.cache = CacheConfig()
+
+    def __repr__(self) -> str:
+        return f"<Instance {self.id} {self.url} own={self.own} healthy={self.healthy}>"
+
+    def charge(self, prompts: int, prompt_len: int, hit_len: int = 0) -> Lease:
+        """Count a request as sent here, in the same tick as the decision.
+
+        Args:
+            prompts: how many sequences the engine will run for it (n × prompts).
+            prompt_len: tokens of its prompts.
+            hit_len: tokens of them known to be in this instance's cache, 0 if not looked up.
+        """
+        return Lease(self, prompts, prompt_len, max(0, prompt_len - hit_len))
+
+    def requests(self) -> float:
+        """Running and waiting requests: own now + max(0, scraped - own when that scrape was sent)."""
+        scrape = self.scrape
+        if scrape is None:
+            return self.own
+        return self.own + max(0.0, scrape.running + scrape.waiting - scrape.own)
+
+    def serves(self, model: str) -> bool:
+        """Whether it serves *model*, as far as is known; an empty name fits all."""
+        return self.models is None or not model or model in self.models
+
+    def restarted(self) -> None:
+        """A new process answers: its cache is empty and its counters started again."""
+        self.incarnation += 1
+
+
+@dataclass(slots=True)
+class CacheConfig:
+    """What an engine says of its KV cache, from `vllm:cache_config_info`; None while it has not said."""
+
+    block_size: int | None = None
+    num_blocks: int | None = None
+    prefix_caching: bool | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens the cache holds, or None while unknown."""
+        if self.block_size is None or self.num_blocks is None:
+            return None
+        return self.block_size * self.num_blocks
+
+
+class Lease:
+    """One request charged to one instance; `first_byte` and `release` take effect once, whoever calls them."""
+
+    __slots__ = ("_prefilling", "_released", "incarnation", "instance", "new_tokens", "prompt_len", "prompts")
+
+    def __init__(self, instance: Instance, prompts: int, prompt_len: int, new_tokens: int) -> None:
+        self.instance = instance
+        self.incarnation = instance.incarnation
+        self.prompts = prompts
+        self.prompt_len = prompt_len
+        self.new_tokens = new_tokens
+        self._prefilling = True
+        self._released = False
+        instance.own += prompts
+        instance.unprefilled += new_tokens
+        instance.sent_tokens += prompt_len
+
+    def first_byte(self) -> None:
+        """The prompt has been prefilled."""
+        if self._prefilling:
+            self._prefilling = False
+            self.instance.unprefilled -= self.new_tokens
+
+    def release(self) -> None:
+        """The request has ended, however it ended."""
+        if self._released:
+            return
+        self._released = True
+        self.first_byte()
+        self.instance.own -= self.prompts
+        self.instance.sent_tokens -= self.prompt_len

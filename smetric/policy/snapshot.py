@@ -1,0 +1,57 @@
+"""What a decision sees of the candidates: one list per feature, unknown cells already filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smetric.policy.vocabulary import NEVER
+
+
+class Snapshot:
+    """The candidates of one decision at one moment.
+
+    Args:
+        ids: the candidates' ids; every column has their length and order.
+        columns: feature name to values, unknown cells already filled by the feature's rule. A look-up feature that
+            was not fetched is absent.
+        known: feature name to which cells were known; absent or None when all were.
+        stamps: feature name to when each cell was measured, seconds on the clock of `now`; None for never. A feature
+            without stamps is as old as the snapshot.
+        origins: feature name to the source of each cell, for the trace.
+        now: when the snapshot was taken, seconds on a monotonic clock.
+    """
+
+    __slots__ = ("columns", "ids", "known", "now", "origins", "stamps")
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        columns: Mapping[str, list[Any]],
+        known: Mapping[str, list[bool] | None] | None = None,
+        stamps: Mapping[str, Sequence[float | None]] | None = None,
+        origins: Mapping[str, Sequence[str]] | None = None,
+        now: float = 0.0,
+    ) -> None:
+        self.ids = ids
+        self.columns = columns
+        self.known = known or {}
+        self.stamps = stamps or {}
+        self.origins = origins or {}
+        self.now = now
+
+    def is_known(self, feature: str) -> list[bool]:
+        """Which cells of *feature* were known."""
+        known = self.known.get(feature)
+        return [True] * len(self.ids) if known is None else known
+
+    def age(self, feature: str) -> list[float]:
+        """Age of each cell of *feature* in seconds; `NEVER` where unknown."""
+        known = self.is_known(feature)
+        stamps = self.stamps.get(feature)
+        if stamps is None:
+            return [0.0 if k else NEVER for k in known]
+        return [
+            max(0.0, self.now - stamp) if k and stamp is not None else NEVER
+            for k, stamp in zip(known, stamps, strict=True)
+        ]

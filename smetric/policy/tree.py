@@ -1,0 +1,290 @@
+"""The syntax tree of a policy file: frozen nodes, each with the place it was read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of the source text: offsets `start` (included) to `end` (excluded)."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Anything read from the file. Spans do not count in comparisons."""
+
+    span: Span = field(compare=False, repr=False)
+
+
+# ── expressions ──────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Expr(Node):
+    """Any expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Expr):
+    """`8`, `16 requests`, `15928 tokens per second`, `250ms`, `62us per token`, `0 LOAD`.
+
+    `value` is in the base unit (durations in seconds). `unit` is as written, normalised to `tokens`, `requests`, …,
+    `seconds`, joined by ` per `, or a parameter's name; empty when the literal names none (it then fits any unit).
+    """
+
+    value: float
+    unit: str = ""
+    unit_span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Expr):
+    """`"…"`."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truth(Expr):
+    """`true` or `false`."""
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Name(Expr):
+    """A bare name: an argument, a name of the file, or a feature."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Expr):
+    """`req.NAME`; `base` is what stands before the dot."""
+
+    base: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetOf(Expr):
+    """`{a, b}`."""
+
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unary(Expr):
+    """`-x` or `not x`; `op` is `-` or `not`."""
+
+    op: str
+    operand: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Expr):
+    """`+ - * / == != <= >= < > and or`, and `in`, `not in`. `op_span` is the operator's own place."""
+
+    op: str
+    left: Expr
+    right: Expr
+    op_span: Span = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IfElse(Expr):
+    """`then if condition else otherwise`."""
+
+    then: Expr
+    condition: Expr
+    otherwise: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class At(Expr):
+    """`vector[pick]`."""
+
+    vector: Expr
+    pick: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Argument(Node):
+    """One argument of a call: `x`, `x where m`, or `name: x`."""
+
+    value: Expr
+    where: Expr | None = None
+    name: str = ""
+    name_span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Expr):
+    """`function(arguments)`: a built-in or a `def`. `name_span` is the function's name alone."""
+
+    function: str
+    arguments: tuple[Argument, ...]
+    name_span: Span = field(compare=False, repr=False)
+
+
+# ── statements ───────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement(Node):
+    """Any statement. `doc` is the text of the `##` lines right above it."""
+
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Node):
+    """`lo..` or `lo..hi`."""
+
+    low: Number
+    high: Number | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices(Node):
+    """`{a, b, c}`."""
+
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Param(Statement):
+    """`param NAME = value [in domain]`."""
+
+    name: str
+    name_span: Span = field(compare=False, repr=False)
+    value: Expr
+    domain: Range | Choices | None
+
+
+@dataclass(frozen=True, slots=True)
+class Let(Statement):
+    """`let NAME = value`."""
+
+    name: str
+    name_span: Span = field(compare=False, repr=False)
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Def(Statement):
+    """`def NAME(arguments) = body`."""
+
+    name: str
+    name_span: Span = field(compare=False, repr=False)
+    arguments: tuple[Name, ...]
+    body: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(Statement):
+    """`keep mask [when condition] [as label]`, or `prefer …`."""
+
+    word: str  # keep | prefer
+    mask: Expr
+    when: Expr | None
+    label: Name | None
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Statement):
+    """`route pick [when condition] [as label]`."""
+
+    pick: Expr
+    when: Expr | None
+    label: Name | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Statement):
+    """`reject status "message" [retry after] [when condition] [as label]`."""
+
+    status: Number
+    message: Text
+    retry: Expr | None
+    when: Expr | None
+    label: Name | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported(Statement):
+    """A statement of the grammar that this version does not run yet: `use`, `hold`."""
+
+    word: str
+
+
+# ── tests ────────────────────────────────────────────────────────────────────
+
+#: What stands in a `given` or in a cell for "nobody knows".
+UNKNOWN = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Node):
+    """`NAME = value` in `with` or `given`; value is float, str, bool, frozenset[str] or None for `?`.
+
+    A bare name (a feature in `with LOAD = unprefilled`, an instance in `given last = a`) is a `Name`.
+    """
+
+    name: str
+    value: float | str | bool | frozenset[str] | Name | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Node):
+    """A column of a test table: a feature, or `age(feature)`."""
+
+    feature: str
+    of_age: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Node):
+    """One instance of a test table; one cell per column."""
+
+    name: str
+    cells: tuple[float | str | bool | frozenset[str] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expect(Node):
+    """`expect a or b`, `expect reject 429`, `expect hold`; then `as rule` and `failing guard`."""
+
+    kind: str  # route | reject | hold
+    instances: tuple[Name, ...] = ()
+    status: int = 0
+    rule: Name | None = None
+    failing: Name | Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Test(Statement):
+    """`test "sentence" with … given … table expect …`."""
+
+    sentence: str
+    settings: tuple[Setting, ...]
+    given: tuple[Setting, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    expect: Expect
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A whole policy: its statements in order, its text and where that came from."""
+
+    name: str
+    name_span: Span
+    doc: str
+    statements: tuple[Statement, ...]
+    text: str = field(repr=False)
+    path: str = "<policy>"

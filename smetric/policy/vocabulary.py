@@ -1,0 +1,116 @@
+"""The words a policy may read: features of instances and fields of the request, with unit, range and rule for unknown.
+
+The language is handed a `Vocabulary`; it knows none by itself. The router's own is `smetric.features.VOCABULARY`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: No number that a policy reads lies above this (language: numbers stay finite).
+LARGEST = 1e15
+#: The age in seconds of a value that nobody knows.
+NEVER = 1e9
+
+
+class Kind(enum.Enum):
+    """What sort of value a feature or a request field holds."""
+
+    NUMBER = "number"
+    BOOL = "bool"
+    STRING = "string"
+    SET = "set"
+
+
+class Unknown(enum.Enum):
+    """What arithmetic sees in place of a cell that nobody knows."""
+
+    DEFAULT = "its default"
+    MEAN = "the mean of the known, its default when none is known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One value per candidate instance.
+
+    Args:
+        name: as policies write it.
+        doc: one sentence.
+        kind: number, bool, string or set.
+        unit: as the language writes it: `tokens`, `requests`, `tokens per second`, or empty for a plain number.
+        low: smallest value; snapshots clamp to it.
+        high: largest value; snapshots clamp to it.
+        at_most: name of a request field that bounds it too, or empty.
+        lookup: it costs a look-up, so it is fetched only when evaluation reaches it.
+        unknown: the rule for a cell nobody knows.
+        default: the value of an unknown cell under that rule.
+        source: who fills it, in words.
+        staleness: how old it may be, in words.
+    """
+
+    name: str
+    doc: str
+    kind: Kind = Kind.NUMBER
+    unit: str = ""
+    low: float = 0.0
+    high: float = LARGEST
+    at_most: str = ""
+    lookup: bool = False
+    unknown: Unknown = Unknown.DEFAULT
+    default: Any = 0.0  # of the feature's kind: float, bool, str or frozenset[str]
+    source: str
+    staleness: str
+
+    def fill(
+        self, cells: Sequence[Any | None], fallback: Sequence[Any] | None = None
+    ) -> tuple[list[Any], list[bool] | None]:
+        """Replace unknown cells (None) by what arithmetic sees instead.
+
+        Args:
+            cells: one value per candidate, None where unknown.
+            fallback: what is known for certain of each candidate (the router's own count). A filled cell is never
+                below it, and it is the value where no candidate is known.
+
+        Returns:
+            The values without None, and which of them were known, or None when all were.
+        """
+        if None not in cells:
+            return list(cells), None
+        known = [cell is not None for cell in cells]
+        if fallback is None:
+            fallback = [self.default] * len(cells)
+        if self.unknown is Unknown.MEAN and any(known):
+            mean = sum(cell for cell in cells if cell is not None) / sum(known)
+            values = [max(mean, fallback[i]) if cell is None else cell for i, cell in enumerate(cells)]
+        else:
+            values = [fallback[i] if cell is None else cell for i, cell in enumerate(cells)]
+        return values, known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestField:
+    """One value of the request, read as `req.NAME`; units, ranges and kinds as in `Feature`.
+
+    `default` is its value in a policy's tests when `given` does not set it. A field with `may_be_unknown` can be None;
+    a guard that reads it then fails.
+    """
+
+    name: str
+    doc: str
+    kind: Kind = Kind.NUMBER
+    unit: str = ""
+    low: float = 0.0
+    high: float = LARGEST
+    default: Any = 0.0  # of the field's kind
+    may_be_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """All features and request fields, by name."""
+
+    features: Mapping[str, Feature]
+    request: Mapping[str, RequestField]

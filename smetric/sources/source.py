@@ -1,0 +1,42 @@
+"""The one protocol behind which everything that knows something about instances stands."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Protocol
+
+from smetric.fleet.instance import Instance
+from smetric.request import InferenceRequest
+
+#: One value per instance asked for; None where the source does not know.
+Cells = Sequence[float | None]
+
+
+class Source(Protocol):
+    """Fills features: by writing to the instances in the background, by answering look-ups, or both."""
+
+    #: As it appears in traces and configuration.
+    name: str
+    #: The look-up features it fills; empty for one that only polls.
+    fills: frozenset[str]
+
+    async def start(self) -> None:
+        """Begin background work; returns at once."""
+
+    async def stop(self) -> None:
+        """End background work and close what was opened."""
+
+    def lookup(
+        self, request: InferenceRequest, instances: Sequence[Instance]
+    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+        """Look *request* up in every instance: feature name to one cell each.
+
+        A source that knows at once returns the mapping itself; one that must ask returns an awaitable, which the
+        router bounds by its deadline. Failure and lateness are unknown cells, never 0.
+        """
+
+    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
+        """*instance* sent the first body byte of its answer: the prompt is in its cache now."""
+
+    def forget(self, instance: Instance) -> None:
+        """*instance* restarted: nothing known of its cache holds any more."""
