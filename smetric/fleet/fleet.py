@@ -1,0 +1,175 @@
+"""All instances: who may serve a request, and what a policy sees of them at one moment.
+
+Nothing here awaits: between taking a snapshot and charging the chosen instance nothing else may run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from smetric.errors import NoCandidate
+from smetric.fleet.instance import Instance
+from smetric.policy.snapshot import Snapshot
+from smetric.policy.vocabulary import Vocabulary
+
+#: A scraped value older than this many seconds is unknown.
+UNKNOWN_AFTER_S = 30.0
+
+#: One cell per candidate, None where unknown.
+Cells = list[Any]
+
+
+class Fleet:
+    """The configured instances, in the order of their ids.
+
+    Args:
+        instances: all of them; ids are unique.
+        vocabulary: gives each feature its rule for unknown cells and its range.
+        unknown_after_s: age in seconds from which a scraped value counts as unknown.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        instances: Iterable[Instance],
+        vocabulary: Vocabulary,
+        *,
+        unknown_after_s: float = UNKNOWN_AFTER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.instances: list[Instance] = sorted(instances, key=lambda instance: instance.id)
+        self._by_id = {instance.id: instance for instance in self.instances}
+        self._features = vocabulary.features
+        self._unknown_after_s = unknown_after_s
+        self.clock = clock
+
+    def __getitem__(self, id: str) -> Instance:
+        return self._by_id[id]
+
+    def get(self, id: str) -> Instance | None:
+        """The instance called *id*, or None."""
+        return self._by_id.get(id)
+
+    def candidates(
+        self, model: str, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
+    ) -> list[Instance]:
+        """Instances that may serve *model*: not draining, healthy (all of them if none is), in *subset*, not excluded.
+
+        Raises:
+            NoCandidate: 404 when every instance's models are known and none is *model*; 503 when those that serve it
+                are all out.
+        """
+        serving = [i for i in self.instances if i.models is None or not model or model in i.models]
+        if not serving:
+            if not self.instances:
+                raise NoCandidate("no instance is configured")
+            raise NoCandidate(
+                "the model of this request is not served here; GET /v1/models lists those that are",
+                status=404,
+                kind="model_not_found",
+            )
+        eligible = [i for i in serving if not i.draining and i not in exclude and (subset is None or i.id in subset)]
+        if not eligible:
+            raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
+        healthy = [i for i in eligible if i.healthy]
+        # Panic: when every probe fails it is more likely our view that is wrong than all engines.
+        return healthy or eligible
+
+    def snapshot(
+        self,
+        candidates: Sequence[Instance],
+        reads: Iterable[str],
+        found: Mapping[str, tuple[Cells, Sequence[str]]],
+        prompt_len: int,
+    ) -> Snapshot:
+        """What a policy sees of *candidates* now.
+
+        Args:
+            candidates: in order of ids.
+            reads: the features the policy reads.
+            found: look-up features fetched so far: cells and the source of each cell.
+            prompt_len: tokens of the request's prompt, the upper bound of a hit.
+
+        Returns:
+            A snapshot with a column for every feature of *reads* but look-ups not in *found*.
+        """
+        now = self.clock()
+        columns: dict[str, list[Any]] = {}
+        known: dict[str, list[bool] | None] = {}
+        stamps: dict[str, Sequence[float | None]] = {}
+        origins: dict[str, Sequence[str]] = {}
+        measured: list[float | None] | None = None
+        for name in reads:
+            feature = self._features[name]
+            if feature.lookup:
+                if name not in found:
+                    continue
+                cells, origins[name] = found[name]
+                cells = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
+                columns[name], known[name] = feature.fill(cells)
+            elif name in SCRAPED:
+                if measured is None:
+                    measured = self._measured(candidates, now)
+                read, certain = SCRAPED[name]
+                cells = [
+                    None if at is None else read(instance)
+                    for at, instance in zip(measured, candidates, strict=True)
+                ]
+                stamps[name] = measured
+                if None in cells:
+                    fallback = [certain(instance) for instance in candidates] if certain else None
+                    columns[name], known[name] = feature.fill(cells, fallback)
+                else:
+                    columns[name] = cells
+            else:
+                read = CERTAIN[name]
+                columns[name] = [read(instance) for instance in candidates]
+        return Snapshot([instance.id for instance in candidates], columns, known, stamps, origins, now)
+
+    def _measured(self, candidates: Sequence[Instance], now: float) -> list[float | None]:
+        """When each candidate's scrape was true; None when it never was or that is too long ago."""
+        oldest = now - self._unknown_after_s
+        return [
+            None if instance.scrape is None or instance.scrape.measured_at < oldest else instance.scrape.measured_at
+            for instance in candidates
+        ]
+
+
+def _waiting(instance: Instance) -> float:
+    return 0.0 if instance.scrape is None else min(instance.scrape.waiting, instance.requests())
+
+
+def _running(instance: Instance) -> float:
+    return instance.requests() - _waiting(instance)
+
+
+def _own(instance: Instance) -> float:
+    return instance.own
+
+
+def _kv_usage(instance: Instance) -> float | None:
+    return None if instance.scrape is None else instance.scrape.kv_usage
+
+
+#: Features that rest on a scrape: how to read one, and what the ledger alone knows for certain.
+SCRAPED: dict[str, tuple[Callable[[Instance], Any], Callable[[Instance], Any] | None]] = {
+    "requests": (Instance.requests, _own),
+    "running": (_running, _own),
+    "waiting": (_waiting, None),
+    "kv_usage": (_kv_usage, None),
+}
+
+#: Features the router always knows.
+CERTAIN: dict[str, Callable[[Instance], Any]] = {
+    "unprefilled": lambda instance: instance.unprefilled,
+    "inflight_tokens": lambda instance: instance.sent_tokens,
+    "healthy": lambda instance: instance.healthy,
+    "draining": lambda instance: instance.draining,
+    "id": lambda instance: instance.id,
+    "model": lambda instance: min(instance.models) if instance.models else "",
+    "role": lambda instance: instance.role,
+    "pool": lambda instance: instance.pool,
+    "zone": lambda instance: instance.zone,
+}
