@@ -1,0 +1,156 @@
+"""The acting policy: loaded from its file at start, watched, and replaced as a whole when the file changes.
+
+A file that cannot be read or does not check leaves the last good policy in place. Deciding is not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+from watchfiles import awatch
+
+from smetric import policy as language
+from smetric.errors import ConfigError
+from smetric.policy import Policy, PolicyError, Vocabulary
+
+#: A policy file is at most this large (language.md bounds); one byte more is read to tell.
+MAX_BYTES = 64 * 1024
+#: Besides being told of changes, the file is compared this often: some file systems tell nothing.
+COMPARE_EVERY_S = 5.0
+
+log = structlog.get_logger("smetric.policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A policy and the how-manieth it is since start (1 = the one loaded at start)."""
+
+    policy: Policy
+    number: int
+
+
+class ReloadListener(Protocol):
+    """Told of each reload and each failure to."""
+
+    def __call__(self, generation: Generation, error: str | None) -> None:
+        """*error* is None after a swap; else why the last good policy, *generation*, stays."""
+
+
+class PolicyFile:
+    """A policy file and the last good policy read from it.
+
+    Args:
+        path: the file.
+        vocabulary: what policies may read.
+        settings: configured parameter values.
+        on_reload: told of each swap and each failure.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        PolicyError: it does not check.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        vocabulary: Vocabulary,
+        settings: Mapping[str, float | str | bool] | None = None,
+        on_reload: ReloadListener | None = None,
+    ) -> None:
+        self.path = path
+        self._vocabulary = vocabulary
+        self._settings = dict(settings or {})
+        self._on_reload = on_reload or (lambda generation, error: None)
+        try:
+            source = read_policy(path)
+        except OSError as error:
+            raise ConfigError(f"policy {path}: cannot be read: {error.strerror or error}") from error
+        #: The acting policy. One reference, replaced as a whole: a decision reads it once.
+        self.current = Generation(self._load(source), 1)
+        self._seen = _digest(source)
+
+    def _load(self, source: str) -> Policy:
+        return language.load(source, self._vocabulary, path=str(self.path), settings=self._settings)
+
+    def refresh(self) -> bool:
+        """Read the file again; swap if it changed and checks. True if it was swapped."""
+        try:
+            source = read_policy(self.path)
+        except (OSError, ConfigError) as error:
+            self._failed("unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}")
+            return False
+        digest = _digest(source)
+        if digest == self._seen:
+            return False
+        self._seen = digest
+        try:
+            policy = self._load(source)
+        except PolicyError as error:
+            self._failed(digest, str(error))
+            return False
+        self.current = Generation(policy, self.current.number + 1)
+        log.info(
+            "smetric.policy.reloaded", policy=policy.name, hash=policy.digest, generation=self.current.number
+        )
+        self._on_reload(self.current, None)
+        return True
+
+    def _failed(self, state: str, why: str) -> None:
+        """Say once, for each new state of the file, that it cannot be used."""
+        if state == "unreadable":
+            if self._seen == state:
+                return
+            self._seen = state
+        log.error(
+            "smetric.policy.kept", path=str(self.path), keeps=self.current.policy.digest, error=why
+        )
+        self._on_reload(self.current, why)
+
+    async def watch(self, *, changed: Callable[[], None] = lambda: None) -> None:
+        """Refresh whenever the file's folder changes, until cancelled. *changed* is called after each look."""
+        # The folder, not the file: editors and mounted ConfigMaps replace the file, or a link above it.
+        async for _ in awatch(
+            self.path.parent,
+            recursive=False,
+            step=20,
+            debounce=200,
+            rust_timeout=int(COMPARE_EVERY_S * 1000),
+            yield_on_timeout=True,
+            stop_event=asyncio.Event(),
+        ):
+            self.refresh()
+            changed()
+
+
+def read_policy(path: Path) -> str:
+    """The text of a policy file: read once, regular files only, never more than the bound.
+
+    Raises:
+        OSError: it cannot be opened.
+        ConfigError: it is no regular file, too large, or not UTF-8.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ConfigError(f"policy {path}: not a regular file")
+        raw = os.read(fd, MAX_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"policy {path}: not UTF-8 at byte {error.start}") from error
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()

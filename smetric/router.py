@@ -1,0 +1,246 @@
+"""Routes one request: asks the policy, fetches what it needs, charges the chosen instance in the same tick.
+
+The only place where a decision becomes a charge. Moving bytes, retries and telemetry are not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cachetools import TTLCache
+
+from smetric.errors import HttpError, NoCandidate, RequestError, Shed
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance, Lease
+from smetric.policy import Decision, Need, Outcome
+from smetric.policy_file import Generation, PolicyFile
+from smetric.request import InferenceRequest
+from smetric.sources.source import Cells, Source
+
+#: Seconds after which a response id no longer ties requests to the engine that made it, and how many are remembered.
+PIN_TTL_S = 3600.0
+PIN_MAX = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class LookupDeadline:
+    """How long look-ups may take: base + per_1k for each thousand prompt tokens, at most cap; seconds."""
+
+    base_s: float = 0.020
+    per_1k_s: float = 0.002
+    cap_s: float = 0.300
+
+    def of(self, prompt_len: int) -> float:
+        """Seconds for a prompt of *prompt_len* tokens."""
+        return min(self.cap_s, self.base_s + self.per_1k_s * prompt_len / 1000)
+
+
+@dataclass(slots=True)
+class Routing:
+    """Where a request goes and why.
+
+    `decision` is None where no policy ran: pinned requests, and requests nobody may serve. Exactly one of `lease` and
+    `error` is set.
+    """
+
+    generation: Generation
+    decision: Decision | None
+    lease: Lease | None
+    error: HttpError | None
+    #: routed, pinned, rejected or no_candidate.
+    outcome: str
+    #: Seconds spent evaluating the policy, and waiting for look-ups.
+    evaluate_s: float
+    lookup_s: float
+
+    @property
+    def instance(self) -> Instance:
+        """The instance that was charged."""
+        assert self.lease is not None
+        return self.lease.instance
+
+
+class Router:
+    """Decides where requests go.
+
+    Args:
+        fleet: the instances.
+        policy_file: the acting policy.
+        sources: those that answer look-ups, best first.
+        deadline: the time look-ups may take.
+        rng: draws each decision's seed.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy_file: PolicyFile,
+        sources: Sequence[Source] = (),
+        *,
+        deadline: LookupDeadline | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.policy_file = policy_file
+        self.sources = [source for source in sources if source.fills]
+        self._deadline = deadline or LookupDeadline()
+        self._rng = rng or random.Random()
+        #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
+        self._cursors: dict[str, str] = {}
+        self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S)
+
+    async def route(
+        self, request: InferenceRequest, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
+    ) -> Routing:
+        """Decide and charge. Never raises for what a client or a policy can cause: the error is in the result."""
+        generation = self.policy_file.current
+        try:
+            if request.pinned_to:
+                return self._pinned(request, generation, exclude)
+            return await self._decide(request, generation, exclude, subset)
+        except HttpError as error:
+            return Routing(generation, None, None, error, "no_candidate", 0.0, 0.0)
+
+    async def _decide(
+        self,
+        request: InferenceRequest,
+        generation: Generation,
+        exclude: Collection[Instance],
+        subset: Collection[str] | None,
+    ) -> Routing:
+        policy = generation.policy
+        seed = self._rng.getrandbits(63)
+        asked: dict[str, _Column] = {}
+        evaluate_s = lookup_s = 0.0
+        wanted = policy.lookups_always
+        while True:
+            # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last look-up.
+            candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
+            if wanted:
+                started = time.perf_counter()
+                await self._look_up(request, wanted, candidates, asked)
+                lookup_s += time.perf_counter() - started
+                wanted = frozenset()
+                continue
+            found = {name: column.over(candidates) for name, column in asked.items()}
+            snapshot = self.fleet.snapshot(candidates, policy.reads, found, request.prompt_len)
+            started = time.perf_counter()
+            decision = policy.decide(snapshot, request, self._cursors, seed)
+            evaluate_s += time.perf_counter() - started
+            if isinstance(decision, Decision):
+                break
+            wanted = decision.features
+        if decision.outcome is Outcome.ROUTE:
+            if decision.cursors:
+                self._cursors.update(decision.cursors)
+            hits = snapshot.columns.get("hit_len")
+            hit = int(hits[decision.index]) if hits is not None else 0
+            lease = candidates[decision.index].charge(request.prompts, request.prompt_len, hit)
+            return Routing(generation, decision, lease, None, "routed", evaluate_s, lookup_s)
+        if decision.outcome is Outcome.REJECT:
+            error: HttpError = Shed(decision.status, decision.message, decision.retry_after_s)
+            return Routing(generation, decision, None, error, "rejected", evaluate_s, lookup_s)
+        error = NoCandidate(f"no instance is left after `{decision.rule}` of policy {policy.name}")
+        return Routing(generation, decision, None, error, "no_candidate", evaluate_s, lookup_s)
+
+    async def _look_up(
+        self,
+        request: InferenceRequest,
+        wanted: frozenset[str],
+        candidates: Sequence[Instance],
+        asked: dict[str, _Column],
+    ) -> None:
+        """Fill *asked* with the wanted features; cells a source does not know fall to the next one."""
+        columns = {name: _Column(candidates) for name in wanted}
+        asked.update(columns)
+        deadline: float | None = None
+        for source in self.sources:
+            if not any(name in source.fills and column.open for name, column in columns.items()):
+                continue
+            answer = source.lookup(request, candidates)
+            if inspect.isawaitable(answer):
+                loop = asyncio.get_running_loop()
+                if deadline is None:
+                    deadline = loop.time() + self._deadline.of(request.prompt_len)
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        answer = await answer
+                except TimeoutError:
+                    continue
+            assert isinstance(answer, Mapping)
+            for name, cells in answer.items():
+                if name in columns:
+                    columns[name].fill(cells, source.name)
+
+    def _pinned(
+        self, request: InferenceRequest, generation: Generation, exclude: Collection[Instance]
+    ) -> Routing:
+        """A request that continues a response stored on one engine goes there or nowhere."""
+        instance = self._pins.get(request.pinned_to)
+        if instance is None or instance in exclude or self.fleet.get(instance.id) is not instance:
+            raise RequestError(
+                "the response or conversation this request continues is not held by any instance here",
+                status=404,
+                param="previous_response_id",
+            )
+        lease = instance.charge(request.prompts, request.prompt_len)
+        return Routing(generation, None, lease, None, "pinned", 0.0, 0.0)
+
+    def pin(self, response_id: str, instance: Instance) -> None:
+        """Remember that *instance* holds the response *response_id*."""
+        self._pins[response_id] = instance
+
+    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
+        """Tell the sources that *instance* has prefilled *request*."""
+        for source in self.sources:
+            source.prefilled(request, instance)
+
+    def forget(self, instance: Instance) -> None:
+        """*instance* restarted: sources forget its cache, and responses stored on it are gone."""
+        for source in self.sources:
+            source.forget(instance)
+        for response_id in [key for key, holder in self._pins.items() if holder is instance]:
+            del self._pins[response_id]
+
+
+class _Column:
+    """One look-up feature over the candidates it was asked for, and which source gave each cell."""
+
+    __slots__ = ("candidates", "cells", "open", "origins")
+
+    def __init__(self, candidates: Sequence[Instance]) -> None:
+        self.candidates = candidates
+        self.cells: list[Any] = [None] * len(candidates)
+        self.origins: list[str] = [""] * len(candidates)
+        self.open = True
+
+    def fill(self, cells: Cells, source: str) -> None:
+        """Take the cells that are still unknown."""
+        if all(cell is None for cell in self.cells):
+            self.cells = list(cells)
+            self.origins = [source if cell is not None else "" for cell in cells]
+        else:
+            for i, cell in enumerate(cells):
+                if self.cells[i] is None and cell is not None:
+                    self.cells[i] = cell
+                    self.origins[i] = source
+        self.open = None in self.cells
+
+    def over(self, candidates: Sequence[Instance]) -> tuple[list[Any], list[str]]:
+        """The column for *candidates*, which may differ from those asked for: new ones are unknown."""
+        if candidates == self.candidates:
+            return self.cells, self.origins
+        at = {instance: i for i, instance in enumerate(self.candidates)}
+        return (
+            [self.cells[at[i]] if i in at else None for i in candidates],
+            [self.origins[at[i]] if i in at else "" for i in candidates],
+        )
+
+
+__all__ = ["LookupDeadline", "Need", "Router", "Routing"]
