@@ -1,0 +1,106 @@
+"""Lays the environment over the file and the flags over both; every value keeps the place it came from.
+
+Which settings exist is handed in; typing them is the settings' own business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smetric.config.kind import did_you_mean
+from smetric.config.raw import Items, Raw, Scalar, Table, lay_over
+from smetric.config.section import ListOf, MapOf, Section
+from smetric.config.yaml_file import read, read_value
+from smetric.errors import ConfigError
+
+PREFIX = "SMETRIC_"
+#: What Kubernetes sets in every pod of a namespace that has a service called `smetric`; none of it is a setting.
+_KUBERNETES = re.compile(r"SMETRIC_(SERVICE_(HOST|PORT(_.*)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """A setting given on the command line.
+
+    Args:
+        option: as typed, for errors: `--port`.
+        name: dotted name of the setting.
+        value: its text, or a tuple for an option that may be repeated.
+    """
+
+    option: str
+    name: str
+    value: str | tuple[str, ...]
+
+
+def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged], root: Section[Any]) -> Table:
+    """One table of all three sources; flags win over the environment, and that over the file."""
+    table = Table({}, "flags") if path is None else read(path, env)
+    for name, raw in _environment(env, root):
+        table = _with(table, name, raw)
+    for flag in flags:
+        table = _with(table, flag.name.split("."), _flagged(flag))
+    return table
+
+
+def place_of(table: Table, name: str) -> str:
+    """Where the setting *name* was set, or `default`. `instances[2]` is the third of a list."""
+    raw: Raw | None = table
+    for part in re.findall(r"[^.\[\]]+", name):
+        if isinstance(raw, Table):
+            raw = raw.entries.get(part)
+        elif isinstance(raw, Items) and part.isdigit() and int(part) < len(raw.items):
+            raw = raw.items[int(part)]
+        else:
+            break  # written in one word: the place of the whole
+    return "default" if raw is None else raw.place
+
+
+def _flagged(flag: Flagged) -> Raw:
+    if isinstance(flag.value, str):
+        return Scalar(text=flag.value, place=flag.option)
+    return Items(tuple(Scalar(text=text, place=flag.option) for text in flag.value), flag.option)
+
+
+def _with(table: Table, name: Sequence[str], raw: Raw) -> Table:
+    for key in reversed(name):
+        raw = Table({key: raw}, raw.place)
+    assert isinstance(raw, Table)  # a name has at least one part
+    return lay_over(table, raw)
+
+
+def _environment(env: Mapping[str, str], root: Section[Any]) -> Iterable[tuple[list[str], Raw]]:
+    """The settings in *env*, outer ones first. An empty variable counts as not set."""
+    found = []
+    for variable in sorted(env):
+        text = env[variable]
+        if not variable.startswith(PREFIX) or not text.strip() or _KUBERNETES.match(variable):
+            continue
+        name, kind = _find(variable, root)
+        if isinstance(kind, Section | ListOf | MapOf) and text.lstrip()[0] in "[{":
+            found.append((name, read_value(text, variable)))
+        else:
+            found.append((name, Scalar(text=text, place=variable)))
+    return sorted(found, key=lambda pair: len(pair[0]))
+
+
+def _find(variable: str, root: Section[Any]) -> tuple[list[str], Any]:
+    """Dotted name and kind of the setting that *variable* names."""
+    kind: Any = root
+    name: list[str] = []
+    words = variable.removeprefix(PREFIX).split("__")
+    for i, word in enumerate(words):
+        if isinstance(kind, Section) and word.lower() in kind.settings:
+            name.append(word.lower())
+            kind = kind.settings[word.lower()].kind
+        elif isinstance(kind, MapOf) and word:
+            return [*name, "__".join(words[i:])], kind.value  # free names keep their case
+        else:
+            known = (PREFIX + setting.upper().replace(".", "__") for setting in root.names())
+            meant = did_you_mean(variable, known) or "; `smetric config schema` lists the settings"
+            raise ConfigError(f"{variable}: no such setting{meant}")
+    return name, kind
