@@ -217,9 +217,24 @@ class Reject(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Unsupported(Statement):
-    """A statement of the grammar that this version does not run yet: `use`, `hold`."""
+    """A statement of the grammar that this version does not run yet: `use`, `hold`.
+
+    `names` are those it would define.
+    """
 
     word: str
+    names: tuple[Name, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(Statement):
+    """A statement that could not be parsed; only the checker sees it, so that nothing echoes the error.
+
+    `word` is its keyword and `name` the name it would have defined, each empty when it has none.
+    """
+
+    word: str
+    name: str
 
 
 # ── tests ────────────────────────────────────────────────────────────────────
@@ -232,11 +247,13 @@ UNKNOWN = None
 class Setting(Node):
     """`NAME = value` in `with` or `given`; value is float, str, bool, frozenset[str] or None for `?`.
 
-    A bare name (a feature in `with LOAD = unprefilled`, an instance in `given last = a`) is a `Name`.
+    A bare name (a feature in `with LOAD = unprefilled`, an instance in `given last = a`) is a `Name`. `unit` is as in
+    `Number`, empty when the value names none.
     """
 
     name: str
     value: float | str | bool | frozenset[str] | Name | None
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,105 @@
+"""What is wrong with a policy, where, and the way out; and the one exception the language raises.
+
+No judgement here: `lexer`, `parser` and the checker make the diagnostics.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from smetric.policy.tree import Span
+
+#: Errors reported of one file; a file with more is cut short and says so.
+MAX_DIAGNOSTICS = 50
+#: Characters of a source line that a report shows.
+_LINE_WIDTH = 160
+#: Characters of source text that a message quotes.
+_QUOTE_WIDTH = 60
+
+
+class Severity(enum.Enum):
+    """An error stops the policy from loading, a warning does not."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding: a stable code for tools, a sentence, the place, and help where there is any."""
+
+    code: str
+    message: str
+    span: Span
+    help: str = ""
+    severity: Severity = Severity.ERROR
+
+    def render(self, text: str, path: str) -> str:
+        """The finding with its line and caret, as language reports print it."""
+        line, column = position(text, self.span.start)
+        start = text.rfind("\n", 0, self.span.start) + 1
+        end = text.find("\n", self.span.start)
+        source = text[start : len(text) if end < 0 else end].rstrip()
+        skipped = max(0, column - 1 - _LINE_WIDTH // 2) if len(source) > _LINE_WIDTH else 0
+        shown = _printable(source[skipped : skipped + _LINE_WIDTH])
+        indent = "".join("\t" if char == "\t" else " " for char in shown[: column - 1 - skipped])
+        width = max(1, min(self.span.end - self.span.start, len(shown) - len(indent)))
+        margin = " " * len(str(line))
+        lines = [
+            f"{self.severity.value}: {self.message}",
+            f"{margin}--> {path}:{line}:{column}",
+            f"{margin} |",
+            f"{line} | {shown}",
+            f"{margin} | {indent}{'^' * width}",
+        ]
+        if self.help:
+            lines.append(f"{margin} = help: {self.help}")
+        return "\n".join(line.rstrip() for line in lines)
+
+
+class PolicyError(Exception):
+    """A policy that cannot be used; its text is the whole report."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic], text: str, path: str) -> None:
+        self.diagnostics = in_order(diagnostics)
+        self.text = text
+        self.path = path
+        super().__init__(report(self.diagnostics, text, path))
+
+
+def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Each finding once, in the order of the text, at most `MAX_DIAGNOSTICS` and a last one that says so."""
+    unique = dict.fromkeys(sorted(diagnostics, key=lambda found: (found.span.start, found.span.end)))
+    ordered = tuple(unique)
+    if len(ordered) <= MAX_DIAGNOSTICS:
+        return ordered
+    kept = ordered[:MAX_DIAGNOSTICS]
+    rest = Diagnostic("too-many-errors", "more follows after this; mend these first", kept[-1].span)
+    return (*kept, rest)
+
+
+def report(diagnostics: Sequence[Diagnostic], text: str, path: str) -> str:
+    """All findings as one text, an empty line between them."""
+    return "\n\n".join(found.render(text, path) for found in diagnostics)
+
+
+def position(text: str, offset: int) -> tuple[int, int]:
+    """Line and column of *offset*, both counted from 1."""
+    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+
+
+def quote(text: str, span: Span) -> str:
+    """The source at *span* on one line, cut to what a message can carry."""
+    return clip(" ".join(text[span.start : span.end].split()))
+
+
+def clip(text: str) -> str:
+    """*text* cut to what a message can carry."""
+    text = _printable(text)
+    return text if len(text) <= _QUOTE_WIDTH else text[: _QUOTE_WIDTH - 1] + "…"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() or char == "\t" else "�" for char in text)

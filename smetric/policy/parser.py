@@ -1,0 +1,158 @@
+"""Policy text to `tree.File`, all syntax errors of a file in one run.
+
+Statement keywords occur nowhere else, so a file is cut at them and each piece is parsed alone: one error is never the
+echo of another. What names and numbers mean is the checker's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+from lark import Lark, Token
+from lark.exceptions import UnexpectedToken
+
+from smetric.policy import tree
+from smetric.policy.builder import Builder, span_of
+from smetric.policy.comment import Comments
+from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
+from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, cut, same_line, tokenize, too_deep
+from smetric.policy.syntax_error import Stop, explain, misplaced_start
+from smetric.policy.tree import Span
+
+#: Bytes of a policy file.
+MAX_BYTES = 64 * 1024
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+#: In an installed wheel the grammar lies in the package, in a checkout beside it.
+_GRAMMARS = (_PACKAGE / "_data" / "grammar" / "smetric.lark", _PACKAGE.parent / "grammar" / "smetric.lark")
+
+
+def grammar_path() -> Path:
+    """Where the grammar is."""
+    return next((path for path in _GRAMMARS if path.is_file()), _GRAMMARS[-1])
+
+
+def parse(text: str, path: str = "<policy>") -> tree.File:
+    """Parse a policy.
+
+    Args:
+        text: the policy's source, at most `MAX_BYTES` in UTF-8.
+        path: what reports call it.
+
+    Raises:
+        PolicyError: with every syntax error of the file.
+    """
+    file, errors = read(text, path)
+    if errors:
+        raise PolicyError(errors, text, path)
+    return file
+
+
+def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]]:
+    """Parse what can be parsed: the file, with a `Broken` in place of each statement that could not be, and the errors.
+
+    Raises:
+        PolicyError: the text is too long to look at.
+    """
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        fault = Diagnostic("too-long", f"this file has {size} bytes; a policy has at most {MAX_BYTES}", Span(0, 0))
+        raise PolicyError([fault], text[:200], path)
+    found = tokenize(_lark(), text)
+    errors = list(found.errors)
+    comments = Comments(text)
+    pieces = cut(found)
+    name = tree.Name(span=Span(0, 0), name="")
+    doc = ""
+    if pieces and pieces[0].word not in STATEMENTS:
+        name = _header(pieces[0], errors)
+        doc = comments.above(_start(pieces[0]))
+        del pieces[0]
+    else:
+        span = span_of(pieces[0].tokens[0]) if pieces else Span(0, 0)
+        errors.append(Diagnostic("header", "a file starts with `policy NAME`", span, "write it above this line"))
+    statements = tuple(_statement(piece, comments.above(_start(piece)), errors) for piece in pieces)
+    file = tree.File(
+        name=name.name, name_span=name.span, doc=doc, statements=statements, text=text, path=path
+    )  # fmt: skip
+    return file, errors
+
+
+@functools.cache
+def _lark() -> Lark:
+    """The parser of the grammar; building it takes some 70 ms, so it is built once a process."""
+    return Lark(
+        grammar_path().read_text("utf-8"),
+        parser="lalr",
+        lexer="basic",
+        start=["start", "header", "item"],
+        propagate_positions=True,
+    )
+
+
+def _header(piece: Piece, errors: list[Diagnostic]) -> tree.Name:
+    first = piece.tokens[0]
+    if piece.word not in HEADERS:
+        message = f"a file starts with `policy NAME`, not with `{clip(first)}`"
+        errors.append(Diagnostic("header", message, span_of(first), "e.g. policy my_policy"))
+    elif piece.word == "library":
+        message = "`library` is not available in this version"
+        errors.append(Diagnostic("unavailable", message, span_of(first), "write its definitions into the policy"))
+    made = None if piece.broken or piece.word not in HEADERS else _parse(piece, "header", errors)
+    return made if isinstance(made, tree.Name) else tree.Name(span=span_of(first), name="")
+
+
+def _statement(piece: Piece, doc: str, errors: list[Diagnostic]) -> tree.Statement:
+    tokens = piece.tokens
+    if piece.word in HEADERS:
+        message = f"did not expect `{piece.word}` here"
+        errors.append(Diagnostic("header", message, span_of(tokens[0]), "a file has one header, its first line"))
+    elif not piece.broken:
+        made = _parse(piece, "item", errors)
+        if isinstance(made, tree.Statement):
+            return _with_doc(made, doc)
+    names = tokens[1] if len(tokens) > 1 and tokens[1].type == "NAME" else ""
+    span = Span(_start(piece), span_of(tokens[-1]).end)
+    return tree.Broken(span=span, doc=doc, word=piece.word, name=str(names))
+
+
+def _parse(piece: Piece, rule: str, errors: list[Diagnostic]) -> object:
+    """Parse one piece by *rule*; None, and one more error, when that fails."""
+    tokens = piece.tokens
+    deep = too_deep(tokens)
+    if deep is not None:
+        message = f"this nests deeper than {MAX_NESTING} brackets, `not`s and signs"
+        errors.append(Diagnostic("too-deep", message, span_of(deep), "name the inner parts with `let`"))
+        return None
+    parser = _lark().parse_interactive("", start=rule)
+    place = 0
+    try:
+        for place, token in enumerate(tokens):
+            if _poses_as_unit(tokens, place):
+                errors.append(misplaced_start(token, tokens[place + 1] if place + 1 < len(tokens) else None))
+                return None
+            parser.feed_token(token)
+        place = len(tokens)
+        parsed = parser.feed_eof(tokens[-1])  # type: ignore[no-untyped-call]
+    except UnexpectedToken:
+        accepted = frozenset(parser.accepts())  # type: ignore[no-untyped-call]
+        errors.append(explain(Stop(tokens, place, accepted)))
+        return None
+    return Builder().transform(parsed)
+
+
+def _poses_as_unit(tokens: list[Token], place: int) -> bool:
+    """Whether a name starts the line after a number: a mistyped keyword, for a unit stands on its number's own line."""
+    if place == 0 or tokens[place].type != "NAME" or tokens[place - 1].type != "NUMBER" or tokens[0].type == "TEST":
+        return False
+    return not same_line(tokens[place - 1], tokens[place])
+
+
+def _with_doc(statement: tree.Statement, doc: str) -> tree.Statement:
+    return dataclasses.replace(statement, doc=doc) if doc else statement
+
+
+def _start(piece: Piece) -> int:
+    return span_of(piece.tokens[0]).start

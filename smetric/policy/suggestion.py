@@ -1,0 +1,22 @@
+"""The name somebody probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like *name*, or empty when none is like it."""
+    names = sorted(known)
+    for candidate in names:
+        if candidate.lower() == name.lower():
+            return candidate
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return found[0] if found else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Help for an unknown *name*: the closest known one, or empty."""
+    found = closest(name, known)
+    return f"did you mean `{found}`?" if found else ""

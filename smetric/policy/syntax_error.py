@@ -1,0 +1,243 @@
+"""What to tell somebody whose statement does not parse: from the token that stopped the parser to a diagnostic.
+
+The rules stand in the order in which they are tried; the last one fits anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lark import Token
+
+from smetric.policy.builder import span_of
+from smetric.policy.diagnostic import Diagnostic, clip
+from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS, same_line
+from smetric.policy.suggestion import closest
+
+STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STATEMENTS[-1]}"
+
+_VALUES = frozenset({"NAME", "NUMBER", "DURATION", "STRING", "TRUE", "FALSE", "LBRACE", "LPAR"})
+_OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "COMPARE", "IN", "AND", "OR", "NOT", "IF", "LSQB"})
+_MARKS = {
+    "EQUAL": "`=`",
+    "COMMA": "`,`",
+    "COLON": "`:`",
+    "DOT": "`.`",
+    "VBAR": "`|`",
+    "RANGE": "`..`",
+    "UNKNOWN": "`?`",
+    "RPAR": "`)`",
+    "RSQB": "`]`",
+    "RBRACE": "`}`",
+    "LPAR": "`(`",
+    "LSQB": "`[`",
+    "LBRACE": "`{`",
+    "NAME": "a name",
+    "STRING": "a string",
+    "NUMBER": "a number",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a parse stopped: `place` in `tokens` (their length at the end), and the terminals that would do there."""
+
+    tokens: Sequence[Token]
+    place: int
+    accepted: frozenset[str]
+
+    @property
+    def token(self) -> Token | None:
+        """The token nobody expected; None at the end of the statement."""
+        return self.tokens[self.place] if self.place < len(self.tokens) else None
+
+    @property
+    def previous(self) -> Token | None:
+        """The token before it."""
+        return self.tokens[self.place - 1] if self.place else None
+
+    @property
+    def starts_line(self) -> bool:
+        """Whether the token is the first on its line and could be meant as a statement."""
+        return self.token is not None and self.previous is not None and not same_line(self.previous, self.token)
+
+    @property
+    def in_test(self) -> bool:
+        """Whether the statement is a test block."""
+        return self.tokens[0].type == "TEST"
+
+
+def explain(stop: Stop) -> Diagnostic:
+    """The diagnostic for *stop*."""
+    for rule in _RULES:
+        found = rule(stop)
+        if found is not None:
+            return found
+    return _anything(stop)
+
+
+def misplaced_start(token: Token, follower: Token | None) -> Diagnostic:
+    """A name where a statement should start."""
+    if follower is not None and follower.type == "EQUAL":
+        help_text = f"to name a value write `let {clip(token)} = …`"
+    else:
+        meant = closest(token, STATEMENTS)
+        help_text = f"did you mean `{meant}`?" if meant else STATEMENT_LIST
+    return Diagnostic("statement", f"a statement cannot start with `{clip(token)}`", span_of(token), help_text)
+
+
+def _brackets(stop: Stop) -> Diagnostic | None:
+    """An opening bracket that nothing closes, or a closing one that nothing opened."""
+    open_: list[Token] = []
+    for token in stop.tokens:
+        if token.type in OPENERS:
+            open_.append(token)
+        elif token.type in CLOSERS:
+            if not open_:
+                return Diagnostic("bracket", f"`{token}` closes nothing", span_of(token))
+            if OPENERS[open_[-1].type] != token.type:
+                return Diagnostic(
+                    "bracket", f"did not expect `{token}` here", span_of(token), f"`{open_[-1]}` is still open"
+                )
+            open_.pop()
+    if open_:
+        return Diagnostic("bracket", f"`{open_[-1]}` is not closed", span_of(open_[-1]))
+    return None
+
+
+def _reserved(stop: Stop) -> Diagnostic | None:
+    token, previous = stop.token, stop.previous
+    if token is None or previous is None or not _is_word(token):
+        return None
+    if previous.type in BEFORE_NAMES or (stop.accepted == {"NAME"} and previous.type in ("LPAR", "COMMA")):
+        return Diagnostic("reserved", f"`{token}` is a reserved word", span_of(token), "choose another name")
+    return None
+
+
+def _start(stop: Stop) -> Diagnostic | None:
+    token = stop.token
+    if token is None or token.type != "NAME" or not stop.starts_line or stop.in_test:
+        return None
+    if closest(token, _words(stop.accepted)):
+        return None
+    return misplaced_start(token, stop.tokens[stop.place + 1] if stop.place + 1 < len(stop.tokens) else None)
+
+
+def _equals(stop: Stop) -> Diagnostic | None:
+    token = stop.token
+    if token is None or token.type != "EQUAL" or "COMPARE" not in stop.accepted:
+        return None
+    return _unexpected(token, "compare with `==`; `=` only follows a name being defined")
+
+
+def _chain(stop: Stop) -> Diagnostic | None:
+    token, previous = stop.token, stop.previous
+    if token is None or previous is None or token.type not in ("COMPARE", "IN") or previous.type not in OPERAND_ENDS:
+        return None
+    depth = 0
+    for earlier in reversed(stop.tokens[: stop.place]):
+        depth += (earlier.type in CLOSERS) - (earlier.type in OPENERS)
+        if depth < 0 or (depth == 0 and earlier.type in ("AND", "OR", "IF", "ELSE", "WHEN", "AS", "COMMA", "WHERE")):
+            return None
+        if depth == 0 and earlier.type in ("COMPARE", "IN"):
+            return Diagnostic("chain", "comparisons do not chain", span_of(token), "write `a < b and b < c`")
+    return None
+
+
+def _bare_per(stop: Stop) -> Diagnostic | None:
+    token, previous = stop.token, stop.previous
+    if token is None or previous is None or token.type != "PER" or previous.type != "NUMBER":
+        return None
+    return Diagnostic("unit", "a unit is missing before `per`", span_of(token), "e.g. 5 requests per second")
+
+
+def _no_arguments(stop: Stop) -> Diagnostic | None:
+    token = stop.token
+    if token is None or token.type != "RPAR" or stop.tokens[0].type != "DEF" or stop.place != 3:
+        return None
+    return Diagnostic(
+        "arguments",
+        "a definition takes at least one argument",
+        span_of(token),
+        "a value without arguments is a `let`",
+    )
+
+
+def _where(stop: Stop) -> Diagnostic | None:
+    if stop.token is None or stop.token.type != "WHERE":
+        return None
+    return _unexpected(stop.token, "`where` stands inside a call: argmin(… where …)")
+
+
+def _unquoted_name(stop: Stop) -> Diagnostic | None:
+    """A hyphen in a name that the header, a label or a table gives."""
+    token, previous = stop.token, stop.previous
+    if token is None or previous is None or token.type not in ("MINUS", "DOT") or previous.type != "NAME":
+        return None
+    if stop.in_test or stop.tokens[0].type in ("POLICY", "LIBRARY"):
+        return _unexpected(token, "names have letters, digits and `_` only")
+    return None
+
+
+def _end(stop: Stop) -> Diagnostic | None:
+    if stop.token is not None:
+        return None
+    last = stop.tokens[-1]
+    expected = _expected(stop.accepted - _OPERATORS or stop.accepted)
+    return Diagnostic("unfinished", f"this `{clip(stop.tokens[0])}` is not finished", span_of(last), expected)
+
+
+def _anything(stop: Stop) -> Diagnostic:
+    token = stop.token or stop.tokens[-1]
+    if token.type == "NAME":
+        meant = closest(token, _words(stop.accepted))
+        if meant:
+            return _unexpected(token, f"did you mean `{meant}`?")
+    return _unexpected(token, _expected(stop.accepted))
+
+
+_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
+    _brackets,
+    _reserved,
+    _start,
+    _equals,
+    _chain,
+    _bare_per,
+    _no_arguments,
+    _where,
+    _unquoted_name,
+    _end,
+)
+
+
+def _unexpected(token: Token, help_text: str) -> Diagnostic:
+    return Diagnostic("syntax", f"did not expect `{clip(token)}` here", span_of(token), help_text)
+
+
+def _is_word(token: Token) -> bool:
+    return token.type == token.upper() and token.isalpha()
+
+
+def _words(accepted: frozenset[str]) -> list[str]:
+    """The keywords among terminals."""
+    return [
+        name.lower()
+        for name in accepted
+        if name not in _MARKS and name.isalpha() and name not in _OPERATORS - {"AND", "OR", "IN", "NOT", "IF"}
+    ]
+
+
+def _expected(accepted: frozenset[str]) -> str:
+    """What would do, in words; empty where the list would help nobody."""
+    parts: list[str] = []
+    rest = set(accepted) - {"$END"}
+    if rest >= _VALUES:
+        parts.append("a value")
+        rest -= _VALUES | {"MINUS", "NOT"}
+    if len(rest & _OPERATORS) > 3:
+        rest -= _OPERATORS
+    parts += sorted(_MARKS.get(name, f"`{name.lower()}`") for name in rest if name in _MARKS or name.isalpha())
+    if not parts or len(parts) > 6:
+        return ""
+    return f"expected {', '.join(parts[:-1])} or {parts[-1]}" if len(parts) > 1 else f"expected {parts[0]}"
