@@ -1,0 +1,56 @@
+# make demo   see agent sessions routed over emulated engines, and decisions explained
+# make test   run every test that needs nothing but the packages
+# make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# pip reads the hashes in the lock files; nothing else may come in.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-input
+# The package itself is installed in place, so that a changed file needs no new installation.
+INSTALL := $(PIP) --no-deps --no-build-isolation --no-index --editable .
+
+.PHONY: demo test lint lock bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/installed
+	@$(BIN)/smetric demo
+
+test: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/installed-dev
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+lock:
+	@.ci/lock
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/installed: $(BIN)/python requirements.lock requirements-build.lock pyproject.toml
+	@echo "installing into $(VENV) …"
+	@$(PIP) --require-hashes -r requirements.lock -r requirements-build.lock
+	@$(INSTALL)
+	@touch $@
+
+$(VENV)/installed-dev: $(BIN)/python requirements-dev.lock pyproject.toml
+	@echo "installing into $(VENV), with the tools for tests …"
+	@$(PIP) --require-hashes -r requirements-dev.lock
+	@$(INSTALL)
+	@touch $@ $(VENV)/installed
+
+$(BIN)/python:
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "$(PYTHON) not found: install Python 3.11, 3.12 or 3.13, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+	  echo "$(PYTHON) is $$("$(PYTHON)" -V 2>&1), but SMetric needs Python 3.11, 3.12 or 3.13; name one: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv or no pip: install them (on Debian and Ubuntu: apt install python3-venv python3-pip)" >&2; exit 1; }
+	@rm -rf $(VENV)
+	@"$(PYTHON)" -m venv $(VENV)
