@@ -1,0 +1,55 @@
+"""The feature table is complete and agrees with what reads it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import CERTAIN, SCRAPED
+from smetric.policy.vocabulary import Kind, Unknown
+from smetric.request import InferenceRequest
+
+
+def test_every_feature_is_filled_by_something_and_everything_filled_is_a_feature() -> None:
+    looked_up = {name for name, feature in VOCABULARY.features.items() if feature.lookup}
+    assert looked_up | set(SCRAPED) | set(CERTAIN) == set(VOCABULARY.features)
+
+
+def test_every_request_field_is_an_attribute_of_a_request() -> None:
+    assert set(VOCABULARY.request) <= {field.name for field in fields(InferenceRequest)}
+
+
+@pytest.mark.parametrize("name", VOCABULARY.features)
+def test_a_feature_says_in_one_sentence_what_it_is_who_fills_it_and_how_old_it_may_be(name: str) -> None:
+    feature = VOCABULARY.features[name]
+    assert feature.name == name
+    assert feature.doc.endswith(".")
+    assert feature.source
+    assert feature.staleness
+
+
+@pytest.mark.parametrize("name", VOCABULARY.features)
+def test_the_value_of_an_unknown_cell_has_the_features_kind_and_range(name: str) -> None:
+    feature = VOCABULARY.features[name]
+    expected = {Kind.NUMBER: float, Kind.BOOL: bool, Kind.STRING: str, Kind.SET: frozenset}[feature.kind]
+    assert isinstance(feature.default, expected)
+    if feature.kind is Kind.NUMBER:
+        assert feature.low <= feature.default <= feature.high
+
+
+def test_not_knowing_never_makes_an_instance_attractive() -> None:
+    features = VOCABULARY.features
+    assert features["hit_len"].fill([None, 512.0]) == ([0.0, 512.0], [False, True])
+    for repels in ("requests", "running", "waiting", "kv_usage"):
+        assert features[repels].unknown is Unknown.MEAN
+        assert features[repels].fill([None, 0.25, 0.75])[0] == [0.5, 0.25, 0.75]
+
+
+def test_turn_and_expected_hit_may_be_unknown() -> None:
+    assert {name for name, field in VOCABULARY.request.items() if field.may_be_unknown} == {"turn", "est_hit"}
+
+
+def test_a_hit_is_bounded_by_the_prompt() -> None:
+    assert VOCABULARY.features["hit_len"].at_most in VOCABULARY.request
