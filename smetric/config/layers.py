@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smetric.config.kind import did_you_mean
-from smetric.config.raw import Items, Raw, Scalar, Table, lay_over
+from smetric.config.raw import Items, Raw, Scalar, Table, lay_over, says_nothing
 from smetric.config.section import ListOf, MapOf, Section
 from smetric.config.yaml_file import read, read_value
 from smetric.errors import ConfigError
@@ -47,17 +47,17 @@ def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged], r
     return table
 
 
-def place_of(table: Table, name: str) -> str:
-    """Where the setting *name* was set, or `default`. `instances[2]` is the third of a list."""
+def place_of(table: Table, path: Sequence[str | int]) -> str:
+    """Where the setting at *path* (keys, and numbers for items of lists) was set, or `default`."""
     raw: Raw | None = table
-    for part in re.findall(r"[^.\[\]]+", name):
-        if isinstance(raw, Table):
+    for part in path:
+        if isinstance(raw, Table) and isinstance(part, str):
             raw = raw.entries.get(part)
-        elif isinstance(raw, Items) and part.isdigit() and int(part) < len(raw.items):
-            raw = raw.items[int(part)]
+        elif isinstance(raw, Items) and isinstance(part, int) and part < len(raw.items):
+            raw = raw.items[part]
         else:
             break  # written in one word: the place of the whole
-    return "default" if raw is None else raw.place
+    return "default" if raw is None or says_nothing(raw) else raw.place
 
 
 def _flagged(flag: Flagged) -> Raw:

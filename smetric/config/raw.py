@@ -59,6 +59,11 @@ def lay_over(base: Table, over: Table) -> Table:
     return Table(entries, over.place)
 
 
+def says_nothing(raw: Raw) -> bool:
+    """Whether *raw* is a key without a value, such as a heading whose lines are all commented out."""
+    return isinstance(raw, Scalar) and not raw.text and not raw.quoted
+
+
 def wrong(raw: Raw, name: str, expected: str, *, got: str | None = None) -> ConfigError:
     """The error for *raw* as the value of the setting *name*.
 

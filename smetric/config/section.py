@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from smetric.config.kind import Kind, did_you_mean
-from smetric.config.raw import Items, Raw, Scalar, Table, wrong
+from smetric.config.raw import Items, Raw, Scalar, Table, says_nothing, wrong
 from smetric.errors import ConfigError
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ class Section(Kind[T]):
             row = self.settings.get(key)
             if row is None:
                 raise ConfigError(f"{value.place}: {prefix}{key}: no such setting{self._meant(key, prefix)}")
-            if _says_nothing(value) and isinstance(row.kind, Section | ListOf | MapOf):
+            if says_nothing(value) and isinstance(row.kind, Section | ListOf | MapOf):
                 continue  # a heading whose lines are all commented out
             values[key] = row.kind.parse(value, prefix + key)
         for key, row in self.settings.items():
@@ -162,7 +162,3 @@ class Section(Kind[T]):
             return close or "; known here: " + ", ".join(self.settings)
         below = [name for name in self.names() if name.rpartition(".")[2] == key]
         return f"; did you mean {' or '.join(below)}?" if below else "; `smetric config schema` lists them all"
-
-
-def _says_nothing(raw: Raw) -> bool:
-    return isinstance(raw, Scalar) and not raw.text and not raw.quoted

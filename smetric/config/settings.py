@@ -195,8 +195,9 @@ def from_table(table: Table) -> Settings:
     """The settings that *table* spells out, checked one by one and against each other."""
     settings = SETTINGS.parse(table, "")
     settings = replace(settings, instances=tuple(_named(instance) for instance in settings.instances))
-    for problem_at, problem in _contradictions(settings):
-        raise ConfigError(f"{place_of(table, problem_at)}: {problem_at}: {problem}")
+    for path, problem in _contradictions(settings):
+        name = ".".join(map(str, path))
+        raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
     return settings
 
 
@@ -218,25 +219,28 @@ def _named(instance: InstanceSettings) -> InstanceSettings:
     )
 
 
-def _contradictions(settings: Settings) -> list[tuple[str, str]]:
+def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str]]:
     """Settings that do not go together: the one to change, and why."""
-    found = []
+    found: list[tuple[tuple[str | int, ...], str]] = []
     for field, values in (
         ("id", [instance.id for instance in settings.instances]),
         ("url", [instance.url for instance in settings.instances]),
     ):
         for i, value in enumerate(values):
             if value in values[:i]:
-                found.append((f"instances[{i}]", f"{field} {value} stands twice; give each instance its own {field}"))
+                found.append((("instances", i), f"{field} {value} stands twice; give each instance its own {field}"))
     listen, admin = settings.listen, settings.admin
     everywhere = {"0.0.0.0", "::"}
     if listen.port == admin.port != 0 and (listen.host == admin.host or everywhere & {listen.host, admin.host}):
-        found.append(("admin.port", f"{admin.port} is listen.port too; use another port"))
-    for smaller, larger, low, high in (
-        ("scrape.interval", "scrape.stale_after", settings.scrape.interval, settings.scrape.stale_after),
-        ("scrape.stale_after", "scrape.unknown_after", settings.scrape.stale_after, settings.scrape.unknown_after),
-        ("lookup.deadline_base", "lookup.deadline_cap", settings.lookup.deadline_base, settings.lookup.deadline_cap),
+        found.append((("admin", "port"), f"{admin.port} is listen.port too; use another port"))
+    scrape, lookup = settings.scrape, settings.lookup
+    for section, smaller, low, larger, high in (
+        ("scrape", "interval", scrape.interval, "stale_after", scrape.stale_after),
+        ("scrape", "stale_after", scrape.stale_after, "unknown_after", scrape.unknown_after),
+        ("lookup", "deadline_base", lookup.deadline_base, "deadline_cap", lookup.deadline_cap),
     ):
         if low > high:
-            found.append((larger, f"{high:g}s is less than {smaller}, {low:g}s; raise it or lower {smaller}"))
+            found.append(
+                ((section, larger), f"{high:g}s is less than {smaller}, {low:g}s; raise it or lower {smaller}")
+            )
     return found

@@ -1,0 +1,60 @@
+"""The command line: `smetric COMMAND`, one file per command, loaded only when it is called.
+
+Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 a server that does not answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from smetric import __version__
+from smetric.errors import ConfigError
+
+#: Command to the sentence that `smetric --help` prints; the command itself is `smetric.cli.NAME.NAME`.
+COMMANDS = {
+    "serve": "Route requests to vLLM instances.",
+    "check": "Check policy files.",
+    "test": "Run the tests of policy files.",
+    "explain": "Say how a policy decides, or why it decided.",
+    "emulate": "Run emulated vLLM instances.",
+    "config": "Print the settings or their schema.",
+}
+
+
+class _BadConfig(click.ClickException):
+    """A ConfigError as click prints it."""
+
+    exit_code = ConfigError.exit_code
+
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for, and turns a ConfigError into one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"smetric.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise _BadConfig(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="smetric", message="%(prog)s %(version)s")
+def main() -> None:
+    """Route LLM requests to vLLM instances by a policy file, and leave a trace that says why."""
