@@ -249,4 +249,6 @@ _ROWS = (
 BUILTINS: Mapping[str, Builtin] = {row.name: row for row in _ROWS}
 
 #: Built-ins of the language that this version does not run; their names are taken.
-UNAVAILABLE = frozenset("quantile std share rank softmin softmax sample draw top hrw bucket chance".split())
+UNAVAILABLE = frozenset(
+    ["quantile", "std", "share", "rank", "softmin", "softmax", "sample", "draw", "top", "hrw", "bucket", "chance"]
+)

@@ -50,7 +50,7 @@ class Interval:
     @property
     def bounded(self) -> bool:
         """Whether it stays within what a policy may compute; False for NaN too."""
-        return -MAX_VALUE <= self.low and self.high <= MAX_VALUE
+        return self.low >= -MAX_VALUE and self.high <= MAX_VALUE
 
 
 TRUTH = Interval(0.0, 1.0)
