@@ -1,0 +1,261 @@
+"""The HTTP face of an emulated instance: a plain ASGI app with vLLM's routes, headers and errors.
+
+Not here: the bodies of each API (`chat`, `completions`, `messages`, `responses`) and the listening (`fleet`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from smetric.emulator import metrics, queries
+from smetric.emulator.answer import Answer
+from smetric.emulator.call import Call, Limits, new_id
+from smetric.emulator.chat import ChatAnswer, parse_chat
+from smetric.emulator.error import EngineError, no_such_response
+from smetric.emulator.fields import Fields
+from smetric.emulator.generation import Generation
+from smetric.emulator.instance import EmulatedInstance
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+#: Bytes of a request body at most.
+MAX_BODY = 64 << 20
+
+_JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API that generates: how its requests are read, its answers written, and its ids and errors look."""
+
+    parse: Callable[[Fields, Limits], Call]
+    answer: Callable[[Generation, int], Answer]
+    id_prefix: str
+    error: Callable[[EngineError], bytes]
+
+
+GENERATORS = {
+    "/v1/chat/completions": Api(parse_chat, ChatAnswer, "chatcmpl-", EngineError.openai),
+}
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and the means to answer it."""
+
+    path: str
+    headers: dict[bytes, bytes]
+    request_id: str
+    receive: Receive
+    send: Send
+
+    async def body(self) -> bytes:
+        """The whole request body.
+
+        Raises:
+            EngineError: it is larger than `MAX_BODY` (413).
+            ConnectionResetError: the client went away before it had sent it.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError("the client went away while it sent its request")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > MAX_BODY:
+                raise EngineError(413, f"The body is larger than {MAX_BODY} bytes.", "Request Entity Too Large")
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def fields(self) -> Fields:
+        """The request body as the JSON object it must be."""
+        body = await self.body()
+        media_type = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if body and media_type != b"application/json":
+            message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+            raise EngineError(400, message, "Bad Request")
+        return Fields.of_body(body)
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Send the status and the headers every answer of uvicorn and vLLM has."""
+        common = [(b"server", b"uvicorn"), (b"vary", b"Origin"), (b"x-request-id", self.request_id.encode("latin-1"))]
+        await self.send({"type": "http.response.start", "status": status, "headers": [*common, *headers]})
+
+    async def chunk(self, body: bytes) -> None:
+        """Send a part of the body."""
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, body: bytes = b"") -> None:
+        """Send the last part of the body."""
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        """Send a whole answer."""
+        await self.start(status, [(b"content-length", b"%d" % len(body)), *headers])
+        await self.end(body)
+
+
+class EmulatedServer:
+    """The ASGI app of one instance."""
+
+    def __init__(self, instance: EmulatedInstance) -> None:
+        self._instance = instance
+        self._routes: dict[str, dict[str, Callable[[Exchange], Awaitable[None]]]] = {
+            "/health": {"GET": self._nothing},
+            "/ping": {"GET": self._nothing, "POST": self._nothing},
+            "/version": {"GET": self._version},
+            "/metrics": {"GET": self._metrics},
+            "/load": {"GET": self._load},
+            "/v1/models": {"GET": self._models},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            **{path: {"POST": self._generate} for path in GENERATORS},
+        }
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection's request, or the lifespan of the server."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"scope type {scope['type']!r} is not served: only http is")
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        exchange = Exchange(scope["path"], headers, given or uuid.uuid4().hex, receive, send)
+        routes = self._routes.get(exchange.path)
+        if routes is None and exchange.path.startswith("/v1/responses/") and scope["method"] == "GET":
+            routes = {"GET": self._stored_response}
+        if routes is None:
+            await exchange.reply(404, b'{"detail":"Not Found"}', _JSON)
+            return
+        handler = routes.get(scope["method"])
+        if handler is None:
+            allowed = (b"allow", ", ".join(sorted(routes)).encode())
+            await exchange.reply(405, b'{"detail":"Method Not Allowed"}', allowed, _JSON)
+            return
+        self._instance.open_requests += 1
+        try:
+            await handler(exchange)
+        except EngineError as error:
+            api = GENERATORS.get(exchange.path)
+            body = error.openai() if api is None else api.error(error)
+            await exchange.reply(error.status, body, _JSON)
+        except UnicodeDecodeError:
+            await exchange.reply(400, b'{"detail":"There was an error parsing the body"}', _JSON)
+        except ConnectionResetError:
+            # Nobody is left to answer.
+            return
+        finally:
+            self._instance.open_requests -= 1
+
+    async def _generate(self, exchange: Exchange) -> None:
+        instance, api = self._instance, GENERATORS[exchange.path]
+        fields = await exchange.fields()
+        call = api.parse(fields, instance.limits)
+        named = fields.values.get("request_id")
+        given = exchange.headers.get(b"x-request-id", b"").decode("latin-1") or named
+        call.id = f"{api.id_prefix}{given}" if isinstance(given, str) and given else new_id(api.id_prefix)
+        generation = instance.generate(call)
+        gone = asyncio.create_task(self._until_gone(exchange, generation))
+        try:
+            answer = api.answer(generation, instance.settings.engine.block_size)
+            if call.stream:
+                await self._stream(exchange, generation, answer)
+            else:
+                while not generation.ended:
+                    await generation.changed()
+                body = orjson.dumps(answer.body())
+                await exchange.reply(200, body, _JSON, *self._load_report(exchange))
+        finally:
+            gone.cancel()
+            instance.abort(generation)
+
+    async def _stream(self, exchange: Exchange, generation: Generation, answer: Answer) -> None:
+        await exchange.start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        opened = answer.eager
+        if opened:
+            for event in answer.opening():
+                await exchange.chunk(event)
+        told: set[int] = set()
+        while len(told) < len(generation.choices):
+            await generation.changed()
+            if not opened:
+                opened = True
+                for event in answer.opening():
+                    await exchange.chunk(event)
+            for choice in generation.choices:
+                if choice.index not in told and choice.fresh:
+                    if choice.sequence.ended:
+                        told.add(choice.index)
+                    for event in answer.news(choice):
+                        await exchange.chunk(event)
+        for event in answer.closing():
+            await exchange.chunk(event)
+        await exchange.end()
+
+    async def _until_gone(self, exchange: Exchange, generation: Generation) -> None:
+        while (await exchange.receive())["type"] != "http.disconnect":
+            continue
+        self._instance.abort(generation)
+
+    def _load_report(self, exchange: Exchange) -> Headers:
+        form = exchange.headers.get(b"endpoint-load-metrics-format", b"").upper()
+        if form not in (b"TEXT", b"JSON"):
+            return []
+        engine = self._instance.engine
+        values = {
+            "num_requests_waiting": float(len(engine.waiting)),
+            "kv_cache_usage_perc": engine.cache.used / engine.cache.capacity,
+        }
+        if form == b"TEXT":
+            told = ", ".join(f"named_metrics.{name}={value}" for name, value in values.items())
+        else:
+            told = orjson.dumps({"named_metrics": values}).decode()
+        return [(b"endpoint-load-metrics", form + b" " + told.encode())]
+
+    async def _nothing(self, exchange: Exchange) -> None:
+        await exchange.reply(200, b"")
+
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.reply(200, b'{"version":"0.32.0"}', _JSON)
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        page = self._instance.metrics.page()
+        await exchange.reply(200, page, (b"content-type", metrics.CONTENT_TYPE.encode()))
+
+    async def _load(self, exchange: Exchange) -> None:
+        # vLLM counts the requests that generate, not the one that asks.
+        await exchange.reply(200, b'{"server_load":%d}' % (self._instance.open_requests - 1), _JSON)
+
+    async def _models(self, exchange: Exchange) -> None:
+        await exchange.reply(200, orjson.dumps(queries.models(self._instance)), _JSON)
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        answer = queries.tokenize(await exchange.fields(), self._instance.limits)
+        await exchange.reply(200, orjson.dumps(answer), _JSON)
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        answer = queries.detokenize(await exchange.fields(), self._instance.limits)
+        await exchange.reply(200, orjson.dumps(answer), _JSON)
+
+    async def _stored_response(self, exchange: Exchange) -> None:
+        raise no_such_response(exchange.path.removeprefix("/v1/responses/"))
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
