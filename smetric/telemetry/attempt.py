@@ -1,0 +1,115 @@
+"""One attempt on one instance: its CLIENT span, the trace headers that go with it, and how it ended."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from smetric.telemetry import attributes, names
+from smetric.telemetry.context import Headers, traceparent
+from smetric.telemetry.record import DecisionRecord, Usage
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from smetric.telemetry.exchange import Exchange
+
+
+class Attempt:
+    """One attempt on one instance."""
+
+    __slots__ = ("_ended", "_exchange", "_record", "_span", "_started", "_ttfc_s", "headers")
+
+    def __init__(self, exchange: Exchange, record: DecisionRecord, path: str, number: int) -> None:
+        self._exchange = exchange
+        self._record = record
+        self._started = time.perf_counter()
+        self._ttfc_s: float | None = None
+        self._ended = False
+        self._span: Span | None = None
+        if exchange.server is not None:
+            self._span = self._start_span(exchange.server, path, number)
+        #: The trace headers to send: they replace whatever the client sent under these names.
+        self.headers: Headers = self._trace_headers()
+
+    def _start_span(self, server: Span, path: str, number: int) -> Span:
+        from opentelemetry.trace import SpanKind
+
+        telemetry = self._exchange.telemetry
+        model = telemetry.models.of(self._record.request.model)
+        name = f"{attributes.operation_of(self._record.request)} {model}".rstrip()
+        about = attributes.of_attempt(self._record, path, number)
+        return telemetry.tracing.child(name, server, SpanKind.CLIENT, about, self._now_ns())
+
+    def _now_ns(self) -> int:
+        """Unix nanoseconds on the exchange's own clock, which never steps back."""
+        return self._exchange.arrival_ns + int(self._exchange.elapsed_s() * 1e9)
+
+    def _trace_headers(self) -> Headers:
+        exchange = self._exchange
+        parent, tracing = exchange.parent, exchange.telemetry.tracing
+        if not tracing.propagation.tracecontext:
+            headers: Headers = []
+        elif self._span is not None:
+            context = self._span.get_span_context()
+            headers = [(b"traceparent", b"00-%032x-%016x-01" % (context.trace_id, context.span_id))]
+            if parent is not None and parent.tracestate:
+                headers.append((b"tracestate", parent.tracestate))
+        elif parent is not None and parent.trusted:
+            headers = parent.headers(sampled=parent.sampled and not tracing.enabled)
+        elif tracing.enabled:
+            # Says "do not record": without it the instance would begin a trace of its own.
+            span_id = b"%016x" % (random.getrandbits(64) | 1)
+            headers = [(b"traceparent", traceparent(b"%032x" % exchange.own_trace_id(), span_id, False))]
+        else:
+            headers = []
+        if exchange.baggage:
+            headers.append((b"baggage", exchange.baggage))
+        return headers
+
+    def first_byte(self) -> None:
+        """The first byte of the answer's body came."""
+        if self._ttfc_s is None:
+            self._ttfc_s = time.perf_counter() - self._started
+            self._exchange.ttft_s = self._exchange.elapsed_s()
+
+    def end(self, result: str, *, status: int | None = None, usage: Usage | None = None) -> None:
+        """The attempt is over; only the first call counts.
+
+        Args:
+            result: one of `names.RESULTS`.
+            status: what the instance answered, None if it did not.
+            usage: tokens as it counted them.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        instance = self._record.instance
+        assert instance is not None
+        self._exchange.telemetry.metrics.attempted(instance.id, result)
+        if self._span is not None:
+            self._finish_span(self._span, result, status, usage)
+
+    def _finish_span(self, span: Span, result: str, status: int | None, usage: Usage | None) -> None:
+        from opentelemetry.trace import StatusCode
+
+        about: dict[str, Any] = {names.RESULT.name: result}
+        if status is not None:
+            about[names.HTTP_STATUS.name] = status
+        if self._ttfc_s is not None:
+            about[names.GEN_AI_TTFC.name] = self._ttfc_s
+        if usage is not None:
+            counts = (
+                (names.GEN_AI_INPUT.name, usage.prompt_tokens),
+                (names.GEN_AI_OUTPUT.name, usage.completion_tokens),
+                (names.GEN_AI_CACHED.name, usage.cached_tokens),
+                (names.ACTUAL_HIT_TOKENS.name, usage.cached_tokens),
+            )
+            about.update((name, count) for name, count in counts if count is not None)
+        failed = result not in (names.OK, names.ABORTED) or (status is not None and status >= 400)
+        if failed:
+            about[names.ERROR_TYPE.name] = str(status) if result == names.OK else result
+            span.set_status(StatusCode.ERROR)
+        span.set_attributes(about)
+        span.end(self._now_ns())

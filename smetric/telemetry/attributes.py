@@ -1,0 +1,241 @@
+"""What the spans say: a decision record as attributes, and the request as HTTP and GenAI conventions put it.
+
+Never text of a prompt, never a raw session id. Values from clients are bounded and stripped of control characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from smetric.policy.vocabulary import NEVER
+from smetric.request import Api
+from smetric.telemetry import candidates as candidate_rows
+from smetric.telemetry import names
+
+if TYPE_CHECKING:
+    from smetric.fleet.instance import Instance
+    from smetric.policy.decision import Decision
+    from smetric.request import InferenceRequest
+    from smetric.telemetry.record import DecisionRecord
+
+#: Characters of a value that comes from a client.
+CLIENT_TEXT_MAX = 256
+_CURSOR_MAX = 256
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
+_OPERATIONS = {Api.COMPLETIONS: "text_completion"}
+_LOADS = {
+    "requests": names.LOAD_REQUESTS.name,
+    "running": names.LOAD_RUNNING.name,
+    "waiting": names.LOAD_WAITING.name,
+    "kv_usage": names.LOAD_KV_USAGE.name,
+}
+
+
+def safe(text: str) -> str:
+    """*text* bounded, with control characters escaped: it may come from a client."""
+    if len(text) > CLIENT_TEXT_MAX:
+        text = text[: CLIENT_TEXT_MAX - 1] + "…"
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def method_of(method: str) -> str:
+    """*method* if it is a known one, else `_OTHER`."""
+    return method if method in _METHODS else "_OTHER"
+
+
+def of_request(scope: Mapping[str, Any], route: str) -> dict[str, Any]:
+    """The SERVER span's HTTP attributes, from an ASGI scope."""
+    result: dict[str, Any] = {
+        names.HTTP_METHOD.name: method_of(scope["method"]),
+        names.HTTP_ROUTE.name: route,
+        names.URL_PATH.name: safe(scope["path"]),
+        names.URL_SCHEME.name: scope.get("scheme", "http"),
+        names.PROTOCOL_VERSION.name: scope.get("http_version", "1.1"),
+    }
+    client, server = scope.get("client"), scope.get("server")
+    if client:
+        result[names.CLIENT_ADDRESS.name] = client[0]
+    if server:
+        result[names.SERVER_ADDRESS.name] = server[0]
+        if server[1] is not None:
+            result[names.SERVER_PORT.name] = server[1]
+    return result
+
+
+def operation_of(request: InferenceRequest) -> str:
+    """`gen_ai.operation.name`."""
+    return _OPERATIONS.get(request.api, "chat")
+
+
+def of_attempt(record: DecisionRecord, path: str, number: int) -> dict[str, Any]:
+    """The CLIENT span's attributes as it starts."""
+    request, instance = record.request, record.instance
+    assert instance is not None
+    parts = urlsplit(instance.url)
+    result: dict[str, Any] = {
+        names.HTTP_METHOD.name: "POST",
+        names.URL_FULL.name: instance.url + safe(path),
+        names.SERVER_ADDRESS.name: parts.hostname or "",
+        names.INSTANCE_ID.name: instance.id,
+        names.DECISION_ID.name: record.id,
+        names.ATTEMPT.name: number,
+        names.GEN_AI_OPERATION.name: operation_of(request),
+        names.GEN_AI_PROVIDER.name: "vllm",
+        names.GEN_AI_MODEL.name: safe(request.model),
+        names.GEN_AI_STREAM.name: request.stream,
+    }
+    if parts.port is not None:
+        result[names.SERVER_PORT.name] = parts.port
+    if number > 1:
+        result[names.HTTP_RESEND.name] = number - 1
+    return result
+
+
+def of_decision(
+    record: DecisionRecord, instances: Sequence[Instance], *, top: int, ui_hints: bool, salt: bytes
+) -> dict[str, Any]:
+    """The attributes of a `route` span.
+
+    Args:
+        record: the decision.
+        instances: all that are configured, as they are in the tick of the decision.
+        top: candidates shown.
+        ui_hints: whether to add what tracing UIs lay out.
+        salt: key of the session hash.
+    """
+    request, policy, decision = record.request, record.policy, record.decision
+    result: dict[str, Any] = {
+        names.DECISION_ID.name: record.id,
+        names.OUTCOME.name: record.outcome,
+        names.REASON.name: record.reason,
+        names.DURATION.name: record.evaluate_s,
+        names.LOOKUP_DURATION.name: record.lookup_s,
+        names.POLICY_NAME.name: policy.name,
+        names.POLICY_HASH.name: policy.digest,
+        names.POLICY_SOURCE.name: policy.path.rpartition("/")[2],
+        names.POLICY_GENERATION.name: record.generation,
+        names.CANDIDATES.name: len(instances),
+        names.INSTANCE_RANK.name: record.rank,
+        names.PROMPT_TOKENS.name: request.prompt_len,
+        names.PROMPT_SOURCE.name: record.tokens_source,
+    }
+    if record.instance is not None:
+        result[names.INSTANCE_ID.name] = record.instance.id
+    if request.turn is not None:
+        result[names.TURN.name] = request.turn
+    if request.est_hit is not None:
+        result[names.EST_HIT.name] = request.est_hit
+    session = session_hash(request.session, salt)
+    if session:
+        result[names.SESSION_HASH.name] = session
+    if decision is not None:
+        result[names.RULE.name] = decision.rule
+        _add_candidates(result, decision, instances, request.model)
+        _add_score(result, decision)
+        _add_snapshot(result, decision)
+        result[names.CANDIDATES_JSON.name] = candidate_rows.as_json(decision, top)
+    hit = record.hit()
+    if hit is not None:
+        result[names.HIT_TOKENS.name] = hit[0]
+        result[names.HIT_RATIO.name] = hit[0] / request.prompt_len if request.prompt_len else 0.0
+        if hit[1]:
+            result[names.HIT_SOURCE.name] = hit[1]
+    summary = result[names.SUMMARY.name] = summary_of(record)
+    if ui_hints:
+        result[names.UI_KIND.name] = "CHAIN"
+        result[names.UI_INPUT.name] = orjson.dumps(
+            {"turn": request.turn, "prompt_len": request.prompt_len, "est_hit": request.est_hit}
+        ).decode()
+        result[names.UI_INPUT_TYPE.name] = "application/json"
+        result[names.UI_OUTPUT.name] = summary if decision is None else candidate_rows.as_text(decision, top)
+        result[names.UI_OUTPUT_TYPE.name] = "text/plain"
+        if session:
+            result[names.UI_SESSION.name] = session
+    return result
+
+
+def summary_of(record: DecisionRecord) -> str:
+    """The decision in one sentence, also where no policy ran."""
+    if record.decision is not None:
+        return candidate_rows.summary(record.decision)
+    if record.outcome == names.PINNED and record.instance is not None:
+        return f"pinned: {record.instance.id} holds the response this request continues"
+    if record.outcome == names.ERROR:
+        return "the policy failed to evaluate"
+    return "no instance may serve this request"
+
+
+def session_hash(session: str, salt: bytes) -> str:
+    """A keyed hash of a session id, 16 hex digits; empty for none."""
+    return hashlib.blake2b(session.encode(), digest_size=8, key=salt).hexdigest() if session else ""
+
+
+def _add_candidates(result: dict[str, Any], decision: Decision, instances: Sequence[Instance], model: str) -> None:
+    given = decision.snapshot.ids
+    result[names.ELIGIBLE.name] = len(given)
+    if decision.survivors:
+        result[names.FILTERED.name] = len(given) - len(decision.survivors[-1])
+    if len(given) < len(instances):
+        reasons: dict[str, int] = {}
+        ids = set(given)
+        for instance in instances:
+            if instance.id in ids:
+                continue
+            if not instance.serves(model):
+                reason = "model"
+            elif instance.draining:
+                reason = "draining"
+            else:
+                reason = "excluded" if instance.healthy else "unhealthy"
+            reasons[reason] = reasons.get(reason, 0) + 1
+        result[names.FILTER_REASONS.name] = " ".join(f"{name}={count}" for name, count in sorted(reasons.items()))
+
+
+def _add_score(result: dict[str, Any], decision: Decision) -> None:
+    score = decision.score
+    if score is None or decision.index < 0:
+        return
+    lowest = decision.direction != "max"
+    chosen = score[decision.index]
+    result[names.SCORE_CHOSEN.name] = float(chosen)
+    result[names.SCORE_DIRECTION.name] = "min" if lowest else "max"
+    result[names.SCORE_WORST.name] = float(max(score) if lowest else min(score))
+    others = [value for index, value in enumerate(score) if index != decision.index]
+    if others:
+        runner_up = min(others) if lowest else max(others)
+        result[names.SCORE_RUNNER_UP.name] = float(runner_up)
+        result[names.SCORE_MARGIN.name] = float(abs(runner_up - chosen))
+        result[names.TIED.name] = 1 + others.count(chosen)
+
+
+def _add_snapshot(result: dict[str, Any], decision: Decision) -> None:
+    snapshot, index = decision.snapshot, decision.index
+    result[names.SEED.name] = decision.seed
+    failed = [label for _, guards in decision.guards for label, held in guards if held is False]
+    if failed:
+        result[names.GUARD_FAILED.name] = ", ".join(failed)[:CLIENT_TEXT_MAX]
+    if decision.cursors:
+        result[names.CURSOR.name] = " ".join(f"{k}={v}" for k, v in decision.cursors.items())[:_CURSOR_MAX]
+    oldest: float | None = None
+    chosen: float | None = None
+    for feature in snapshot.stamps:
+        ages = [age if age < NEVER else None for age in snapshot.age(feature)]
+        known = [age for age in ages if age is not None]
+        if known:
+            oldest = max(oldest or 0.0, *known)
+        if index >= 0 and ages[index] is not None:
+            chosen = max(chosen or 0.0, ages[index] or 0.0)
+    if oldest is not None:
+        result[names.MAX_AGE.name] = oldest
+    if chosen is not None:
+        result[names.CHOSEN_AGE.name] = chosen
+    if index >= 0:
+        for feature, name in _LOADS.items():
+            column = snapshot.columns.get(feature)
+            if column is not None:
+                result[name] = float(column[index])

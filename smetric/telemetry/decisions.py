@@ -1,0 +1,108 @@
+"""The last decisions, for `/admin/decisions`: kept as references, rendered when somebody asks. Holds no body."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+from typing import Any
+
+from smetric.policy import explain
+from smetric.telemetry import attributes, candidates
+from smetric.telemetry.record import DecisionRecord
+
+#: Decisions kept.
+KEPT = 1000
+
+
+class DecisionLog:
+    """A ring of decision records.
+
+    Args:
+        kept: how many.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._order: deque[DecisionRecord] = deque()
+        self._by_id: dict[str, DecisionRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, record: DecisionRecord) -> None:
+        """Keep *record* and let the oldest go."""
+        if len(self._order) >= self._kept:
+            del self._by_id[self._order.popleft().id]
+        self._order.append(record)
+        self._by_id[record.id] = record
+
+    def get(self, id: str) -> DecisionRecord | None:
+        """The decision called *id*, or None."""
+        return self._by_id.get(id)
+
+    def recent(self, limit: int) -> list[DecisionRecord]:
+        """At most *limit* decisions, newest first."""
+        return [self._order[-1 - i] for i in range(min(max(limit, 0), len(self._order)))]
+
+
+def brief(record: DecisionRecord) -> dict[str, Any]:
+    """A decision in one row."""
+    request = record.request
+    return {
+        "id": record.id,
+        "time": datetime.fromtimestamp(record.time_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
+        "trace_id": record.trace_id or None,
+        "outcome": record.outcome,
+        "policy": f"{record.policy.name}@{record.policy.digest}",
+        "rule": record.rule or None,
+        "instance": record.instance.id if record.instance is not None else None,
+        "api": request.api.value,
+        "model": attributes.safe(request.model),
+        "turn": request.turn,
+        "prompt_len": request.prompt_len,
+        "est_hit": request.est_hit,
+        "status": record.status,
+        "ttft_s": record.ttft_s,
+        "duration_s": record.duration_s,
+    }
+
+
+def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
+    """A decision with its table, its explanation and its result.
+
+    Args:
+        record: the decision.
+        top: candidates shown at most.
+    """
+    decision, usage, hit = record.decision, record.usage, record.hit()
+    result = brief(record)
+    result |= {
+        "reason": record.reason,
+        "generation": record.generation,
+        "evaluate_s": record.evaluate_s,
+        "lookup_s": record.lookup_s,
+        "rank": record.rank,
+        "error_type": record.error_type or None,
+        "summary": attributes.summary_of(record),
+        "hit": {"tokens": hit[0], "source": hit[1] or None} if hit is not None else None,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        }
+        if usage is not None
+        else None,
+    }
+    if decision is not None:
+        result |= {
+            "seed": decision.seed,
+            "cursors": dict(decision.cursors or {}),
+            "guards": [
+                {"rule": rule, "guards": [{"guard": label, "held": held} for label, held in guards]}
+                for rule, guards in decision.guards
+            ],
+            "candidates": candidates.rows(decision, top),
+            "candidate_count": len(decision.snapshot.ids),
+            "explanation": explain.explain(decision),
+        }
+    return result

@@ -1,0 +1,276 @@
+"""One request as telemetry sees it, from arrival to the end of its answer: spans, metrics, access line, decision log.
+
+The proxy makes five kinds of call, all synchronous, none of which raises or waits for anything:
+
+    exchange = telemetry.begin(scope, "/v1/chat/completions", trusted=True)    at arrival
+    exchange.decided(record)                                                   after each decision, also a refusal
+    attempt = exchange.attempt("/v1/chat/completions")                         before sending; attempt.headers go along
+    attempt.first_byte(); attempt.end("ok", status=200)                        as the answer comes and ends
+    exchange.end(200, bytes_out=5120, usage=Usage(...))                        once, whatever happened
+
+Spans start late: whether a trace is recorded is decided once, in `decided`, when the outcome is known, and an
+unrecorded request never makes one. Where the end shows that an unrecorded request went wrong, its SERVER and `route`
+spans are still made, with the times they really had. A request that ends before any decision has a SERVER span only.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from smetric.telemetry import attributes, names
+from smetric.telemetry.attempt import Attempt
+from smetric.telemetry.decisions import DecisionLog
+from smetric.telemetry.metrics import Metrics
+from smetric.telemetry.model_label import ModelLabels
+from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.tracing import Tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from smetric.fleet.instance import Instance
+
+
+class Telemetry:
+    """What exchanges write to.
+
+    Args:
+        tracing: makes spans, or none.
+        metrics: counts.
+        decisions: the last decisions.
+        models: model names as labels.
+        instances: all instances, for the counts on a `route` span.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracing: Tracing,
+        metrics: Metrics,
+        decisions: DecisionLog,
+        models: ModelLabels,
+        instances: Callable[[], Sequence[Instance]],
+    ) -> None:
+        self.tracing = tracing
+        self.metrics = metrics
+        self.decisions = decisions
+        self.models = models
+        self.instances = instances
+        #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
+        self.salt = os.urandom(16)
+        #: Bound here, after logging was set up: binding anew costs more than the line.
+        self.access = structlog.get_logger("smetric.access").bind()
+
+    def begin(self, scope: Mapping[str, Any], route: str, *, trusted: bool) -> Exchange:
+        """A request arrived.
+
+        Args:
+            scope: the ASGI scope.
+            route: the matched route template, from a bounded set.
+            trusted: the peer may continue its trace here.
+        """
+        self.metrics.began()
+        return Exchange(self, scope, route, trusted)
+
+
+class Exchange:
+    """One request; see the module's text for the order of calls."""
+
+    __slots__ = (
+        "_attempts",
+        "_ended",
+        "_route",
+        "_scope",
+        "_started",
+        "_trace_id",
+        "arrival_ns",
+        "baggage",
+        "parent",
+        "record",
+        "server",
+        "telemetry",
+        "ttft_s",
+    )
+
+    def __init__(self, telemetry: Telemetry, scope: Mapping[str, Any], route: str, trusted: bool) -> None:
+        #: When it arrived, Unix nanoseconds.
+        self.arrival_ns = time.time_ns()
+        self.telemetry = telemetry
+        #: The last decision.
+        self.record: DecisionRecord | None = None
+        #: The incoming trace context, and the baggage to pass on.
+        self.parent, self.baggage = telemetry.tracing.propagation.extract(scope["headers"], trusted=trusted)
+        #: The SERVER span; None until the trace is recorded.
+        self.server: Span | None = None
+        #: Seconds from arrival to the first byte of the answer, None until then.
+        self.ttft_s: float | None = None
+        self._started = time.perf_counter()
+        self._scope = scope
+        self._route = route
+        self._trace_id = 0
+        self._attempts = 0
+        self._ended = False
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits: the caller's trace if it is continued, else our own; empty where there is neither."""
+        parent = self.parent
+        if parent is not None and parent.trusted:
+            return parent.trace_id.decode()
+        if not self.telemetry.tracing.enabled:
+            return ""
+        return f"{self.own_trace_id():032x}"
+
+    @property
+    def sampled(self) -> bool:
+        """Whether this request's trace is recorded."""
+        return self.server is not None
+
+    def elapsed_s(self) -> float:
+        """Seconds since arrival."""
+        return time.perf_counter() - self._started
+
+    def decided(self, record: DecisionRecord) -> None:
+        """A decision was made, in the tick it was made in."""
+        previous, self.record = self.record, record
+        record.rank = previous.rank + 1 if previous is not None else 0
+        record.trace_id = self.trace_id
+        telemetry = self.telemetry
+        telemetry.metrics.decided(record, telemetry.models.of(record.request.model))
+        telemetry.decisions.add(record)
+        if not telemetry.tracing.enabled:
+            return
+        # Decided once; only an outcome out of the ordinary reopens the question on a retry.
+        if self.server is None and (previous is None or record.outcome not in names.ORDINARY):
+            self.server = self._start_server(record.outcome)
+        if self.server is not None:
+            self._make_route(self.server, record)
+
+    def attempt(self, path: str) -> Attempt:
+        """The request is about to be sent to the chosen instance, to *path*."""
+        assert self.record is not None
+        self._attempts += 1
+        if self._attempts == 1:
+            self.telemetry.metrics.sent(self.elapsed_s())
+        return Attempt(self, self.record, path, self._attempts)
+
+    def end(self, status: int, *, bytes_out: int = 0, usage: Usage | None = None, error_type: str = "") -> None:
+        """The answer has ended; only the first call counts.
+
+        Args:
+            status: what the client was sent; 499 if it left before.
+            bytes_out: bytes of the body sent to it.
+            usage: tokens as the instance counted them.
+            error_type: what went wrong, from a closed list; empty for nothing.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        duration_s = self.elapsed_s()
+        telemetry, record = self.telemetry, self.record
+        failed = status >= 500 or bool(error_type and status < 400)
+        if telemetry.tracing.enabled and self.server is None:
+            if record is None:
+                self.server = self._start_server(names.ERROR if failed else None)
+            elif failed:
+                self.server = self._start_server(names.ERROR)
+                if self.server is not None:
+                    self._make_route(self.server, record)
+        if self.server is not None:
+            self._finish_server(self.server, status, error_type, failed, duration_s)
+        model = ""
+        if record is not None:
+            model = telemetry.models.of(record.request.model)
+            record.status, record.ttft_s, record.duration_s = status, self.ttft_s, duration_s
+            record.usage, record.error_type = usage, error_type
+            # The record outlives the request in the decision log, and must not keep its body alive.
+            record.request.prompt = None
+        telemetry.metrics.ended(
+            self._route,
+            model,
+            status=status,
+            duration_s=duration_s,
+            ttft_s=self.ttft_s,
+            usage=usage,
+            exemplar={"trace_id": self.trace_id} if self.server is not None else None,
+        )
+        self._log(status, bytes_out, error_type, duration_s)
+
+    def own_trace_id(self) -> int:
+        """The id of the trace that begins here, 128 bits; drawn when it is first asked for."""
+        while not self._trace_id:
+            self._trace_id = random.getrandbits(128)
+        return self._trace_id
+
+    def _continued_flag(self) -> bool | None:
+        parent = self.parent
+        return parent.sampled if parent is not None and parent.trusted else None
+
+    def _start_server(self, outcome: str | None) -> Span | None:
+        tracing, parent = self.telemetry.tracing, self.parent
+        trusted = parent is not None and parent.trusted
+        trace_id = int(self.trace_id, 16) if trusted else self.own_trace_id()
+        if not tracing.sampler.keeps(trace_id, self._continued_flag(), outcome):
+            return None
+        about = attributes.of_request(self._scope, self._route)
+        name = f"{about[names.HTTP_METHOD.name]} {self._route}"
+        return tracing.root(name, trace_id, parent, about, self.arrival_ns)
+
+    def _make_route(self, server: Span, record: DecisionRecord) -> None:
+        from opentelemetry.trace import SpanKind
+
+        telemetry = self.telemetry
+        tracing = telemetry.tracing
+        server.set_attributes({names.DECISION_ID.name: record.id, names.OUTCOME.name: record.outcome})
+        about = attributes.of_decision(
+            record,
+            telemetry.instances(),
+            top=tracing.candidates,
+            ui_hints=tracing.ui_hints,
+            salt=telemetry.salt,
+        )
+        start_ns = record.time_ns - int(record.evaluate_s * 1e9)
+        span = tracing.child(f"route {record.policy.name}", server, SpanKind.INTERNAL, about, start_ns)
+        span.end(record.time_ns)
+
+    def _finish_server(self, server: Span, status: int, error_type: str, failed: bool, duration_s: float) -> None:
+        from opentelemetry.trace import StatusCode
+
+        server.set_attribute(names.HTTP_STATUS.name, status)
+        if error_type or failed:
+            server.set_attribute(names.ERROR_TYPE.name, error_type or str(status))
+        if failed:
+            server.set_status(StatusCode.ERROR)
+        server.end(self.arrival_ns + int(duration_s * 1e9))
+
+    def _log(self, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
+        record = self.record
+        fields: dict[str, Any] = {
+            "route": self._route,
+            "status": status,
+            "bytes": bytes_out,
+            "duration_s": round(duration_s, 6),
+        }
+        trace_id = self.trace_id
+        if trace_id:
+            fields["trace_id"] = trace_id
+        if self.ttft_s is not None:
+            fields["ttft_s"] = round(self.ttft_s, 6)
+        if error_type:
+            fields["error_type"] = error_type
+        if record is not None:
+            fields["decision_id"] = record.id
+            fields["outcome"] = record.outcome
+            fields["policy"] = record.policy.name
+            fields["rule"] = record.rule
+            fields["instance"] = record.instance.id if record.instance is not None else ""
+            fields["api"] = record.request.api.value
+            fields["model"] = attributes.safe(record.request.model)
+            fields["attempts"] = self._attempts
+        self.telemetry.access.info(names.REQUEST_EVENT.name, **fields)

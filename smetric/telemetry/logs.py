@@ -1,0 +1,121 @@
+"""How log lines look and where they go: structlog, one JSON object a line, readable text on a terminal.
+
+What is logged is decided where it happens. Records of other libraries come through here too, rate-limited and
+without their arguments: those quote bytes of requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from smetric.errors import ConfigError
+from smetric.telemetry import names
+from smetric.telemetry.attributes import safe
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+FORMATS = ("auto", "json", "console")
+#: One record a minute for each message of a library's logger, and at most so many messages told apart.
+EVERY_S = 60.0
+_MOST_MESSAGES = 256
+
+
+def configure(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
+    """Set logging up for the process.
+
+    Args:
+        level: the least severe level written: debug, info, warning, error or critical.
+        format: json, console, or auto: console on a terminal.
+        stream: where to write; standard error by default.
+
+    Raises:
+        ConfigError: an unknown level or format.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"log level {level!r} is not one of {', '.join(LEVELS)}")
+    if format not in FORMATS:
+        raise ConfigError(f"log format {format!r} is not one of {', '.join(FORMATS)}")
+    out = stream if stream is not None else sys.stderr
+    console = format == "console" or (format == "auto" and out.isatty())
+    processors: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _bounded,
+        structlog.dev.ConsoleRenderer(colors=out.isatty())
+        if console
+        else structlog.processors.JSONRenderer(serializer=_json),
+    ]
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, LibraryHandler)]:
+        root.removeHandler(handler)
+    root.addHandler(LibraryHandler())
+    root.setLevel(max(LEVELS[level], logging.WARNING))
+
+
+class LibraryHandler(logging.Handler):
+    """Passes records of the standard library's loggers on to structlog.
+
+    Only the first line of a message's template is written, never its arguments, and of an exception only its type and
+    place: texts of parsers and HTTP clients quote the bytes they choked on. The exporter's messages are about our own
+    spans and keep their arguments.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        #: Logger and template: when it was last written, and how often it was kept back since.
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write *record*, or count it as kept back."""
+        template = str(record.msg).partition("\n")[0]
+        key = (record.name, template)
+        now = self._clock()
+        at, kept_back = self._seen.get(key, (now - EVERY_S, 0))
+        if now - at < EVERY_S:
+            self._seen[key] = (at, kept_back + 1)
+            return
+        if len(self._seen) >= _MOST_MESSAGES:
+            self._seen.clear()
+        self._seen[key] = (now, 0)
+        fields: dict[str, Any] = {"logger": record.name, "message": template}
+        if record.name.startswith("opentelemetry"):
+            fields["message"] = record.getMessage()
+        if kept_back:
+            fields["kept_back"] = kept_back
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["exception"] = record.exc_info[0].__name__
+            trace = record.exc_info[2]
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            if trace is not None:
+                fields["place"] = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        structlog.get_logger("smetric.library").log(record.levelno, names.LIBRARY_EVENT.name, **fields)
+
+
+def _bounded(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Bound every string and escape control characters: a line stays one line, on a terminal too."""
+    for name, value in event.items():
+        if type(value) is str and (len(value) > 256 or not value.isprintable()):
+            event[name] = safe(value)
+    return event
+
+
+def _json(event: EventDict, **_: Any) -> str:
+    return orjson.dumps(event, default=repr).decode()

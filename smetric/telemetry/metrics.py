@@ -1,0 +1,170 @@
+"""Prometheus metrics: one registry per app, bound children kept, the page rendered off the event loop.
+
+What is counted as requests pass is here; what is read when somebody scrapes is in `gauges.py`. Names and help are
+those of `names.py`. No label value comes from a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+import smetric
+from smetric.telemetry import names
+from smetric.telemetry.record import DecisionRecord, Usage
+
+#: Seconds a rendered page is served again: 2,000 samples take 15 ms to render.
+PAGE_TTL_S = 1.0
+#: Above this many instances series are not split by instance any more.
+MOST_INSTANCES = 256
+_ALL = "all"
+
+
+class Metrics:
+    """Counts and times what passes.
+
+    Args:
+        per_instance: whether series are split by instance; otherwise the label says `all`.
+        clock: monotonic seconds, for the age of the rendered page.
+    """
+
+    def __init__(self, *, per_instance: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry()
+        self._per_instance = per_instance
+        self._clock = clock
+        self._pages: dict[str, tuple[float, bytes]] = {}
+        self._rendering = asyncio.Lock()
+        self._decisions = _Children(self._counter(names.DECISIONS))
+        self._selected = _Children(self._counter(names.SELECTED))
+        self._decision_seconds = _Children(self._histogram(names.DECISION_SECONDS))
+        self._lookup_seconds = self._histogram(names.LOOKUP_SECONDS)
+        self._requests = _Children(self._counter(names.REQUESTS))
+        self._request_seconds = _Children(self._histogram(names.REQUEST_SECONDS))
+        self._first_chunk_seconds = _Children(self._histogram(names.FIRST_CHUNK_SECONDS))
+        self._overhead_seconds = self._histogram(names.OVERHEAD_SECONDS)
+        self._attempts = _Children(self._counter(names.ATTEMPTS))
+        self._in_progress = self._gauge(names.IN_PROGRESS)
+        self._scrapes = _Children(self._counter(names.SCRAPES))
+        self._scrape_seconds = self._histogram(names.SCRAPE_SECONDS)
+        self._prompt_tokens = _Children(self._counter(names.PROMPT_TOKENS_TOTAL))
+        self._hit_tokens = _Children(self._counter(names.HIT_TOKENS_TOTAL))
+        self._actual_hit_tokens = _Children(self._counter(names.ACTUAL_HIT_TOKENS_TOTAL))
+        self._policy_errors = _Children(self._counter(names.POLICY_ERRORS))
+        self._policy_reloads = _Children(self._counter(names.POLICY_RELOADS))
+        build = self._gauge(names.BUILD_INFO)
+        build.labels(smetric.__version__, platform.python_version()).set(1)
+
+    def register(self, collector: Collector) -> None:
+        """Add series that are computed when somebody scrapes."""
+        self.registry.register(collector)
+
+    def began(self) -> None:
+        """A request arrived."""
+        self._in_progress.inc()
+
+    def decided(self, record: DecisionRecord, model: str) -> None:
+        """A decision was made; *model* is its label."""
+        policy = record.policy.name
+        self._decisions.of(policy, record.outcome, record.reason).inc()
+        if record.outcome == names.ERROR:
+            self._policy_errors.of(policy).inc()
+        if record.decision is not None:
+            self._decision_seconds.of(policy).observe(record.evaluate_s)
+            if record.lookup_s:
+                self._lookup_seconds.observe(record.lookup_s)
+        if record.instance is None:
+            return
+        self._selected.of(self._instance(record.instance.id), policy).inc()
+        # A retry routes the same tokens again.
+        if record.rank == 0:
+            self._prompt_tokens.of(model).inc(record.request.prompt_len)
+            hit = record.hit()
+            if hit is not None:
+                self._hit_tokens.of(model).inc(hit[0])
+
+    def sent(self, overhead_s: float) -> None:
+        """The first attempt of a request is about to be sent, *overhead_s* seconds after its arrival."""
+        self._overhead_seconds.observe(overhead_s)
+
+    def attempted(self, instance: str, result: str) -> None:
+        """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""
+        self._attempts.of(self._instance(instance), result).inc()
+
+    def ended(
+        self,
+        route: str,
+        model: str,
+        *,
+        status: int,
+        duration_s: float,
+        ttft_s: float | None,
+        usage: Usage | None,
+        exemplar: Mapping[str, str] | None,
+    ) -> None:
+        """A request ended; *route* is a template and *model* a label. *exemplar* names a trace that is recorded."""
+        self._in_progress.dec()
+        self._requests.of(route, str(status) if 100 <= status <= 599 else "other").inc()
+        given = dict(exemplar) if exemplar else None
+        self._request_seconds.of(route, model).observe(duration_s, given)
+        if ttft_s is not None:
+            self._first_chunk_seconds.of(model).observe(ttft_s, given)
+        if usage is not None and usage.cached_tokens is not None:
+            self._actual_hit_tokens.of(model).inc(usage.cached_tokens)
+
+    def scraped(self, instance: str, result: str, duration_s: float) -> None:
+        """A scrape of *instance* ended; *result* is from a closed list: ok, timeout, connect_error, status, parse."""
+        self._scrapes.of(self._instance(instance), result).inc()
+        self._scrape_seconds.observe(duration_s)
+
+    def reloaded(self, *, swapped: bool) -> None:
+        """The policy file changed: it was taken, or the last good policy was kept."""
+        self._policy_reloads.of("ok" if swapped else "kept").inc()
+
+    async def page(self, accept: str = "") -> tuple[bytes, str]:
+        """The page as text or OpenMetrics, by the Accept header, at most a second old; and its content type."""
+        encode, content_type = choose_encoder(accept)
+        async with self._rendering:
+            cached = self._pages.get(content_type)
+            if cached is None or self._clock() - cached[0] >= PAGE_TTL_S:
+                # choose_encoder has a handful of types; escaping variants are the client's to multiply.
+                if len(self._pages) > 8:
+                    self._pages.clear()
+                cached = self._clock(), await asyncio.to_thread(encode, self.registry)
+                self._pages[content_type] = cached
+        return cached[1], content_type
+
+    def _instance(self, id: str) -> str:
+        return id if self._per_instance else _ALL
+
+    def _counter(self, metric: names.Metric) -> Counter:
+        return Counter(metric.name, metric.doc, metric.labels, registry=self.registry)
+
+    def _gauge(self, metric: names.Metric) -> Gauge:
+        return Gauge(metric.name, metric.doc, metric.labels, registry=self.registry)
+
+    def _histogram(self, metric: names.Metric) -> Histogram:
+        return Histogram(metric.name, metric.doc, metric.labels, registry=self.registry, buckets=metric.buckets)
+
+
+class _Children:
+    """A metric's labelled children, bound once: `labels()` costs four times the increment."""
+
+    __slots__ = ("_bound", "_metric")
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+        self._bound: dict[tuple[str, ...], Any] = {}
+
+    def of(self, *labels: str) -> Any:
+        """The child with these label values."""
+        child = self._bound.get(labels)
+        if child is None:
+            child = self._bound[labels] = self._metric.labels(*labels)
+        return child

@@ -1,0 +1,215 @@
+"""Every name telemetry gives away, with its meaning: span attributes, span names, metrics, log events, headers.
+
+One table, from which the manual and the tests read; nothing here records anything. The `gen_ai.*` names are those of
+OpenTelemetry's GenAI conventions 0.1 (status: development), `http.*` and the like those of the stable HTTP conventions.
+No attribute may be both a leaf and a prefix of another: some tracing UIs turn dots into trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A span attribute: OTLP type (string, int, double, bool), unit (empty: none), and one sentence."""
+
+    name: str
+    type: str
+    unit: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A Prometheus metric: kind (counter, gauge, histogram), labels, one sentence, and a histogram's bounds."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    doc: str
+    buckets: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A log line's event name, and when it is written."""
+
+    name: str
+    doc: str
+
+
+#: Instrumentation scope of all spans.
+SCOPE = "smetric"
+
+# Outcomes of a decision. The sampler keeps every trace whose outcome is not ordinary.
+ROUTED = "routed"
+PINNED = "pinned"
+HELD = "held"
+REJECTED = "rejected"
+NO_CANDIDATE = "no_candidate"
+ERROR = "error"
+OUTCOMES = (ROUTED, PINNED, HELD, REJECTED, NO_CANDIDATE, ERROR)
+ORDINARY = frozenset({ROUTED, PINNED})
+
+# Why a decision came out as it did.
+BY_POLICY = "policy"
+BY_PIN = "pinned"
+ALL_FILTERED = "all_filtered"
+NO_INSTANCE = "no_instance"
+POLICY_ERROR = "policy_error"
+REASONS = (BY_POLICY, BY_PIN, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
+
+# Results of an upstream attempt.
+OK = "ok"
+CONNECT_ERROR = "connect_error"
+TIMEOUT = "timeout"
+CLOSED = "closed"
+PROTOCOL = "protocol"
+STATUS_5XX = "5xx"
+ABORTED = "aborted"
+RESULTS = (OK, CONNECT_ERROR, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED)
+
+SPANS = {
+    "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
+    "route {policy}": "INTERNAL: one decision; a second one follows when the first instance failed.",
+    "{operation} {model}": "CLIENT: one attempt on one instance; its traceparent goes upstream.",
+}
+
+DECISION_ID = Attribute("smetric.decision.id", "string", "", "ULID of the decision, also in a response header.")
+OUTCOME = Attribute("smetric.decision.outcome", "string", "", f"How it ended: {', '.join(OUTCOMES)}.")
+REASON = Attribute("smetric.decision.reason", "string", "", f"What settled it: {', '.join(REASONS)}.")
+DURATION = Attribute("smetric.decision.duration", "double", "s", "Time the policy took to evaluate.")
+SUMMARY = Attribute("smetric.decision.summary", "string", "", "The decision in one sentence.")
+LOOKUP_DURATION = Attribute("smetric.lookup.duration", "double", "s", "Time spent on look-ups before the decision.")
+POLICY_NAME = Attribute("smetric.policy.name", "string", "", "Name of the acting policy.")
+POLICY_HASH = Attribute("smetric.policy.hash", "string", "", "First 12 hex digits of the SHA-256 of its source.")
+POLICY_SOURCE = Attribute("smetric.policy.source", "string", "", "Its file's name, without the folder.")
+POLICY_GENERATION = Attribute("smetric.policy.generation", "int", "", "1 for the policy loaded at start, +1 a reload.")
+RULE = Attribute("smetric.rule", "string", "", "Label of the rule that fired.")
+GUARD_FAILED = Attribute("smetric.guard.failed", "string", "", "Guards that failed on the way, in order.")
+CURSOR = Attribute("smetric.cursor", "string", "", "Cursors the decision advances: pick=instance.")
+SEED = Attribute("smetric.seed", "int", "", "Seed of the decision's random draws.")
+INSTANCE_ID = Attribute("smetric.instance.id", "string", "", "The chosen instance.")
+INSTANCE_RANK = Attribute("smetric.instance.rank", "int", "", "0 for the first choice, 1 after a retry.")
+CANDIDATES = Attribute("smetric.candidate.count", "int", "", "Instances configured.")
+ELIGIBLE = Attribute("smetric.candidate.eligible_count", "int", "", "Instances the policy was given.")
+FILTERED = Attribute("smetric.candidate.filtered_count", "int", "", "Of those, how many its filters left out.")
+TIED = Attribute("smetric.candidate.tied_count", "int", "", "How many shared the best score.")
+FILTER_REASONS = Attribute(
+    "smetric.candidate.filter_reasons", "string", "", "Why the others were not given, e.g. `draining=1 model=3`."
+)
+CANDIDATES_JSON = Attribute("smetric.candidates.json", "string", "", "The foremost candidates as JSON rows, < 2 kB.")
+SCORE_CHOSEN = Attribute("smetric.score.chosen", "double", "", "Score of the chosen instance.")
+SCORE_RUNNER_UP = Attribute("smetric.score.runner_up", "double", "", "Best score among the others.")
+SCORE_MARGIN = Attribute("smetric.score.margin", "double", "", "Distance between these two.")
+SCORE_WORST = Attribute("smetric.score.worst", "double", "", "Worst score.")
+SCORE_DIRECTION = Attribute("smetric.score.direction", "string", "", "Which end wins: `min` or `max`.")
+PROMPT_TOKENS = Attribute("smetric.prompt.tokens", "int", "tokens", "Prompt length the policy saw.")
+PROMPT_SOURCE = Attribute("smetric.prompt.tokens_source", "string", "", "How it is known: `exact` or `estimated`.")
+HIT_TOKENS = Attribute("smetric.prefix.hit_tokens", "int", "tokens", "Prompt tokens believed cached there.")
+HIT_RATIO = Attribute("smetric.prefix.hit_ratio", "double", "", "The same as a share of the prompt.")
+HIT_SOURCE = Attribute("smetric.prefix.source", "string", "", "Who said so: `kv_events`, `lmcache`, `prefix_index`.")
+ACTUAL_HIT_TOKENS = Attribute(
+    "smetric.prefix.actual_hit_tokens", "int", "tokens", "Prompt tokens the instance says it had cached."
+)
+TURN = Attribute("smetric.request.turn", "int", "", "Turns of the session before this request; 0 for the first.")
+EST_HIT = Attribute("smetric.request.est_hit", "int", "tokens", "Length of the history the request carries.")
+SESSION_HASH = Attribute("smetric.session.id_hash", "string", "", "Keyed hash of the session id; the id never shows.")
+MAX_AGE = Attribute("smetric.telemetry.max_age", "double", "s", "Age of the oldest measured value in the snapshot.")
+CHOSEN_AGE = Attribute("smetric.telemetry.chosen_age", "double", "s", "The same of the chosen instance.")
+LOAD_REQUESTS = Attribute("smetric.load.requests", "double", "requests", "Requests on the chosen, as the policy saw.")
+LOAD_RUNNING = Attribute("smetric.load.running", "double", "requests", "Running there, where the policy read it.")
+LOAD_WAITING = Attribute("smetric.load.waiting", "double", "requests", "Waiting there, where the policy read it.")
+LOAD_KV_USAGE = Attribute("smetric.load.kv_usage", "double", "", "Share of KV blocks in use there, where it read it.")
+ATTEMPT = Attribute("smetric.upstream.attempt", "int", "", "1 for the first attempt of a request.")
+RESULT = Attribute("smetric.upstream.result", "string", "", f"How the attempt ended: {', '.join(RESULTS)}.")
+
+HTTP_METHOD = Attribute("http.request.method", "string", "", "The method; `_OTHER` when it is not a known one.")
+HTTP_ROUTE = Attribute("http.route", "string", "", "The matched route template.")
+HTTP_STATUS = Attribute("http.response.status_code", "int", "", "The status answered.")
+HTTP_RESEND = Attribute("http.request.resend_count", "int", "", "Attempts before this one.")
+URL_PATH = Attribute("url.path", "string", "", "The path, bounded, without the query.")
+URL_SCHEME = Attribute("url.scheme", "string", "", "`http` or `https`.")
+URL_FULL = Attribute("url.full", "string", "", "Where the attempt went, without a query.")
+SERVER_ADDRESS = Attribute("server.address", "string", "", "Address the connection was made to.")
+SERVER_PORT = Attribute("server.port", "int", "", "Port the connection was made to.")
+CLIENT_ADDRESS = Attribute("client.address", "string", "", "Address of the peer.")
+PROTOCOL_VERSION = Attribute("network.protocol.version", "string", "", "HTTP version: `1.1`, `2`.")
+ERROR_TYPE = Attribute("error.type", "string", "", "What went wrong, from a closed list or the status.")
+
+GEN_AI_OPERATION = Attribute("gen_ai.operation.name", "string", "", "`chat` or `text_completion`.")
+GEN_AI_PROVIDER = Attribute("gen_ai.provider.name", "string", "", "`vllm`.")
+GEN_AI_MODEL = Attribute("gen_ai.request.model", "string", "", "The model asked for, bounded.")
+GEN_AI_STREAM = Attribute("gen_ai.request.stream", "bool", "", "Whether the answer is streamed.")
+GEN_AI_TTFC = Attribute(
+    "gen_ai.response.time_to_first_chunk", "double", "s", "From sending the attempt to its first body byte."
+)
+GEN_AI_INPUT = Attribute("gen_ai.usage.input_tokens", "int", "tokens", "Prompt tokens the instance counted.")
+GEN_AI_OUTPUT = Attribute("gen_ai.usage.output_tokens", "int", "tokens", "Tokens it generated.")
+GEN_AI_CACHED = Attribute("gen_ai.usage.cache_read.input_tokens", "int", "tokens", "Prompt tokens from its cache.")
+
+UI_KIND = Attribute("openinference.span.kind", "string", "", "`CHAIN`; a hint for tracing UIs.")
+UI_INPUT = Attribute("input.value", "string", "", "The request's numbers as JSON; never its text.")
+UI_INPUT_TYPE = Attribute("input.mime_type", "string", "", "`application/json`.")
+UI_OUTPUT = Attribute("output.value", "string", "", "Summary, blank line, table of the foremost candidates, < 2 kB.")
+UI_OUTPUT_TYPE = Attribute("output.mime_type", "string", "", "`text/plain`.")
+UI_SESSION = Attribute("session.id", "string", "", "The session's keyed hash again, under the name UIs group by.")
+
+_MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_MICRO = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, *_MS)
+_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
+
+DECISIONS = Metric("smetric_decisions_total", "counter", ("policy", "outcome", "reason"), "Decisions.")
+SELECTED = Metric("smetric_instance_selected_total", "counter", ("instance", "policy"), "Decisions for an instance.")
+DECISION_SECONDS = Metric(
+    "smetric_decision_duration_seconds", "histogram", ("policy",), "Policy evaluation, look-ups not included.", _MICRO
+)
+LOOKUP_SECONDS = Metric(
+    "smetric_lookup_duration_seconds", "histogram", (), "Time decisions waited for look-ups.", _MICRO
+)
+REQUESTS = Metric("smetric_requests_total", "counter", ("route", "code"), "Requests answered.")
+REQUEST_SECONDS = Metric(
+    "smetric_request_duration_seconds", "histogram", ("route", "model"), "Arrival to end of the answer.", _DURATION
+)
+FIRST_CHUNK_SECONDS = Metric(
+    "smetric_time_to_first_chunk_seconds", "histogram", ("model",), "Arrival to the first body byte upstream.", _TTFT
+)
+OVERHEAD_SECONDS = Metric(
+    "smetric_overhead_seconds", "histogram", (), "Arrival to the first attempt, look-ups included.", _MICRO
+)
+ATTEMPTS = Metric("smetric_upstream_attempts_total", "counter", ("instance", "result"), "Attempts on instances.")
+IN_PROGRESS = Metric("smetric_requests_in_progress", "gauge", (), "Requests that arrived and have not ended.")
+INFLIGHT = Metric("smetric_inflight_requests", "gauge", ("instance",), "Sequences sent to an instance and not ended.")
+UNPREFILLED = Metric("smetric_unprefilled_tokens", "gauge", ("instance",), "Tokens sent there, first byte not back.")
+UP = Metric("smetric_instance_up", "gauge", ("instance",), "1 while it is healthy.")
+DRAINING = Metric("smetric_instance_draining", "gauge", ("instance",), "1 while it is draining.")
+RUNNING = Metric("smetric_instance_running", "gauge", ("instance",), "Requests running, as last scraped.")
+WAITING = Metric("smetric_instance_waiting", "gauge", ("instance",), "Requests waiting, as last scraped.")
+KV_USAGE = Metric("smetric_instance_kv_cache_usage_ratio", "gauge", ("instance",), "KV blocks in use, as last scraped.")
+AGE = Metric("smetric_telemetry_age_seconds", "gauge", ("instance",), "Age of the last good scrape.")
+SCRAPES = Metric("smetric_telemetry_scrapes_total", "counter", ("instance", "result"), "Scrapes of /metrics.")
+SCRAPE_SECONDS = Metric("smetric_telemetry_scrape_duration_seconds", "histogram", (), "Time a scrape took.", _TTFT)
+PROMPT_TOKENS_TOTAL = Metric("smetric_prompt_tokens_total", "counter", ("model",), "Prompt tokens routed.")
+HIT_TOKENS_TOTAL = Metric("smetric_prefix_hit_tokens_total", "counter", ("model",), "Of those, believed cached.")
+ACTUAL_HIT_TOKENS_TOTAL = Metric(
+    "smetric_prefix_actual_hit_tokens_total", "counter", ("model",), "Of those, cached as the instances said."
+)
+IMBALANCE = Metric("smetric_load_imbalance_ratio", "gauge", ("model",), "Largest over mean load of its instances.")
+POLICY_INFO = Metric("smetric_policy_info", "gauge", ("name", "hash", "generation"), "1 for the acting policy.")
+POLICY_ERRORS = Metric("smetric_policy_errors_total", "counter", ("policy",), "Evaluations that raised: a bug.")
+POLICY_RELOADS = Metric("smetric_policy_reloads_total", "counter", ("result",), "Reloads: `ok` or `kept`.")
+INDEX_BLOCKS = Metric("smetric_prefix_index_blocks", "gauge", (), "Blocks in the prefix index.")
+INDEX_BYTES = Metric("smetric_prefix_index_memory_bytes", "gauge", (), "Memory it takes, estimated.")
+INDEX_EVICTIONS = Metric("smetric_prefix_index_evictions_total", "counter", (), "Blocks it evicted.")
+SPANS_DROPPED = Metric("smetric_trace_spans_dropped_total", "counter", (), "Spans lost: queue full or export failed.")
+BUILD_INFO = Metric("smetric_build_info", "gauge", ("version", "python"), "1 for the running version.")
+
+REQUEST_EVENT = Event("request", "Info: one line per request, when it has ended.")
+TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")
+LIBRARY_EVENT = Event("library", "A record of a library's own logger, at most one a minute for each message.")
+
+ATTRIBUTES = tuple(value for value in list(globals().values()) if isinstance(value, Attribute))
+METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+EVENTS = tuple(value for value in list(globals().values()) if isinstance(value, Event))

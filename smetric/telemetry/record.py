@@ -1,0 +1,110 @@
+"""One decision and what became of it: the record that spans, metrics, the access line and `/admin/decisions` read.
+
+Made for every request, so it only refers to what exists anyway; texts are rendered elsewhere, when somebody asks.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from smetric.telemetry import names
+
+if TYPE_CHECKING:
+    from smetric.fleet.instance import Instance
+    from smetric.policy.decision import Decision
+    from smetric.policy.policy import Policy
+    from smetric.request import InferenceRequest
+
+_BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = tuple(high + low for high in _BASE32 for low in _BASE32)
+
+
+def decision_id(time_ns: int) -> str:
+    """A ULID: 26 characters of Crockford's base 32, 48 bits of Unix milliseconds, then 80 random bits."""
+    value = (time_ns // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
+    return "".join([_PAIRS[value >> shift & 0x3FF] for shift in range(120, -1, -10)])
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the instance counted them; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class DecisionRecord:
+    """A decision, and the result of acting on it.
+
+    Args:
+        time_ns: when it was made, Unix nanoseconds.
+        outcome: one of `names.OUTCOMES`.
+        request: what was to be routed. Its prompt is let go when the request ends.
+        policy: the acting policy.
+        generation: its reload counter.
+        decision: what the policy decided; None where none ran (pinned) or none could (no candidate).
+        instance: where the request goes, None for nowhere.
+        evaluate_s: seconds the policy took.
+        lookup_s: seconds spent on look-ups before.
+        tokens_source: how `request.prompt_len` is known: exact or estimated.
+    """
+
+    time_ns: int
+    outcome: str
+    request: InferenceRequest
+    policy: Policy
+    generation: int
+    decision: Decision | None = None
+    instance: Instance | None = None
+    evaluate_s: float = 0.0
+    lookup_s: float = 0.0
+    tokens_source: str = "estimated"
+
+    id: str = field(init=False)
+    #: 32 hex digits, empty without a trace.
+    trace_id: str = field(default="", init=False)
+    #: How many decisions of the same request came before this one.
+    rank: int = field(default=0, init=False)
+    status: int | None = field(default=None, init=False)
+    ttft_s: float | None = field(default=None, init=False)
+    duration_s: float | None = field(default=None, init=False)
+    error_type: str = field(default="", init=False)
+    usage: Usage | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.id = decision_id(self.time_ns)
+
+    @property
+    def rule(self) -> str:
+        """Label of the rule that fired, empty where no policy ran."""
+        return self.decision.rule if self.decision is not None else ""
+
+    @property
+    def reason(self) -> str:
+        """One of `names.REASONS`."""
+        if self.outcome == names.PINNED:
+            return names.BY_PIN
+        if self.outcome == names.ERROR:
+            return names.POLICY_ERROR
+        if self.decision is None:
+            return names.NO_INSTANCE
+        return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
+
+    def hit(self) -> tuple[int, str] | None:
+        """Tokens of the prompt believed cached on the chosen instance, and the source; None where not known."""
+        decision = self.decision
+        if decision is None or self.instance is None:
+            return None
+        snapshot, index = decision.snapshot, decision.index
+        hits = snapshot.columns.get("hit_len")
+        if hits is None:
+            return None
+        known = snapshot.known.get("hit_len")
+        if known is not None and not known[index]:
+            return None
+        origins = snapshot.origins.get("hit_len")
+        return int(hits[index]), origins[index] if origins is not None else ""

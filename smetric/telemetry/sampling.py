@@ -1,0 +1,70 @@
+"""Which traces are recorded: decided once per request, when its outcome is known, before any span exists.
+
+The rule is the user's (`OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG`), and every outcome out of the ordinary is kept
+whatever it says. The SDK's samplers need a span context per call; this one costs two comparisons. Tail sampling by
+latency is a collector's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smetric.errors import ConfigError
+from smetric.telemetry.names import ORDINARY
+
+_SAMPLERS = ("always_on", "always_off", "traceidratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Keeps a share of the traces.
+
+    Args:
+        ratio: share of root traces kept, 0..1, by the low 64 bits of the trace id as the SDK does it.
+        parent_based: follow the caller's sampled flag where a caller is continued.
+    """
+
+    ratio: float = 1.0
+    parent_based: bool = True
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Sampler:
+        """Read `OTEL_TRACES_SAMPLER` and its argument; unset is `parentbased_always_on`.
+
+        Raises:
+            ConfigError: an unknown sampler, or a ratio outside 0..1.
+        """
+        name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
+        kind = name.removeprefix("parentbased_")
+        if kind not in _SAMPLERS:
+            known = ", ".join([*_SAMPLERS, *(f"parentbased_{each}" for each in _SAMPLERS)])
+            raise ConfigError(f"OTEL_TRACES_SAMPLER: unknown sampler {name!r}; known are {known}")
+        ratio = {"always_on": 1.0, "always_off": 0.0}.get(kind)
+        if ratio is None:
+            ratio = _ratio(environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0")
+        return cls(ratio, kind != name)
+
+    def keeps(self, trace_id: int, parent_sampled: bool | None, outcome: str | None) -> bool:
+        """Whether to record a trace.
+
+        Args:
+            trace_id: 128 bits.
+            parent_sampled: the flag of the caller whose trace is continued, None for a root.
+            outcome: of the decision, None where there was none.
+        """
+        if outcome is not None and outcome not in ORDINARY:
+            return True
+        if self.parent_based and parent_sampled is not None:
+            return parent_sampled
+        return (trace_id & 0xFFFF_FFFF_FFFF_FFFF) < round(self.ratio * (1 << 64))
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG: {text!r} is not a share between 0 and 1")
+    return ratio

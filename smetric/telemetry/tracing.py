@@ -1,0 +1,206 @@
+"""Builds the tracer from `OTEL_*` at start-up, makes spans, and shuts the export down within a bound.
+
+No endpoint configured: tracing is off, the SDK is not even imported, and only incoming contexts are passed on. When
+spans are made and what they say is in `exchange.py` and `attributes.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+import smetric
+from smetric.errors import ConfigError
+from smetric.telemetry import names
+from smetric.telemetry.context import Parent, Propagation
+from smetric.telemetry.sampling import Sampler
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanKind, Tracer
+
+    from smetric.telemetry.exporter import BoundedProcessor
+
+#: Seconds an export may hold up the end of the process.
+SHUTDOWN_S = 2.0
+
+log = structlog.get_logger("smetric.telemetry")
+
+
+class Tracing:
+    """Makes spans, or none.
+
+    Args:
+        environ: `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER` (otlp, console, none), `OTEL_EXPORTER_OTLP_*`,
+            `OTEL_TRACES_SAMPLER*`, `OTEL_PROPAGATORS`, `OTEL_BSP_*` are honoured. The SDK reads most of them from the
+            process's environment by itself.
+        candidates: how many candidates a decision span shows.
+        ui_hints: add the attributes by which tracing UIs lay a span out.
+        resource: more resource attributes, e.g. the policy at start.
+
+    Raises:
+        ConfigError: one of these variables cannot be used.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        candidates: int = 8,
+        ui_hints: bool = True,
+        resource: Mapping[str, str] | None = None,
+    ) -> None:
+        self.candidates = candidates
+        self.ui_hints = ui_hints
+        self.propagation = Propagation.from_environ(environ)
+        self.sampler = Sampler.from_environ(environ)
+        self._processor: BoundedProcessor | None = None
+        self._tracer: Tracer | None = None
+        self._ids: Any = None  # the SDK's id generator; its class exists only once the SDK is imported
+        if self.propagation.unknown:
+            log.warning(names.TRACING_EVENT.name, unknown_propagators=list(self.propagation.unknown))
+        kind = _exporter_kind(environ)
+        if kind:
+            self._build(kind, environ, resource or {})
+        log.info(names.TRACING_EVENT.name, exporter=kind or "off")
+
+    def _build(self, kind: str, environ: Mapping[str, str], extra: Mapping[str, str]) -> None:
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+        from smetric.telemetry import exporter
+        from smetric.telemetry.trace_ids import GivenIds
+
+        own = {"service.name": "smetric", "service.version": smetric.__version__, **extra}
+        # What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say wins over what we say of ourselves.
+        resource = Resource.create({**own, **OTELResourceDetector().detect().attributes})
+        self._ids = GivenIds()
+        self._processor = exporter.BoundedProcessor(exporter.build(kind, environ), environ)
+        # Whether a trace is recorded has been decided before its first span is made: the SDK is to make each of them.
+        provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer(names.SCOPE, smetric.__version__)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any span can be made."""
+        return self._tracer is not None
+
+    @property
+    def dropped(self) -> int:
+        """Spans lost so far."""
+        return self._processor.dropped if self._processor is not None else 0
+
+    def root(
+        self, name: str, trace_id: int, parent: Parent | None, attributes: Mapping[str, Any], start_ns: int
+    ) -> Span:
+        """A SERVER span: continues *parent* if it is trusted, else begins *trace_id* and links to *parent*.
+
+        Args:
+            name: from a bounded set.
+            trace_id: 128 bits, for a root.
+            parent: the incoming context.
+            attributes: by which it starts.
+            start_ns: Unix nanoseconds.
+        """
+        from opentelemetry import trace
+
+        context, links = None, []
+        if parent is not None:
+            remote = trace.SpanContext(
+                int(parent.trace_id, 16),
+                int(parent.span_id, 16),
+                is_remote=True,
+                trace_flags=trace.TraceFlags(parent.sampled),
+                trace_state=trace.TraceState.from_header([parent.tracestate.decode()]) if parent.tracestate else None,
+            )
+            if parent.trusted:
+                context = trace.set_span_in_context(trace.NonRecordingSpan(remote), _empty())
+            else:
+                links.append(trace.Link(remote))
+        self._ids.given = trace_id
+        return self._start(name, context, trace.SpanKind.SERVER, attributes, start_ns, links)
+
+    def child(self, name: str, parent: Span, kind: SpanKind, attributes: Mapping[str, Any], start_ns: int) -> Span:
+        """A span below *parent*; arguments as of `root`."""
+        from opentelemetry import trace
+
+        return self._start(name, trace.set_span_in_context(parent, _empty()), kind, attributes, start_ns, ())
+
+    def _start(
+        self,
+        name: str,
+        context: Any,
+        kind: SpanKind,
+        attributes: Mapping[str, Any],
+        start_ns: int,
+        links: Sequence[Any],
+    ) -> Span:
+        assert self._tracer is not None
+        return self._tracer.start_span(
+            name,
+            context if context is not None else _empty(),
+            kind=kind,
+            attributes=attributes,
+            links=links,
+            start_time=start_ns,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+    async def flush(self) -> None:
+        """Send what waits, without blocking the loop; for tests and tools."""
+        if self._processor is not None:
+            await asyncio.to_thread(self._processor.force_flush)
+
+    async def shutdown(self, within_s: float = SHUTDOWN_S) -> bool:
+        """Send what waits; after *within_s* seconds give it up. False if it was given up."""
+        processor = self._processor
+        if processor is None:
+            return True
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def send() -> None:
+            processor.shutdown()
+            # The loop may be gone by now, and with it whoever waited.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(done.set)
+
+        # A daemon thread, not the loop's executor: the interpreter would wait for that one at exit.
+        threading.Thread(target=send, name="smetric-trace-shutdown", daemon=True).start()
+        try:
+            async with asyncio.timeout(within_s):
+                await done.wait()
+        except TimeoutError:
+            processor.abandon()
+            log.warning(names.TRACING_EVENT.name, abandoned_after_s=within_s)
+            return False
+        return True
+
+
+def _empty() -> Any:
+    """A context without a current span: whatever is current in this task is not our parent."""
+    from opentelemetry.context import Context
+
+    return Context()
+
+
+def _exporter_kind(environ: Mapping[str, str]) -> str:
+    """`otlp`, `console`, or empty for off."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return ""
+    asked = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if asked in ("otlp", "console"):
+        return asked
+    if asked == "none":
+        return ""
+    if asked:
+        raise ConfigError(f"OTEL_TRACES_EXPORTER: {asked!r} is not one of otlp, console, none")
+    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return "otlp" if any(environ.get(name, "").strip() for name in endpoints) else ""

@@ -1,0 +1,75 @@
+"""A collector in a thread: takes OTLP/HTTP protobuf on a free port and keeps the decoded spans."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+
+@dataclass
+class Received:
+    span: Span
+    attributes: dict[str, Any]
+    resource: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.span.name)
+
+
+@dataclass
+class Receiver:
+    url: str
+    spans: list[Received] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    def named(self, start: str) -> list[Received]:
+        return [each for each in self.spans if each.name.startswith(start)]
+
+
+def _plain(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    return getattr(value, kind) if kind else None
+
+
+@contextmanager
+def receiving(status: int = 200) -> Iterator[Receiver]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.paths.append(self.path)
+            receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
+            request = ExportTraceServiceRequest.FromString(body)
+            for resource_spans in request.resource_spans:
+                resource = {each.key: _plain(each.value) for each in resource_spans.resource.attributes}
+                for scope_spans in resource_spans.scope_spans:
+                    for span in scope_spans.spans:
+                        attributes = {each.key: _plain(each.value) for each in span.attributes}
+                        receiver.spans.append(Received(span, attributes, resource))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    receiver = Receiver(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
