@@ -1,13 +1,24 @@
-"""One inference request as the router sees it: the numbers a policy may read, and the bytes that are forwarded."""
+"""One inference request as the router sees it: the numbers a policy may read, read from the body and the headers.
+
+The top level of a body is taken apart in `smetric.body`, the conversation rendered in `smetric.conversation`.
+Validation is the engine's business: what it might accept passes, and what is passed on is the body as it came.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from smetric.prompt import Prompt
+import msgspec
+from msgspec import Raw
+
+from smetric.body import is_null, members
+from smetric.conversation import Conversation, render
+from smetric.errors import RequestError
+from smetric.prompt import Prompt
+from smetric.tokens import TokenRatio
 
 
 class Api(enum.Enum):
@@ -50,3 +61,237 @@ class InferenceRequest:
     prompt: Prompt | None = field(default=None, repr=False)
     #: A response id or conversation id that ties the request to the engine that holds it.
     pinned_to: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How requests are read.
+
+    Args:
+        block_size: tokens per KV block; the expected hit is floored to it.
+        tenant_header: header that names the tenant, in lower case; empty for none.
+        trust_session_headers: `x-session-turn` overrides the turn read from the body.
+    """
+
+    block_size: int = 16
+    tenant_header: str = ""
+    trust_session_headers: bool = False
+
+
+#: Headers in which agents name their session, best first (Claude Code, Codex, OpenCode, Dynamo).
+SESSION_HEADERS = (b"x-claude-code-session-id", b"session-id", b"x-session-id", b"x-dynamo-session-id")
+#: Longest value taken from a header, in bytes.
+MAX_HEADER_VALUE = 256
+#: Most sequences one request is counted as; the engine judges whether it takes that many.
+MAX_PROMPTS = 65536
+#: Longest JSON text of a number that is looked at.
+_MAX_NUMBER = 32
+
+T = TypeVar("T")
+
+_REFUSED = ("kv_transfer_params", "ec_transfer_params")
+_TRUE = (b"true", b"1", b'"true"', b'"1"')
+_NUMBER = msgspec.json.Decoder(float, strict=False)
+_STRING = msgspec.json.Decoder(str)
+_STRINGS = msgspec.json.Decoder(list[str])
+_RAWS = msgspec.json.Decoder(list[Raw])
+
+
+class _Named(msgspec.Struct):
+    id: str
+
+
+_CONVERSATION = msgspec.json.Decoder(str | _Named)
+
+
+def parse(
+    api: Api,
+    body: bytes,
+    headers: Iterable[tuple[bytes, bytes]],
+    ratio: TokenRatio,
+    reading: Reading,
+    adapters: Collection[str] = (),
+) -> InferenceRequest:
+    """Read what routing needs of a request.
+
+    Args:
+        api: its wire format.
+        body: as received.
+        headers: names in lower case, and values.
+        ratio: bytes per token of each model.
+        reading: the settings.
+        adapters: names that are adapters.
+
+    Raises:
+        RequestError: the body is no JSON object, or a field that routing needs has a type no engine takes. Bodies of
+            `Api.OTHER` need not be JSON.
+    """
+    request = InferenceRequest(api=api)
+    turn = _read_headers(request, headers, reading)
+    try:
+        found = members(body)
+    except RequestError:
+        if api is Api.OTHER:
+            return request
+        raise
+    for name, value in found.items():
+        if (name in _REFUSED or name.startswith("bootstrap_")) and not is_null(value):
+            raise RequestError(
+                "`kv_transfer_params`, `ec_transfer_params` and `bootstrap_…` are set between engines, never by "
+                "clients; send the request without them",
+                param=name if name in _REFUSED else None,
+            )
+    request.model = _string(found, "model")
+    if request.model in adapters:
+        request.lora = request.model
+    request.stream = bytes(found.get("stream", b"")) in _TRUE
+    if api is Api.OTHER:
+        return request
+    if "priority" in found and not is_null(found["priority"]):
+        request.priority = -_number("priority", found["priority"])
+    copies = _number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1
+    bytes_per_token = ratio.of(request.model)
+    key = b"%b\0%b" % (request.model.encode(), bytes(found.get("cache_salt", b"")))
+    if api is Api.COMPLETIONS:
+        prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key)
+    else:
+        prompts = 1
+        conversation = _CONVERSATIONS[api](found)
+        _read_conversation(request, conversation, bytes_per_token, key, reading.block_size)
+    request.prompts = int(min(max(1, prompts * copies), MAX_PROMPTS))
+    if turn is not None:
+        request.turn = turn
+        request.est_hit = request.est_hit if turn else 0
+    if api is Api.RESPONSES:
+        request.pinned_to = _pinned_to(found)
+        if request.pinned_to:
+            request.turn = request.est_hit = None
+    return request
+
+
+def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], reading: Reading) -> int | None:
+    """Fill what headers say; returns the turn if a trusted header overrides it."""
+    turn = None
+    session_rank = len(SESSION_HEADERS)
+    tenant_header = reading.tenant_header.encode()
+    for name, value in headers:
+        if name in SESSION_HEADERS:
+            rank = SESSION_HEADERS.index(name)
+            if rank < session_rank:
+                session_rank = rank
+                request.session = _header_text(value)
+        elif name == b"x-request-id":
+            request.id = _header_text(value)
+        elif name == b"x-vllm-priority":
+            request.priority = -_number("X-Vllm-Priority", value.strip())
+        elif name == b"x-session-turn" and reading.trust_session_headers:
+            turn = int(min(max(0.0, _number("X-Session-Turn", value.strip())), 1e6))
+        if tenant_header and name == tenant_header:
+            request.tenant = _header_text(value)
+    return turn
+
+
+def _read_conversation(
+    request: InferenceRequest, conversation: Conversation, bytes_per_token: float, key: bytes, block_size: int
+) -> None:
+    prompt = Prompt(conversation.pieces, bytes_per_token, history_bytes=conversation.history_bytes, key=key)
+    request.prompt = prompt
+    request.prompt_len = prompt.length
+    request.turn = conversation.turn
+    expected = min(prompt.tokens(prompt.history_bytes), prompt.length)
+    request.est_hit = expected - expected % block_size
+
+
+def _read_prompts(request: InferenceRequest, value: Raw | None, bytes_per_token: float, key: bytes) -> int:
+    """Fill prompt and prompt length from a completions `prompt`; returns how many prompts there are.
+
+    A prompt is a string or a list of token ids; there may be a list of either.
+    """
+    if value is None or is_null(value):
+        return 1
+    text = bytes(value)
+    if text.startswith(b'"'):
+        prompts = [Prompt([_decode("prompt", _STRING, value).encode()], bytes_per_token, key=key)]
+    elif not text.startswith(b"["):
+        raise RequestError("`prompt` must be a string, a list of strings or lists of token ids", param="prompt")
+    elif text[1:64].lstrip()[:1] == b'"':
+        strings = _decode("prompt", _STRINGS, value)
+        prompts = [Prompt([one.encode()], bytes_per_token, key=key) for one in strings]
+    elif text[1:64].lstrip()[:1] == b"[":
+        prompts = [_of_ids(bytes(ids), key) for ids in _decode("prompt", _RAWS, value)]
+    else:
+        prompts = [_of_ids(text, key)]
+    if not prompts:
+        return 1
+    request.prompt = prompts[0]
+    request.prompt_len = sum(prompt.length for prompt in prompts)
+    return len(prompts)
+
+
+def _of_ids(ids: bytes, key: bytes) -> Prompt:
+    """A prompt given as token ids: their JSON text stands for the rendering, their number is exact."""
+    count = ids.count(b",") + 1
+    return Prompt([ids], len(ids) / count, key=key, counted=True)
+
+
+def _chat(found: dict[str, Raw]) -> Conversation:
+    return render("messages", _required(found, "messages"), tools=found.get("tools"))
+
+
+def _messages(found: dict[str, Raw]) -> Conversation:
+    return render("messages", _required(found, "messages"), tools=found.get("tools"), system=found.get("system"))
+
+
+def _responses(found: dict[str, Raw]) -> Conversation:
+    items = found.get("input", Raw(b"[]"))
+    if bytes(memoryview(items)[:1]) == b'"':
+        items = Raw(b'[{"role":"user","content":%b}]' % bytes(items))
+    return render("input", items, tools=found.get("tools"), system=found.get("instructions"))
+
+
+_CONVERSATIONS = {Api.CHAT: _chat, Api.MESSAGES: _messages, Api.RESPONSES: _responses}
+
+
+def _pinned_to(found: dict[str, Raw]) -> str:
+    previous = _string(found, "previous_response_id")
+    if previous or "conversation" not in found or is_null(found["conversation"]):
+        return previous
+    conversation = _decode("conversation", _CONVERSATION, found["conversation"])
+    return conversation.id if isinstance(conversation, _Named) else conversation
+
+
+def _required(found: dict[str, Raw], name: str) -> Raw:
+    if name not in found:
+        raise RequestError(f"`{name}` is missing; this API needs it", param=name)
+    return found[name]
+
+
+def _string(found: dict[str, Raw], name: str) -> str:
+    """A top-level string; empty when absent or null."""
+    value = found.get(name)
+    return "" if value is None or is_null(value) else _decode(name, _STRING, value)
+
+
+def _decode(name: str, decoder: msgspec.json.Decoder[T], value: Raw) -> T:
+    try:
+        return decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RequestError(f"`{name}` does not have the type this API gives it", param=name) from None
+
+
+def _number(name: str, value: Raw | bytes) -> float:
+    """A number, or a string that holds one, as engines take either."""
+    text = bytes(value)
+    if len(text) <= _MAX_NUMBER:
+        try:
+            number = _NUMBER.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        else:
+            if abs(number) <= 1e15:
+                return number
+    raise RequestError(f"`{name}` must be a number, at most 1e15 in size", param=name)
+
+
+def _header_text(value: bytes) -> str:
+    return value.strip()[:MAX_HEADER_VALUE].decode("latin-1")

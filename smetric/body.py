@@ -1,0 +1,145 @@
+"""The top level of a JSON body: its members, found without decoding their values, and where each one lies.
+
+What the values mean is in `smetric.request`. The body itself is forwarded as it came; only `patch_model` makes a new
+one. Nothing a client sent is quoted in an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from msgspec import Raw
+
+from smetric.errors import RequestError
+
+#: Up to this size a body cannot hold enough values to stall the loop, so they are not counted.
+UNCOUNTED_BYTES = 512 * 1024
+#: Most strings, objects and lists a larger body may hold.
+MAX_VALUES = 65536
+
+_EVERYTHING_BUT_VALUES = bytes(byte for byte in range(256) if byte not in b'"{[')
+_DECODER = msgspec.json.Decoder(dict[str, Raw])
+_NULL = Raw(b"null")
+_OPEN = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
+_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+_AFTER = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
+_ENCODINGS = (
+    (b"\xef\xbb\xbf", "a byte order mark"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+    (b"{\x00", "UTF-16 or UTF-32"),
+    (b"\x00", "UTF-16 or UTF-32"),
+)
+
+
+def members(body: bytes) -> dict[str, Raw]:
+    """The top-level members of *body*, each value as its JSON text.
+
+    Raises:
+        RequestError: *body* is not one JSON object in UTF-8, gives a member twice, nests too deeply, or holds too many
+            values to be looked into.
+    """
+    if len(body) > UNCOUNTED_BYTES:
+        _refuse_bomb(body)
+    try:
+        found = _DECODER.decode(body)
+    except RecursionError:
+        raise RequestError("the body nests objects and lists too deeply; send a flatter one") from None
+    except msgspec.ValidationError:
+        raise RequestError("the body must be a JSON object, such as {...}, at its top level") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(_malformed(body, error)) from None
+    for _ in spans(body, found):
+        pass
+    return found
+
+
+def spans(body: bytes, found: Mapping[str, Raw]) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of each value of *found* in *body*, in order.
+
+    A decoder keeps the last of equal names. Walking from value to value by their lengths shows that there were others:
+    the walk meets a name twice, or does not arrive at a name.
+
+    Raises:
+        RequestError: a name is given twice.
+    """
+    match = _OPEN.match(body)
+    at = match.end() if match else 0
+    seen = set()
+    while len(seen) < len(found):
+        key = _KEY.match(body, at)
+        if key is None:
+            raise RequestError(_TWICE)
+        text = key[1]
+        name = msgspec.json.decode(b'"%b"' % text, type=str) if b"\\" in text else text.decode()
+        value = found.get(name)
+        if value is None or name in seen:
+            raise RequestError(_TWICE)
+        seen.add(name)
+        start = key.end()
+        end = start + len(memoryview(value))
+        yield name, start, end
+        after = _AFTER.match(body, end)
+        if after is None:
+            raise RequestError(_TWICE)
+        at = after.end()
+    if found and at != len(body):
+        raise RequestError(_TWICE)
+
+
+_TWICE = "the body gives a top-level field twice, and readers differ in which one counts; send each field once"
+
+
+def patch_model(body: bytes, model: str) -> bytes:
+    """*body* with its top-level `model` replaced by *model*; all other bytes stay.
+
+    Raises:
+        ValueError: there is no top-level `model`.
+    """
+    for name, start, end in spans(body, _DECODER.decode(body)):
+        if name == "model":
+            return body[:start] + msgspec.json.encode(model) + body[end:]
+    raise ValueError("the body has no top-level `model` to replace")
+
+
+def _refuse_bomb(body: bytes) -> None:
+    """Refuse a body of more values than `MAX_VALUES`, in two cheap passes and a third only where those are unsure."""
+    if len(body.translate(None, _EVERYTHING_BUT_VALUES)) <= MAX_VALUES:
+        return
+    # Brackets and escaped quotes inside strings were counted too. Without escapes, every second run is inside one.
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _EVERYTHING_BUT_VALUES)
+    values = marks.count(b'"') // 2
+    if values <= MAX_VALUES:
+        values += sum(map(len, marks.split(b'"')[::2]))
+    if values > MAX_VALUES:
+        raise RequestError(
+            f"the body holds more than {MAX_VALUES} strings, objects and lists; send fewer or larger ones"
+        )
+
+
+def _malformed(body: bytes, error: Exception) -> str:
+    if not body.strip():
+        return "the body is empty; it must be a JSON object"
+    for mark, name in _ENCODINGS:
+        if body.startswith(mark):
+            return f"the body starts like {name}; send JSON in UTF-8 without a byte order mark"
+    if not is_utf8(body):
+        return "the body is not valid UTF-8; send JSON in UTF-8"
+    place = re.search(r"\(byte \d+\)", str(error))
+    return f"the body is not valid JSON{' ' + place[0] if place else ''}; NaN and Infinity are not JSON either"
+
+
+def is_null(value: Raw) -> bool:
+    """Whether *value* is JSON's null."""
+    return value == _NULL
+
+
+def is_utf8(text: bytes | memoryview) -> bool:
+    """Whether *text* is valid UTF-8."""
+    try:
+        str(text, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,235 @@
+"""The conversation in a body, rendered in the engine's order: tools, system, messages; with its turns and its history.
+
+Rendering approximates a chat template: text as it is, a mark for each role. What engines do not render is left out:
+Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. Lengths and
+hashes are in `smetric.prompt`; which API has which fields is in `smetric.request`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw, Struct
+
+from smetric.body import is_null, is_utf8
+from smetric.errors import RequestError
+from smetric.prompt import image
+
+
+class Part(Struct, gc=False):
+    """One part of a message's content, of any API; fields that a type does not have are absent."""
+
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    refusal: str | None = None
+    name: str | None = None
+    input: Raw = Raw()
+    content: str | list[Part | str] | None = None
+    source: Raw = Raw()
+    image_url: Raw = Raw()
+    input_audio: Raw = Raw()
+    audio_url: Raw = Raw()
+    video_url: Raw = Raw()
+    file: Raw = Raw()
+
+
+Content = str | list[Part | str] | None
+
+
+class Message(Struct, gc=False):
+    """A message of chat or messages, or an item of a Responses `input`."""
+
+    role: str | None = None
+    content: Content = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Raw = Raw()
+    type: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content = None
+    summary: Content = None
+
+
+class _Shape(Struct, gc=False):
+    """What is read of a message whose other fields have shapes unknown here."""
+
+    role: str | None = None
+    type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Rendered pieces, the number of assistant turns among them, and the length in bytes up to the last one's end."""
+
+    pieces: list[bytes]
+    turn: int
+    history_bytes: int
+
+
+_MESSAGES = msgspec.json.Decoder(list[Message])
+_SHAPES = msgspec.json.Decoder(list[_Shape])
+_RAWS = msgspec.json.Decoder(list[Raw])
+_CONTENT = msgspec.json.Decoder(Content)
+_BILLING = b"x-anthropic-billing-header"
+_CACHE_CONTROL = re.compile(
+    rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
+)
+_MARKS = {role: b"<|%b|>" % role.encode() for role in ("system", "developer", "user", "assistant", "tool", "function")}
+_TOOL_ROLES = ("tool", "function")
+
+
+def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw | None = None) -> Conversation:
+    """Render *messages*, a list of messages or of Responses items, after *tools* and *system*.
+
+    An assistant message is a turn, and so is a run of Responses output items; tool results belong to the call before
+    them, and are a turn of their own where there is none. A trailing assistant message (a prefill) belongs to the new
+    turn. The history ends with the last turn.
+
+    Args:
+        field: name of the list, for errors.
+        messages: JSON text of the list.
+        tools: JSON text of the tools.
+        system: JSON text of the system prompt or instructions, a string or a list of text parts.
+
+    Raises:
+        RequestError: *messages* is not a list of objects with string roles, or not valid UTF-8.
+    """
+    pieces: list[bytes] = []
+    if tools is not None and not is_null(tools):
+        pieces.append(_without_cache_marks(tools))
+    if system is not None:
+        _render_system(system, pieces)
+    turn = ends_at = ends_before = turn_before = 0
+    previous = ""
+    for message, raw in _decode(field, messages):
+        kind = _kind(message)
+        if raw is not None:
+            pieces.append(raw)
+        else:
+            _render_message(message, pieces)
+        if kind == "assistant":
+            if previous != "item" or message.type is None:
+                turn_before, ends_before = turn, ends_at
+                turn += 1
+            ends_at = len(pieces)
+            previous = "item" if message.type is not None else "assistant"
+        elif kind == "result":
+            if previous in ("", "other"):
+                turn += 1
+                ends_at = len(pieces)
+            previous = "result"
+        else:
+            previous = "other"
+    if previous in ("assistant", "item"):
+        turn, ends_at = turn_before, ends_before
+    return Conversation(pieces, turn, sum(map(len, pieces[:ends_at])))
+
+
+def _decode(field: str, messages: Raw) -> list[tuple[Message | _Shape, bytes | None]]:
+    """The messages, each with its JSON text in place of a rendering where one has a shape unknown here."""
+    try:
+        return [(message, None) for message in _MESSAGES.decode(messages)]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        if not is_utf8(memoryview(messages)):
+            raise RequestError(f"`{field}` is not valid UTF-8; send JSON in UTF-8", param=field) from None
+    try:
+        shapes = _SHAPES.decode(messages)
+        return [(shape, bytes(raw)) for shape, raw in zip(shapes, _RAWS.decode(messages), strict=True)]
+    except msgspec.DecodeError:
+        raise RequestError(
+            f"`{field}` must be a list of objects, each with its role as a string", param=field
+        ) from None
+
+
+def _kind(message: Message | _Shape) -> str:
+    """assistant, result or other. Responses items without a role say by their type which they are."""
+    role, type_ = message.role, message.type
+    if role == "assistant":
+        return "assistant"
+    if role in _TOOL_ROLES:
+        return "result"
+    if role is None and type_ is not None:
+        if type_.endswith("_output"):
+            return "result"
+        if type_ == "reasoning" or type_.endswith("_call"):
+            return "assistant"
+    return "other"
+
+
+def _render_system(system: Raw, pieces: list[bytes]) -> None:
+    try:
+        content = _CONTENT.decode(system)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pieces.append(bytes(system))
+        return
+    text: list[bytes] = []
+    _render_content(content, text)
+    text = [piece for piece in text if not piece.startswith(_BILLING)]
+    if text:
+        pieces.append(_MARKS["system"])
+        pieces += text
+
+
+def _render_message(message: Message, pieces: list[bytes]) -> None:
+    role = message.role if message.role is not None else message.type or "user"
+    pieces.append(_MARKS.get(role) or b"<|%b|>" % role.encode())
+    if message.reasoning is not None:
+        pieces.append(message.reasoning.encode())
+    elif message.reasoning_content is not None:
+        pieces.append(message.reasoning_content.encode())
+    content = message.content
+    if type(content) is str:
+        pieces.append(content.encode())
+    elif content:
+        _render_content(content, pieces)
+    if message.tool_calls:
+        pieces.append(bytes(message.tool_calls))
+    if message.type is not None:
+        if message.summary:
+            _render_content(message.summary, pieces)
+        if message.name is not None:
+            pieces.append(message.name.encode())
+        if message.arguments is not None:
+            pieces.append(message.arguments.encode())
+        if message.output:
+            _render_content(message.output, pieces)
+
+
+def _render_content(content: Content, pieces: list[bytes]) -> None:
+    if content is None:
+        return
+    if isinstance(content, str):
+        pieces.append(content.encode())
+        return
+    for part in content:
+        if isinstance(part, str):
+            pieces.append(part.encode())
+        elif part.text is not None:
+            pieces.append(part.text.encode())
+        elif part.thinking is not None:
+            pieces.append(part.thinking.encode())
+        elif part.refusal is not None:
+            pieces.append(part.refusal.encode())
+        else:
+            _render_other(part, pieces)
+
+
+def _render_other(part: Part, pieces: list[bytes]) -> None:
+    if part.type is not None:
+        pieces.append(b"<|%b|>" % part.type.encode())
+    if part.name is not None:
+        pieces.append(part.name.encode())
+    if part.input:
+        pieces.append(bytes(part.input))
+    _render_content(part.content, pieces)
+    media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
+    pieces.extend(image(memoryview(medium)) for medium in media if medium)
+
+
+def _without_cache_marks(tools: Raw) -> bytes:
+    text = bytes(tools)
+    return _CACHE_CONTROL.sub(b"", text) if b'"cache_control"' in text else text
