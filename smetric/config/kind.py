@@ -150,7 +150,13 @@ class ParamValue(Kind["float | str | bool"]):
         return {"type": ["number", "boolean", "string"]}
 
 
+def closest(word: str, words: Iterable[str]) -> str:
+    """The one of *words* that *word* was probably meant to be, or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """`; did you mean …?` when one of *words* is close to *word*, else nothing."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = closest(word, words)
+    return f"; did you mean {close}?" if close else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smetric.config.kind import did_you_mean
+from smetric.config.kind import closest
 from smetric.config.raw import Items, Raw, Scalar, Table, lay_over, says_nothing
 from smetric.config.section import ListOf, MapOf, Section
 from smetric.config.yaml_file import read, read_value
@@ -100,7 +100,8 @@ def _find(variable: str, root: Section[Any]) -> tuple[list[str], Any]:
         elif isinstance(kind, MapOf) and word:
             return [*name, "__".join(words[i:])], kind.value  # free names keep their case
         else:
-            known = (PREFIX + setting.upper().replace(".", "__") for setting in root.names())
-            meant = did_you_mean(variable, known) or "; `smetric config schema` lists the settings"
-            raise ConfigError(f"{variable}: no such setting{meant}")
+            known = {setting.upper().replace(".", "__"): setting for setting in root.names()}
+            close = closest(variable.removeprefix(PREFIX), known)
+            way_out = f"did you mean {PREFIX}{close}?" if close else "`smetric config schema` lists the settings"
+            raise ConfigError(f"{variable}: no such setting; {way_out}")
     return name, kind

@@ -196,7 +196,7 @@ def from_table(table: Table) -> Settings:
     settings = SETTINGS.parse(table, "")
     settings = replace(settings, instances=tuple(_named(instance) for instance in settings.instances))
     for path, problem in _contradictions(settings):
-        name = ".".join(map(str, path))
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
     return settings
 

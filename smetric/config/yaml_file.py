@@ -1,5 +1,6 @@
 """Reads YAML text into raw values with line numbers and replaces `${VAR}` and `${VAR:-default}` in them.
 
+A value in which something was replaced reads like one from the environment: quotes around it say nothing of its kind.
 Nothing is typed here. Tags, merge keys and several documents are not part of a configuration.
 """
 
@@ -90,11 +91,13 @@ class _Composer:
             return Items(tuple(items), place)
         bare = isinstance(node, yaml.ScalarNode) and node.style is None
         nothing = bare and node.tag == "tag:yaml.org,2002:null"
+        text = "" if nothing else self._interpolate(node.value, place)
+        replaced = text != node.value and not nothing
         return Scalar(
-            text="" if nothing else self._interpolate(node.value, place),
+            text=text,
             place=place,
-            quoted=not bare,
-            typed=self._folder is not None,
+            quoted=not bare and not replaced,  # "${PORT}" is a number when PORT is one
+            typed=self._folder is not None and not replaced,
             folder=self._folder,
         )
 

@@ -1,0 +1,313 @@
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smetric.config import Flagged, Settings
+from smetric.config.section import ListOf, MapOf, Section
+from smetric.config.settings import SETTINGS, schema
+from smetric.errors import ConfigError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    def load(text: str = "", env: dict[str, str] | None = None, *flags: Flagged) -> Settings:
+        path = tmp_path / "smetric.yaml"
+        path.write_text(text)
+        try:
+            return Settings.load(path, env or {}, flags)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"{tmp_path}{os.sep}", "")) from error
+
+    return load
+
+
+def test_nothing_set_is_every_default() -> None:
+    assert Settings.load(None, {}) == Settings()
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(load: Any) -> None:
+    text = "listen: {port: 1}\nadmin: {port: 2}\nscrape: {interval: 500ms}\n"
+    env = {"SMETRIC_LISTEN__PORT": "11", "SMETRIC_ADMIN__PORT": "12"}
+    loaded = load(text, env, Flagged("--port", "listen.port", "21"))
+    assert (loaded.listen.port, loaded.admin.port, loaded.scrape.interval) == (21, 12, 0.5)
+
+
+def test_sections_merge_and_lists_replace(load: Any) -> None:
+    text = "instances: [http://a:1, http://b:1]\nparams: {OVERLOAD: 2, MIN: 8}\nlisten: {host: 0.0.0.0}\n"
+    flags = (Flagged("--instance", "instances", ("http://c:1",)), Flagged("--set", "params.MIN", "9"))
+    loaded = load(text, {"SMETRIC_LISTEN__PORT": "7"}, *flags)
+    assert [instance.url for instance in loaded.instances] == ["http://c:1"]
+    assert loaded.params == {"OVERLOAD": 2.0, "MIN": 9.0}
+    assert (loaded.listen.host, loaded.listen.port) == ("0.0.0.0", 7)
+
+
+def test_an_instance_is_a_url_or_a_table_and_is_named_after_its_address(load: Any) -> None:
+    text = """
+instances:
+  - http://10.0.0.7:8000/
+  - HTTPS://Engine.local
+  - {id: gpu-2, url: "http://[::1]:8000", models: [m, m-lora], role: decode, pool: p, zone: z}
+"""
+    one, two, three = load(text).instances
+    assert (one.id, one.url, one.models) == ("10.0.0.7:8000", "http://10.0.0.7:8000", None)
+    assert (two.id, two.url) == ("engine.local:443", "https://engine.local")
+    assert (three.id, three.url, three.models) == ("gpu-2", "http://[::1]:8000", ("m", "m-lora"))
+    assert (three.role, three.pool, three.zone) == ("decode", "p", "z")
+
+
+def test_environment_variables_reach_lists_maps_and_whole_sections(load: Any) -> None:
+    env = {
+        "SMETRIC_INSTANCES": "[{id: a, url: 'http://a:1'}, http://b:2]",
+        "SMETRIC_TRUSTED_PROXIES": "10.0.0.0/8, 192.0.2.1",
+        "SMETRIC_PARAMS__OVERLOAD": "2.5",
+        "SMETRIC_LOG": "{level: debug}",
+        "SMETRIC_LOG__FORMAT": "json",
+        "SMETRIC_MODELS": "{small: org/model-1.0}",
+        "SMETRIC_RESPONSE_HEADERS": "false",
+    }
+    loaded = load("", env)
+    assert [instance.id for instance in loaded.instances] == ["a", "b:2"]
+    assert [str(network) for network in loaded.trusted_proxies] == ["10.0.0.0/8", "192.0.2.1/32"]
+    assert loaded.params == {"OVERLOAD": 2.5}
+    assert (loaded.log.level, loaded.log.format) == ("debug", "json")
+    assert loaded.models == {"small": "org/model-1.0"}
+    assert loaded.response_headers is False
+
+
+def test_an_empty_variable_counts_as_not_set(load: Any) -> None:
+    assert load("policy: lmetric", {"SMETRIC_POLICY": " "}).policy == "lmetric"
+
+
+def test_what_kubernetes_sets_for_a_service_called_smetric_is_no_setting(load: Any) -> None:
+    env = {
+        "SMETRIC_SERVICE_HOST": "10.1.2.3",
+        "SMETRIC_SERVICE_PORT": "8080",
+        "SMETRIC_SERVICE_PORT_HTTP": "8080",
+        "SMETRIC_PORT": "tcp://10.1.2.3:8080",
+        "SMETRIC_PORT_8080_TCP": "tcp://10.1.2.3:8080",
+        "SMETRIC_PORT_8080_TCP_ADDR": "10.1.2.3",
+    }
+    assert load("", env) == Settings()
+
+
+def test_variables_are_replaced_in_the_file(load: Any) -> None:
+    text = """
+listen:
+  port: "8${NOTHING:-0}"
+  host: ${HOST}
+admin: {port: "${ADMIN:-9000}"}
+instances: [{url: "http://${HOST}:${PORT:-8000}", zone: "${ZONE}"}]
+trusted_proxies: "${PROXIES}"
+"""
+    loaded = load(text, {"HOST": "h", "ADMIN": "", "ZONE": "no", "PROXIES": "10.0.0.0/8,::1"})
+    assert (loaded.listen.port, loaded.listen.host, loaded.admin.port) == (80, "h", 9000)
+    assert (loaded.instances[0].url, loaded.instances[0].zone) == ("http://h:8000", "no")
+    assert len(loaded.trusted_proxies) == 2
+
+
+def test_a_doubled_dollar_is_one_and_a_replaced_value_is_not_replaced_again(load: Any) -> None:
+    loaded = load("models: {a: '$${HOME}', b: '${X}'}", {"X": "${HOME}", "HOME": "/root"})
+    assert loaded.models == {"a": "${HOME}", "b": "${HOME}"}
+
+
+def test_a_policy_path_in_a_file_starts_from_the_files_folder(load: Any, tmp_path: Path) -> None:
+    assert load("policy: mine.policy").policy == str(tmp_path / "mine.policy")
+    assert load("policy: lmetric").policy == "lmetric"
+    assert load("", {}, Flagged("--policy", "policy", "./mine.policy")).policy == "./mine.policy"
+
+
+def test_a_heading_without_lines_leaves_the_defaults(load: Any) -> None:
+    assert load("scrape:\n#  interval: 2s\nparams:\ninstances:\n") == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("250ms", 0.25), ("2s", 2.0), ("1.5 s", 1.5), ("1m", 60.0), ("'2s'", 2.0)],
+)
+def test_times_carry_their_unit(load: Any, text: str, value: float) -> None:
+    assert load(f"forward: {{connect_timeout: {text}}}").forward.connect_timeout == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("32MiB", 32 << 20), ("64 KiB", 65536), ("2MB", 2_000_000), ("4096B", 4096)]
+)
+def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
+    assert load(f"forward: {{max_body: {text}}}").forward.max_body == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("polcy: smetric", "smetric.yaml:1: polcy: no such setting; did you mean policy?"),
+        ("\nlisten:\n  prot: 80", "smetric.yaml:3: listen.prot: no such setting; did you mean port?"),
+        (
+            "connect_timeout: 2s",
+            "smetric.yaml:1: connect_timeout: no such setting; did you mean forward.connect_timeout?",
+        ),
+        ("listen: {port: http}", 'smetric.yaml:1: listen.port: expected a whole number from 0 to 65535, got "http"'),
+        ("listen: {port: 65536}", 'smetric.yaml:1: listen.port: expected a whole number from 0 to 65535, got "65536"'),
+        ("listen: {port: '80'}", "expected a whole number from 0 to 65535 without quotes"),
+        ("listen: {port: [1]}", "smetric.yaml:1: listen.port: expected a whole number from 0 to 65535, got a list"),
+        ("listen: {port: }", "smetric.yaml:1: listen.port: expected a whole number from 0 to 65535, got nothing"),
+        ("listen: 8080", 'smetric.yaml:1: listen: expected a table of host, port, got "8080"'),
+        (
+            "scrape:\n  timeout: 2",
+            "smetric.yaml:2: scrape.timeout: expected a time with its unit from 10ms to 1m (units: us, ms, s, m, h)"
+            ', got "2"',
+        ),
+        (
+            "forward: {max_body: 2TB}",
+            "smetric.yaml:1: forward.max_body: expected a size with its unit from 1KiB to 1GiB"
+            ' (units: B, KiB, MiB, GiB, kB, MB, GB), got "2TB"',
+        ),
+        (
+            "log: {level: inof}",
+            'log.level: expected one of debug, info, warning, error; did you mean info?, got "inof"',
+        ),
+        ("response_headers: 1", 'response_headers: expected true or false, got "1"'),
+        ("instances: [{id: a}]", "smetric.yaml:1: instances[0].url: not set, and it has no default"),
+        ("instances: [{url: 'http://a', id: 'a b'}]", "instances[0].id: expected 1 to 128 of"),
+        (
+            "instances: [{url: 'http://a', zone: no}]",
+            "instances[0].zone: expected at most 128 of A-Z a-z 0-9 . _ : / [ ] - (put",
+        ),
+        ("instances:\n - http://a:1\n - http://a:1\n", "smetric.yaml:3: instances[1]: id a:1 stands twice"),
+        ("admin: {port: 8080}", "smetric.yaml:1: admin.port: 8080 is listen.port too; use another port"),
+        ("scrape: {interval: 5s}", "default: scrape.stale_after: 3s is less than interval, 5s"),
+        ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]: expected a network such as 10.0.0.0/8"),
+        ("listen: {port: 1}\nlisten: {port: 2}", "smetric.yaml:2: listen is set twice; keep one of the two"),
+        ("listen: {host: '${NOBODY}'}", "smetric.yaml:1: ${NOBODY} is not set; set it or write ${NOBODY:-default}"),
+        ("listen: {host: '${}'}", "smetric.yaml:1: `${` without a variable name"),
+        ("a: [", "smetric.yaml:1: not YAML: expected the node content"),
+        ("a: 1\n---\nb: 2", "smetric.yaml:2: not YAML: but found another document"),
+        ("- a", "smetric.yaml:1: expected a table of settings such as `policy: smetric`"),
+        ("? [a]\n: 1", "smetric.yaml:1: a key must be a plain word"),
+        ("policy: &a [*a]", "write it out without aliases"),
+        ("\0", "smetric.yaml: not YAML"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_place_the_rule_and_the_value(load: Any, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://a", "file:///etc/passwd", "a:80", "http://", "http://a/v1", "http://a?x", "http://a#x", "http://a:99999",
+     "http://a b", "http://[::1", "http://-a", "http://a\\b", "//a", "http://a:b"],
+)  # fmt: skip
+def test_an_instance_url_has_a_scheme_and_a_host_and_nothing_else(load: Any, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"instances\[0\]\.url: expected an http or https URL without a path"):
+        load("", {}, Flagged("--instance", "instances", (url,)))
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown(load: Any) -> None:
+    with pytest.raises(ConfigError, match="no user or password") as caught:
+        load("", {"SMETRIC_INSTANCES": "http://me:secret@a:1"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("SMETRIC_LISTEN__PROT", "SMETRIC_LISTEN__PROT: no such setting; did you mean SMETRIC_LISTEN__PORT?"),
+        ("SMETRIC_NONSENSE_AT_ALL", "SMETRIC_NONSENSE_AT_ALL: no such setting; `smetric config schema` lists"),
+        ("SMETRIC_LISTEN__PORT__X", "SMETRIC_LISTEN__PORT__X: no such setting"),
+        ("SMETRIC_LISTEN__PORT", 'SMETRIC_LISTEN__PORT: listen.port: expected a whole number from 0 to 65535, got "x"'),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(load: Any, variable: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("", {variable: "x"})
+    assert message in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        Settings.load(tmp_path / "none.yaml", {})
+    (tmp_path / "latin.yaml").write_bytes(b"policy: \xe4")
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 8"):
+        Settings.load(tmp_path / "latin.yaml", {})
+    (tmp_path / "long.yaml").write_bytes(b"#" * (2 << 20))
+    with pytest.raises(ConfigError, match="longer than 1 MiB"):
+        Settings.load(tmp_path / "long.yaml", {})
+
+
+def test_aliases_cannot_make_a_small_file_large(load: Any) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    with pytest.raises(ConfigError, match="write it out without aliases"):
+        load("\n".join(lines))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.text(st.sampled_from("abp: -[]{},'\"\n#&*!|>$%@0129.~?listenportpolicy"), max_size=60))
+def test_no_text_raises_anything_but_a_config_error(load: Any, text: str) -> None:
+    try:
+        problem = "" if isinstance(load(text), Settings) else "no settings"
+    except ConfigError as error:
+        problem = str(error)
+    assert "\n" not in problem
+    assert problem != "no settings"
+
+
+def test_what_is_shown_loads_to_the_same_settings(load: Any) -> None:
+    import json
+
+    text = (
+        "instances: [http://a:1]\nforward: {connect_timeout: 250ms, max_body: 3MiB}\nparams: {X: 1, Y: word, Z: true}"
+    )
+    loaded = load(text)
+    assert load(json.dumps(SETTINGS.show(loaded))) == loaded
+
+
+def test_the_commented_example_loads_and_names_every_setting() -> None:
+    path = EXAMPLES / "smetric.yaml"
+    loaded = Settings.load(path, {})
+    assert loaded.instances
+    text = path.read_text()
+    for name in SETTINGS.names():
+        assert re.search(rf"^\s*#?\s*{re.escape(name.rpartition('.')[2])}:", text, re.M), (
+            f"{name} is not in {path.name}"
+        )
+
+
+def test_the_schema_describes_every_setting_and_allows_no_other() -> None:
+    def compare(section: Section[Any], node: dict[str, Any]) -> None:
+        node = node["anyOf"][0] if "anyOf" in node else node
+        assert node["additionalProperties"] is False
+        assert list(node["properties"]) == list(section.settings)
+        for key, row in section.settings.items():
+            assert node["properties"][key]["description"] == row.doc
+            kind = row.kind.item if isinstance(row.kind, ListOf) else row.kind
+            if isinstance(kind, Section):
+                below = node["properties"][key]
+                compare(kind, below["items"] if isinstance(row.kind, ListOf) else below)
+
+    compare(SETTINGS, schema())
+
+
+def test_the_table_has_a_sentence_for_every_setting_and_a_default_of_its_kind() -> None:
+    def rows(section: Section[Any]) -> None:
+        for name, row in section.settings.items():
+            assert row.doc.endswith("."), name
+            kind = row.kind
+            if isinstance(kind, Section):
+                assert dataclasses.is_dataclass(row.default)
+                rows(kind)
+            elif isinstance(kind, ListOf) and isinstance(kind.item, Section):
+                rows(kind.item)
+            elif not isinstance(kind, ListOf | MapOf) and not row.required and row.default != "":
+                assert kind.show(row.default) is not None
+
+    rows(SETTINGS)
