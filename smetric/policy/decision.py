@@ -1,12 +1,19 @@
-"""The outcome of one evaluation: a decision, or the look-ups it needs first."""
+"""The outcome of one evaluation: a decision, or the look-ups it needs first.
+
+Sentences and tables are `explain.py`.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from smetric.policy.plan import StatementKind, Step, features_of
+
 if TYPE_CHECKING:
+    from smetric.policy.plan import Pick
     from smetric.policy.policy import Policy
     from smetric.policy.snapshot import Snapshot
 
@@ -16,9 +23,15 @@ class Outcome(enum.Enum):
 
     ROUTE = "route"
     REJECT = "reject"
-    HOLD = "hold"
     #: A `keep` left no candidate: 503, named after the filter.
     NOBODY = "nobody"
+
+
+_OUTCOMES = {
+    StatementKind.ROUTE: Outcome.ROUTE,
+    StatementKind.REJECT: Outcome.REJECT,
+    StatementKind.KEEP: Outcome.NOBODY,
+}
 
 
 class Need:
@@ -30,6 +43,36 @@ class Need:
         self.features = features
 
 
+@dataclass(frozen=True, slots=True)
+class RuleTrace:
+    """An outcome statement that was visited: its guards with True (held), False (failed) or None (not reached).
+
+    A rule whose guards all held and whose pick was nobody has one more guard, `nobody`, which failed.
+    """
+
+    label: str
+    guards: tuple[tuple[str, bool | None], ...]
+    fired: bool
+
+    @property
+    def failed(self) -> str | None:
+        """The label of the guard that failed."""
+        return next((label for label, held in self.guards if held is False), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterTrace:
+    """A filter that was visited: which candidates it left, as indices.
+
+    `applied` is False where a guard of its `when` failed; `ignored` is True for a `prefer` that would have left nobody.
+    """
+
+    label: str
+    left: Sequence[int]
+    applied: bool
+    ignored: bool
+
+
 class Decision:
     """What a policy decided on one snapshot; texts and tables are made only when asked for.
 
@@ -37,16 +80,17 @@ class Decision:
     """
 
     __slots__ = (
-        "cursors",
         "index",
+        "left",
         "policy",
         "request",
-        "rule_index",
+        "retry_after_s",
         "score",
         "seed",
+        "site",
         "snapshot",
+        "step_index",
         "stops",
-        "survivors",
         "used",
     )
 
@@ -54,32 +98,186 @@ class Decision:
         self,
         policy: Policy,
         snapshot: Snapshot,
-        request: Any,
-        seed: int,
+        request: Any,  # any object with the vocabulary's request fields
         used: Mapping[str, str],
-        rule_index: int,
+        seed: int,
+        step_index: int,
         index: int,
-        stops: list[int],
-        survivors: list[list[int]] | None,
+        stops: tuple[int, ...],
+        left: tuple[Sequence[int], ...],
         score: list[float] | None,
-        cursors: dict[str, str] | None,
+        site: int,
+        retry_after_s: float | None,
     ) -> None:
         #: The policy that decided.
         self.policy = policy
-        #: What it saw of the instances and of the request, its seed, and the cursors it was given.
+        #: What it saw of the instances and of the request, the cursors it was given and its seed.
         self.snapshot = snapshot
         self.request = request
-        self.seed = seed
         self.used = used
-        #: Which statement fired (index into `policy.outcomes`, or into `policy.filters` for `Outcome.NOBODY`).
-        self.rule_index = rule_index
+        self.seed = seed
+        #: Which statement fired: index into `policy.plan.steps`.
+        self.step_index = step_index
         #: The chosen candidate as an index into `snapshot.ids`; -1 when nobody was chosen.
         self.index = index
-        #: For each outcome statement visited, in order: how many of its guards held before one failed.
+        #: For each statement visited: how many of its guards held before one failed; -1 for a `prefer` that would have
+        #: left nobody.
         self.stops = stops
-        #: For each filter, in order: indices of the candidates it left; None when the policy has no filter.
-        self.survivors = survivors
-        #: The value per candidate that the pick compared, where the pick compares one.
+        #: For each filter visited: indices of the candidates it left.
+        self.left = left
+        #: The value per candidate that the pick compared, filtered or not; None where all tie anyway.
         self.score = score
-        #: Cursors to remember if this decision is acted on: pick name to the winner's id.
-        self.cursors = cursors
+        #: Which pick of the file chose, -1 without.
+        self.site = site
+        #: Seconds a rejected client should wait, if the rule says.
+        self.retry_after_s = retry_after_s
+
+    def __repr__(self) -> str:
+        return f"<Decision {self.policy.name}: {self.rule} → {self.instance or self.outcome.value}>"
+
+    @property
+    def step(self) -> Step:
+        """The statement that fired."""
+        return self.policy.plan.steps[self.step_index]
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ends."""
+        return _OUTCOMES[self.step.kind]
+
+    @property
+    def rule(self) -> str:
+        """The label of the statement that fired."""
+        return self.step.label
+
+    @property
+    def instance(self) -> str | None:
+        """The id of the chosen instance."""
+        return self.snapshot.ids[self.index] if self.index >= 0 else None
+
+    @property
+    def status(self) -> int:
+        """The HTTP status to answer with when nobody was chosen; 0 otherwise."""
+        return 503 if self.outcome is Outcome.NOBODY else self.step.status
+
+    @property
+    def message(self) -> str:
+        """What a client is told when nobody was chosen; empty otherwise."""
+        if self.outcome is Outcome.NOBODY:
+            return f"no instance is left after `{self.rule}`"
+        return self.step.message
+
+    @property
+    def rules(self) -> list[RuleTrace]:
+        """The outcome statements visited, in order; the last one fired, unless a filter left nobody."""
+        traces = []
+        for at, (step, stop) in enumerate(zip(self.policy.plan.steps, self.stops, strict=False)):
+            if step.kind.is_filter:
+                continue
+            fired = at == self.step_index
+            guards: list[tuple[str, bool | None]] = [
+                (guard.label, True if i < stop else False if i == stop else None) for i, guard in enumerate(step.guards)
+            ]
+            if not fired and stop == len(step.guards):
+                guards.append(("nobody", False))
+            traces.append(RuleTrace(step.label, tuple(guards), fired))
+        return traces
+
+    @property
+    def guards(self) -> list[tuple[str, bool | None]]:
+        """The guards of all outcome statements visited, in order."""
+        return [guard for rule in self.rules for guard in rule.guards]
+
+    @property
+    def failed_guard(self) -> str | None:
+        """The guard that kept the first rule from firing; None where the first rule fired."""
+        return next((rule.failed for rule in self.rules), None)
+
+    @property
+    def survivors(self) -> list[FilterTrace]:
+        """The filters visited, in order."""
+        steps = [
+            (step, stop)
+            for step, stop in zip(self.policy.plan.steps, self.stops, strict=False)
+            if step.kind.is_filter
+        ]
+        return [
+            FilterTrace(step.label, left, applied=stop < 0 or stop == len(step.guards), ignored=stop < 0)
+            for (step, stop), left in zip(steps, self.left, strict=True)
+        ]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The features that the statements visited ask for, as far as they were visited."""
+        features: set[str] = set()
+        for step, stop in zip(self.policy.plan.steps, self.stops, strict=False):
+            for guard in step.guards[: stop + 1 if stop >= 0 else None]:
+                features |= features_of(guard.value)
+            if step.value is not None and (stop < 0 or stop == len(step.guards)):
+                features |= features_of(step.value)
+        return frozenset(features & self.snapshot.columns.keys())
+
+    @property
+    def cursors(self) -> dict[str, str]:
+        """The cursors to remember if this decision is acted on: the pick's name to the id of its winner."""
+        pick = self.pick
+        if pick is None or not pick.rotates:
+            return {}
+        return {self.policy.plan.keys[self.site]: self.snapshot.ids[self.index]}
+
+    # ── the pick ─────────────────────────────────────────────────────────────
+
+    @property
+    def pick(self) -> Pick | None:
+        """The pick that chose."""
+        return self.policy.pick(self.site) if self.site >= 0 else None
+
+    @property
+    def direction(self) -> str | None:
+        """`min` or `max`: whether a low or a high score wins."""
+        return None if self.pick is None else self.pick.direction
+
+    @property
+    def candidates(self) -> Sequence[int]:
+        """Indices of those the pick could choose: left by the filters above it and by its `where`."""
+        pick = self.pick
+        if pick is None:
+            return self.left[-1] if self.left else range(len(self.snapshot.ids))
+        left = self.left[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
+        if pick.where is None:
+            return left
+        mask = self.policy.probe(self, self.step_index, pick.where)
+        return [i for i in left if mask[i]]
+
+    @property
+    def ranked(self) -> list[int]:
+        """`candidates` with the best score first, ties in order of ids; the chosen one first of all."""
+        score, ids = self.score, self.snapshot.ids
+        sign = -1 if self.direction == "max" else 1
+        return sorted(
+            self.candidates, key=lambda i: (i != self.index, 0 if score is None else sign * score[i], ids[i])
+        )
+
+    @property
+    def runner_up(self) -> str | None:
+        """The id of the best of those not chosen."""
+        ranked = self.ranked
+        return self.snapshot.ids[ranked[1]] if len(ranked) > 1 and self.index >= 0 else None
+
+    @property
+    def margin(self) -> float | None:
+        """How much worse the score of the runner-up is."""
+        ranked = self.ranked
+        if self.score is None or self.index < 0 or len(ranked) < 2:
+            return None
+        return abs(self.score[ranked[1]] - self.score[self.index])
+
+    @property
+    def tied(self) -> int:
+        """How many candidates had the best score; 0 when there was no pick."""
+        if self.index < 0:
+            return 0
+        score = self.score
+        if score is None:
+            return len(self.candidates)
+        return sum(score[i] == score[self.index] for i in self.candidates)

@@ -1,0 +1,33 @@
+"""The policy language: `load` a file, then `Policy.decide` on a snapshot, purely.
+
+It imports nothing of smetric; the words that policies may read are handed to it as a `Vocabulary`.
+"""
+
+from smetric.policy.decision import Decision, FilterTrace, Need, Outcome, RuleTrace
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity
+from smetric.policy.policy import Lookup, Parameter, Policy, load
+from smetric.policy.snapshot import Snapshot
+from smetric.policy.vocabulary import LARGEST, NEVER, Feature, Kind, RequestField, Unknown, Vocabulary
+
+__all__ = [
+    "LARGEST",
+    "NEVER",
+    "Decision",
+    "Diagnostic",
+    "Feature",
+    "FilterTrace",
+    "Kind",
+    "Lookup",
+    "Need",
+    "Outcome",
+    "Parameter",
+    "Policy",
+    "PolicyError",
+    "RequestField",
+    "RuleTrace",
+    "Severity",
+    "Snapshot",
+    "Unknown",
+    "Vocabulary",
+    "load",
+]

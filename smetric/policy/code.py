@@ -1,0 +1,214 @@
+"""Python code being written as `ast` nodes: the current block, and which local variables are set at this point.
+
+Every node carries a place in the policy file, so that tracebacks and profilers point there. What the code computes is
+not known here.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import keyword
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from smetric.policy.tree import Span
+
+T = TypeVar("T")
+
+
+def load(name: str) -> ast.Name:
+    """Read a variable."""
+    return ast.Name(id=name, ctx=ast.Load())
+
+
+def store(name: str) -> ast.Name:
+    """Set a variable."""
+    return ast.Name(id=name, ctx=ast.Store())
+
+
+def call(function: str, *arguments: ast.expr) -> ast.Call:
+    """`function(arguments)`."""
+    return ast.Call(func=load(function), args=list(arguments), keywords=[])
+
+
+def method(owner: ast.expr, name: str, *arguments: ast.expr) -> ast.Call:
+    """`owner.name(arguments)`."""
+    return ast.Call(func=attribute(owner, name), args=list(arguments), keywords=[])
+
+
+def attribute(owner: ast.expr, name: str) -> ast.Attribute:
+    """`owner.name`."""
+    return ast.Attribute(value=owner, attr=name, ctx=ast.Load())
+
+
+def item(owner: ast.expr, index: ast.expr) -> ast.Subscript:
+    """`owner[index]`."""
+    return ast.Subscript(value=owner, slice=index, ctx=ast.Load())
+
+
+def compare(left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.Compare:
+    """`left op right`."""
+    return ast.Compare(left=left, ops=[op], comparators=[right])
+
+
+def is_none(value: ast.expr) -> ast.Compare:
+    """`value is None`."""
+    return compare(value, ast.Is(), ast.Constant(None))
+
+
+def all_of(conditions: list[ast.expr]) -> ast.expr:
+    """Their conjunction; at least one is given."""
+    return conditions[0] if len(conditions) == 1 else ast.BoolOp(op=ast.And(), values=conditions)
+
+
+def listed(element: ast.expr, sources: dict[str, str], condition: ast.expr | None = None) -> ast.ListComp:
+    """`[element for names in zip(lists) if condition]`; *sources* maps each name to its list, and has one at least."""
+    names, lists = [store(name) for name in sources], [load(source) for source in sources.values()]
+    if len(names) == 1:
+        target: ast.expr = names[0]
+        over: ast.expr = lists[0]
+    else:
+        target = ast.Tuple(elts=list(names), ctx=ast.Store())
+        over = call("zip", *lists)
+    conditions = [] if condition is None else [condition]
+    return ast.ListComp(
+        elt=element, generators=[ast.comprehension(target=target, iter=over, ifs=conditions, is_async=0)]
+    )
+
+
+@dataclass(slots=True)
+class Branch(Generic[T]):
+    """A block that may still be thrown away, continued or adopted; `result` is what writing it gave."""
+
+    result: T
+    body: list[ast.stmt]
+    state: dict[str, bool]
+    ended: bool
+
+
+class Code:
+    """A function body.
+
+    Args:
+        text: the policy file.
+        reserved: names that no local variable may take.
+    """
+
+    def __init__(self, text: str, reserved: Iterable[str]) -> None:
+        self.body: list[ast.stmt] = []
+        #: Local variables: True where every way to this point sets them, False where only some do.
+        self.state: dict[str, bool] = {}
+        #: Whether no way leads past this point.
+        self.ended = False
+        self.span = Span(0, 0)
+        self._text = text
+        self._starts = [0, *(i + 1 for i, char in enumerate(text) if char == "\n")]
+        self._taken = set(reserved) | set(keyword.kwlist)
+        self._optional: set[str] = set()
+
+    def name(self, hint: str) -> str:
+        """A new variable, called *hint* or much like it."""
+        name = hint.replace(".", "_")
+        if name in self._taken:
+            ordinal = 2
+            while f"{name}_{ordinal}" in self._taken:
+                ordinal += 1
+            name = f"{name}_{ordinal}"
+        self._taken.add(name)
+        return name
+
+    def add(self, statement: ast.stmt) -> None:
+        """Append a statement, placed at the current span."""
+        statement.lineno, statement.col_offset = self._position(self.span.start)
+        statement.end_lineno, statement.end_col_offset = self._position(self.span.end)
+        self.body.append(statement)
+
+    def assign(self, name: str, value: ast.expr) -> None:
+        """`name = value`."""
+        self.add(ast.Assign(targets=[store(name)], value=value))
+        self.state[name] = True
+
+    def give(self, value: ast.expr) -> None:
+        """`return value`."""
+        self.add(ast.Return(value=value))
+        self.ended = True
+
+    def once(self, name: str, write: Callable[[], None]) -> None:
+        """Make sure that *name* is set: *write* sets it, where it may not be set yet."""
+        state = self.state.get(name)
+        if state is None:
+            write()
+        elif not state:
+            self._optional.add(name)
+            self.choose(is_none(load(name)), write)
+            self.state[name] = True
+
+    def capture(self, write: Callable[[], T]) -> Branch[T]:
+        """Write a block aside."""
+        return self._aside(Branch(None, [], dict(self.state), False), write)
+
+    def resume(self, branch: Branch[T], write: Callable[[T], None]) -> Branch[None]:
+        """Write on in a block that was captured."""
+        return self._aside(branch, lambda: write(branch.result))
+
+    def adopt(self, branch: Branch[T]) -> T:
+        """Append a captured block here."""
+        self.body += branch.body
+        self.state = branch.state
+        self.ended = branch.ended
+        return branch.result
+
+    def choose(
+        self, condition: ast.expr, then: Callable[[], None], otherwise: Callable[[], None] = lambda: None
+    ) -> None:
+        """`if condition: then else: otherwise`."""
+        self.join(condition, self.capture(then), self.capture(otherwise))
+
+    def join(self, condition: ast.expr, then: Branch[None], otherwise: Branch[None]) -> None:
+        """`if` of two captured blocks; afterwards a variable is set where both set it."""
+        if not then.body and otherwise.body:
+            condition = ast.UnaryOp(op=ast.Not(), operand=condition)
+            then, otherwise = otherwise, then
+        if not then.body:
+            return
+        self.add(ast.If(test=condition, body=then.body, orelse=otherwise.body))
+        open_ends = [branch.state for branch in (then, otherwise) if not branch.ended]
+        self.ended = not open_ends
+        if open_ends:
+            self.state = {
+                name: all(state.get(name, False) for state in open_ends) for state in open_ends for name in state
+            }
+
+    def function(self, name: str, arguments: Iterable[str], path: str, namespace: dict[str, object]) -> object:
+        """Compile what was written; *namespace* holds what it calls."""
+        optional: list[ast.stmt] = [
+            ast.Assign(targets=[store(name)], value=ast.Constant(None)) for name in sorted(self._optional)
+        ]
+        definition = ast.FunctionDef(
+            name=name,
+            args=ast.arguments(
+                posonlyargs=[], args=[ast.arg(arg=a) for a in arguments], kwonlyargs=[], kw_defaults=[], defaults=[]
+            ),
+            body=optional + self.body,
+            decorator_list=[],
+        )
+        definition.lineno, definition.col_offset = 1, 0
+        module = ast.fix_missing_locations(ast.Module(body=[definition], type_ignores=[]))
+        exec(compile(module, path, "exec"), namespace)
+        return namespace[name]
+
+    def _aside(self, start: Branch[object] | Branch[T], write: Callable[[], T]) -> Branch[T]:
+        outer = self.body, self.state, self.ended
+        self.body, self.state, self.ended = start.body, start.state, start.ended
+        try:
+            result = write()
+            return Branch(result, self.body, self.state, self.ended)
+        finally:
+            self.body, self.state, self.ended = outer
+
+    def _position(self, offset: int) -> tuple[int, int]:
+        """Line from 1 and column in UTF-8 bytes from 0, as `ast` counts."""
+        line = bisect.bisect_right(self._starts, offset)
+        return line, len(self._text[self._starts[line - 1] : offset].encode())

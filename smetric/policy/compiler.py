@@ -1,0 +1,275 @@
+"""Makes one Python function of a plan: steps in order, guards as nested `if`s, a decision returned where one fires.
+
+Expressions are written by `emitter.py`. The function's nodes carry the policy's file name and lines.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smetric.policy import runtime
+from smetric.policy.code import Code, all_of, call, compare, item, listed, load
+from smetric.policy.decision import Decision, Need
+from smetric.policy.emitter import Asking, Emitter
+from smetric.policy.plan import Op, Pick, Plan, Ref, Shape, StatementKind, Step, Term, features_of, fields_of
+from smetric.policy.seed import stream_of
+from smetric.policy.vocabulary import Vocabulary
+
+_ARGUMENTS = ("policy", "snapshot", "req", "used", "seed")
+_BUILT_IN: dict[str, object] = {
+    function.__name__: function for function in (abs, all, any, enumerate, len, max, min, range, sum, zip)
+}
+_OWN: dict[str, object] = {
+    "Decision": Decision,
+    "Need": Need,
+    "age": runtime.age,
+    "drawn": runtime.drawn,
+    "known": runtime.known,
+    "norm": runtime.norm,
+    "rotated": runtime.rotated,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The function of a policy, and what was learnt while writing it.
+
+    Args:
+        decide: `(policy, snapshot, request, cursors, seed) -> Decision | Need`.
+        always: the look-ups that every decision asks for.
+        asked_by: for each look-up, the labels of the guards, filters and picks that may ask for it first.
+    """
+
+    decide: Callable[..., Any]
+    always: frozenset[str]
+    asked_by: dict[str, tuple[str, ...]]
+
+
+class Compiler:
+    """Compiles a plan, once per instance.
+
+    Args:
+        plan: what to compute.
+        vocabulary: features and request fields.
+        text: the policy file.
+        path: its name in tracebacks.
+    """
+
+    def __init__(self, plan: Plan, vocabulary: Vocabulary, text: str, path: str) -> None:
+        self._plan = plan
+        self._vocabulary = vocabulary
+        self._path = path
+        self._namespace: dict[str, object] = {**_BUILT_IN, **_OWN}
+        for site, key in enumerate(plan.keys):
+            self._namespace[f"key_{site}"] = key
+            self._namespace[f"stream_{site}"] = stream_of(key)
+        self._unknowable = frozenset(name for name, known in vocabulary.request.items() if known.may_be_unknown)
+        self._code = Code(text, {*self._namespace, *_ARGUMENTS, "decide"})
+        self._stops: list[ast.expr] = []
+        self._left: list[str] = []
+        self._always: frozenset[str] | None = None
+        self._emitter = self._emitter_for(outside_guards=[s.value for s in plan.steps if s.value is not None])
+
+    def compile(self) -> Compiled:
+        """The function that decides."""
+        for index, step in enumerate(self._plan.steps):
+            self._code.span = step.span
+            self._step(index, step)
+        decide: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
+        asked_by = {feature: tuple(labels) for feature, labels in self._emitter.asked_by.items()}
+        return Compiled(decide, self._always or frozenset(), asked_by)
+
+    def probe(self, before: int, terms: Sequence[Term]) -> Callable[..., Any]:
+        """A function that computes *terms* as step number *before* sees them, for explanations.
+
+        It takes the arguments of `decide` and returns a tuple with one value or one list per term; None where a look-up
+        is absent or a filter leaves nobody.
+        """
+        self._emitter = self._emitter_for(outside_guards=terms, absent=lambda _: ast.Constant(None))
+        for index, step in enumerate(self._plan.steps[:before]):
+            if step.kind.is_filter:
+                self._code.span = step.span
+                self._filter(index, step, lambda: self._code.give(ast.Constant(None)))
+        values = [
+            load(self._emitter.vector(term)) if term.shape is Shape.VECTOR else self._emitter.scalar(term)
+            for term in terms
+        ]
+        self._code.give(ast.Tuple(elts=values, ctx=ast.Load()))
+        function: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
+        return function  # type: ignore[no-any-return]
+
+    def _emitter_for(
+        self, outside_guards: Sequence[Term], absent: Callable[[frozenset[str]], ast.expr] | None = None
+    ) -> Emitter:
+        read = {name for term in outside_guards for name in fields_of(term)}
+        return Emitter(self._code, self._vocabulary, self._unknowable & read, absent or self._need)
+
+    def _need(self, lookups: frozenset[str]) -> ast.expr:
+        name = "need_" + "_".join(sorted(lookups))
+        self._namespace.setdefault(name, Need(lookups))
+        return load(name)
+
+    def _ask(self, label: str, term: Term) -> None:
+        lookups = frozenset(name for name in features_of(term) if self._vocabulary.features[name].lookup)
+        self._emitter.asking = Asking(label, lookups)
+
+    # ── steps ────────────────────────────────────────────────────────────────
+
+    def _step(self, index: int, step: Step) -> None:
+        if step.kind.is_filter:
+            self._filter(index, step, lambda: self._decide(index))
+            return
+        stop = self._code.name(f"{step.label}_stop")
+        passed = len(step.guards)
+
+        def fire() -> None:
+            if step.kind is StatementKind.REJECT:
+                self._reject(index, step)
+            else:
+                assert step.value is not None
+                self._ask(step.label, step.value)
+                self._route(index, step.value, certain=False)
+            if not self._code.ended:
+                self._code.assign(stop, ast.Constant(passed))
+
+        self._guarded(step, stop, fire)
+        self._stops.append(load(stop))
+
+    def _guarded(self, step: Step, stop: str, fire: Callable[[], None], at: int = 0) -> None:
+        """Write the guards from number *at* on: *fire* where all hold, else *stop* is how many did."""
+        if at == len(step.guards):
+            fire()
+            return
+        guard = step.guards[at]
+        code = self._code
+
+        def held() -> None:
+            self._guarded(step, stop, fire, at + 1)
+
+        def failed() -> None:
+            code.assign(stop, ast.Constant(at))
+
+        # A guard that reads an unknown number of the request fails.
+        unknowable = sorted(fields_of(guard.value) & self._unknowable)
+        known: list[ast.expr] = [
+            compare(load(self._emitter.raw_field(name)), ast.IsNot(), ast.Constant(None)) for name in unknowable
+        ]
+        self._ask(guard.label, guard.value)
+        branch = code.capture(lambda: self._emitter.scalar(guard.value))
+        if not known:
+            code.choose(code.adopt(branch), held, failed)
+        elif not branch.body:
+            code.choose(all_of([*known, branch.result]), held, failed)
+        else:
+            code.choose(all_of(known), lambda: code.choose(code.adopt(branch), held, failed), failed)
+
+    def _filter(self, index: int, step: Step, nobody: Callable[[], None]) -> None:
+        """Write a filter; *nobody* writes what follows when a `keep` leaves none."""
+        code, emitter = self._code, self._emitter
+        stop = code.name(f"{step.label}_stop")
+        left = code.name(f"left_by_{step.label}")
+        before = emitter.levels[-1]
+        everybody = load(before) if before is not None else call("range", emitter.size(0))
+
+        def narrow() -> None:
+            assert step.value is not None
+            self._ask(step.label, step.value)
+            mask = emitter.vector(step.value)
+            i = code.name("i")
+            those = code.name("those")
+            code.assign(those, everybody)
+            code.assign(left, listed(load(i), {i: those}, item(load(mask), load(i))))
+            if step.kind is StatementKind.KEEP:
+                code.assign(stop, ast.Constant(len(step.guards)))
+                self._left.append(left)
+                self._stops.append(load(stop))
+                code.choose(ast.UnaryOp(op=ast.Not(), operand=load(left)), nobody)
+                self._left.pop()
+                self._stops.pop()
+                return
+
+            def ignored() -> None:
+                code.assign(left, load(those))
+                code.assign(stop, ast.Constant(-1))
+
+            code.choose(load(left), lambda: code.assign(stop, ast.Constant(len(step.guards))), ignored)
+
+        self._guarded(step, stop, narrow)
+        if step.guards:
+            code.once(left, lambda: code.assign(left, everybody))
+        emitter.levels.append(left)
+        self._left.append(left)
+        self._stops.append(load(stop))
+
+    def _reject(self, index: int, step: Step) -> None:
+        retry: ast.expr = ast.Constant(None)
+        if step.value is not None:
+            self._ask(step.label, step.value)
+            retry = self._emitter.scalar(step.value)
+        self._decide(index, retry=retry)
+
+    def _route(self, index: int, term: Term, *, certain: bool) -> None:
+        """Route to a pick, which may be chosen among picks; *certain*: it is known to be somebody."""
+        code, emitter = self._code, self._emitter
+        if isinstance(term, Op) and term.op == "if":
+            condition, then, otherwise = term.operands
+            known = isinstance(condition, Op) and condition.op == "somebody" and condition.operands[0] is then
+            code.choose(
+                emitter.scalar(condition),
+                lambda: self._route(index, then, certain=known),
+                lambda: self._route(index, otherwise, certain=False),
+            )
+            return
+        assert isinstance(term, Ref)
+        pick = term.binding.value
+        if not isinstance(pick, Pick):
+            self._route(index, pick, certain=certain)
+            return
+        picked = emitter.pick(term.binding, pick)
+        score: ast.expr = ast.Constant(None) if picked.score is None else load(picked.score)
+
+        def fire() -> None:
+            self._decide(index, load(picked.index), score, pick.site)
+
+        if pick.where is None or certain:
+            fire()
+        else:
+            code.choose(compare(load(picked.index), ast.GtE(), ast.Constant(0)), fire)
+
+    def _decide(
+        self,
+        index: int,
+        pick: ast.expr | None = None,
+        score: ast.expr | None = None,
+        site: int = -1,
+        retry: ast.expr | None = None,
+    ) -> None:
+        """Return a decision of step *index*."""
+        step = self._plan.steps[index]
+        stops = list(self._stops)
+        if len(stops) == index:
+            stops.append(ast.Constant(len(step.guards)))
+        nobody = ast.Constant(None)
+        self._code.give(
+            call(
+                "Decision",
+                *(load(name) for name in _ARGUMENTS),
+                ast.Constant(index),
+                ast.Constant(-1) if pick is None else pick,
+                ast.Tuple(elts=stops, ctx=ast.Load()),
+                ast.Tuple(elts=[load(name) for name in self._left], ctx=ast.Load()),
+                score or nobody,
+                ast.Constant(site),
+                retry or nobody,
+            )
+        )
+        state = self._code.state
+        read = frozenset(
+            feature
+            for feature, variable in self._emitter.columns.items()
+            if state.get(variable, False) and self._vocabulary.features[feature].lookup
+        )
+        self._always = read if self._always is None else self._always & read

@@ -1,0 +1,413 @@
+"""Writes the code of expressions: columns are lists, chains of element-wise operations become one comprehension.
+
+A binding is computed at most once, where something first asks for it; one that is used once is written in place.
+Steps, guards and decisions are `compiler.py`, picks are `picker.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from smetric.policy.code import (
+    Branch,
+    Code,
+    attribute,
+    call,
+    compare,
+    is_none,
+    item,
+    listed,
+    load,
+    method,
+    store,
+)
+from smetric.policy.picker import Picked, write_pick
+from smetric.policy.plan import (
+    At,
+    Binding,
+    Column,
+    Const,
+    Norm,
+    Op,
+    Pick,
+    Provenance,
+    Reduce,
+    Ref,
+    RequestValue,
+    Shape,
+    Term,
+    features_of,
+)
+from smetric.policy.vocabulary import Vocabulary
+
+_ARITHMETIC: dict[str, type[ast.operator]] = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div}
+_COMPARISONS: dict[str, type[ast.cmpop]] = {
+    "==": ast.Eq,
+    "!=": ast.NotEq,
+    "<=": ast.LtE,
+    ">=": ast.GtE,
+    "<": ast.Lt,
+    ">": ast.Gt,
+    "in": ast.In,
+    "not in": ast.NotIn,
+}
+
+
+@dataclass(slots=True)
+class Element:
+    """One element of a vector: an expression over loop variables, each of which runs over a list."""
+
+    value: ast.expr
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Asking:
+    """The guard, filter or pick being written: its name in traces, and the look-ups it may ask for."""
+
+    label: str
+    lookups: frozenset[str]
+
+
+class Emitter:
+    """Writes expressions into one function.
+
+    Args:
+        code: the function.
+        vocabulary: features and request fields.
+        defaulted: request fields that may be unknown and are read outside guards: they have their default there.
+        absent: what is returned where a look-up is absent; given the look-ups to ask for.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        vocabulary: Vocabulary,
+        defaulted: frozenset[str],
+        absent: Callable[[frozenset[str]], ast.expr],
+    ) -> None:
+        self.code = code
+        self.asking = Asking("", frozenset())
+        #: For each look-up, the labels of what asks for it.
+        self.asked_by: dict[str, list[str]] = {}
+        #: The variable of each feature that is read, and of the candidates left by each filter so far.
+        self.columns: dict[str, str] = {}
+        self.levels: list[str | None] = [None]
+        self._vocabulary = vocabulary
+        self._defaulted = defaulted
+        self._absent = absent
+        self._variables: dict[object, str] = {}
+        self._picks: dict[int, Picked] = {}
+
+    # ── one value ────────────────────────────────────────────────────────────
+
+    def scalar(self, term: Term) -> ast.expr:
+        """An expression for one value; what it needs is written before it."""
+        outer, self.code.span = self.code.span, term.span
+        try:
+            return self._scalar(term)
+        finally:
+            self.code.span = outer
+
+    def atom(self, term: Term, hint: str = "x") -> ast.expr:
+        """The same as a constant or a variable, so that it can stand in a loop or be read twice."""
+        return self.atomic(self.scalar(term), hint)
+
+    def atomic(self, value: ast.expr, hint: str = "x") -> ast.expr:
+        """*value* itself, or a variable that holds it."""
+        if isinstance(value, ast.Constant | ast.Name):
+            return value
+        name = self.code.name(hint)
+        self.code.assign(name, value)
+        return load(name)
+
+    def _scalar(self, term: Term) -> ast.expr:
+        match term:
+            case Const(value=value):
+                return ast.Constant(value)
+            case RequestValue(name=name):
+                return load(self._field(name))
+            case Ref(binding=binding):
+                return self._reference(binding)
+            case At(vector=vector, pick=pick):
+                index = self.scalar(pick)
+                return item(load(self.vector(vector)), index)
+            case Reduce():
+                return self._reduce(term)
+            case Op(op="if", operands=(condition, then, otherwise)):
+                return self.lazily(self.scalar(condition), lambda: self.scalar(then), lambda: self.scalar(otherwise))
+            case Op(op="and" | "or" as op, operands=(left, right)):
+                return self._short_circuit(op, self.scalar(left), right)
+            case Op(op="somebody", operands=(pick,)):
+                return compare(self.scalar(pick), ast.GtE(), ast.Constant(0))
+            case Op(op=op, operands=operands):
+                return self._operation(op, [self.scalar(operand) for operand in operands], self.atomic)
+        raise AssertionError(f"{type(term).__name__} is not one value")
+
+    def _reference(self, binding: Binding) -> ast.expr:
+        if isinstance(binding.value, Pick):
+            return load(self.pick(binding, binding.value).index)
+        if binding.uses == 1:
+            return self.scalar(binding.value)
+        name = self._variable(binding, binding.name)
+        self.code.once(name, lambda: self.code.assign(name, self.scalar(binding.value)))
+        return load(name)
+
+    def _short_circuit(self, op: str, left: ast.expr, right: Term) -> ast.expr:
+        branch = self.code.capture(lambda: self.scalar(right))
+        if not branch.body:
+            return ast.BoolOp(op=ast.And() if op == "and" else ast.Or(), values=[left, branch.result])
+        settled: Branch[ast.expr] = self.code.capture(lambda: ast.Constant(op == "or"))
+        first, second = (branch, settled) if op == "and" else (settled, branch)
+        return self._joined(left, first, second)
+
+    def lazily(self, condition: ast.expr, then: Callable[[], ast.expr], otherwise: Callable[[], ast.expr]) -> ast.expr:
+        """`then if condition else otherwise`, where only the side taken is computed."""
+        first, second = self.code.capture(then), self.code.capture(otherwise)
+        if not first.body and not second.body:
+            return ast.IfExp(test=condition, body=first.result, orelse=second.result)
+        return self._joined(condition, first, second)
+
+    def _joined(self, condition: ast.expr, first: Branch[ast.expr], second: Branch[ast.expr]) -> ast.expr:
+        name = self.code.name("x")
+        self.code.join(
+            condition,
+            self.code.resume(first, lambda value: self.code.assign(name, value)),
+            self.code.resume(second, lambda value: self.code.assign(name, value)),
+        )
+        return load(name)
+
+    def pick(self, binding: Binding, pick: Pick) -> Picked:
+        """The variables of a pick."""
+        if pick.site not in self._picks:
+            scored = pick.value.shape is Shape.VECTOR
+            self._picks[pick.site] = Picked(self.code.name(binding.name), self.code.name("score") if scored else None)
+        picked = self._picks[pick.site]
+        self.code.once(picked.index, lambda: write_pick(self, pick, picked))
+        return picked
+
+    # ── one value per candidate ──────────────────────────────────────────────
+
+    def vector(self, term: Term, hint: str = "v") -> str:
+        """The variable of a list with one value per candidate, all of them, filtered or not."""
+        outer, self.code.span = self.code.span, term.span
+        try:
+            if isinstance(term, Ref) and term.shape is Shape.VECTOR:
+                binding = term.binding
+                if binding.uses == 1:
+                    return self.vector(binding.value, binding.name)
+                name = self._variable(binding, binding.name)
+                self.code.once(name, lambda: self.code.assign(name, self._list(self.element(binding.value))))
+                return name
+            element = self.element(term)
+            if isinstance(element.value, ast.Name) and element.value.id in element.sources:
+                return element.sources[element.value.id]
+            name = self.code.name(hint)
+            self.code.assign(name, self._list(element))
+            return name
+        finally:
+            self.code.span = outer
+
+    def element(self, term: Term) -> Element:
+        """One element of *term*; single values spread."""
+        if term.shape is not Shape.VECTOR:
+            return Element(self.atom(term))
+        outer, self.code.span = self.code.span, term.span
+        try:
+            return self._element(term)
+        finally:
+            self.code.span = outer
+
+    def _element(self, term: Term) -> Element:
+        match term:
+            case Column(feature=feature):
+                return self._each(self._column(feature))
+            case Ref(binding=binding) if binding.uses == 1:
+                return self.element(binding.value)
+            case Ref():
+                return self._each(self.vector(term))
+            case Op(op="if", operands=(condition, then, otherwise)) if condition.shape is Shape.SCALAR:
+                return self._choice(self.atom(condition), then, otherwise)
+            case Op(op=op, operands=operands):
+                parts = [self.element(operand) for operand in operands]
+                sources = {name: source for part in parts for name, source in part.sources.items()}
+                return Element(self._operation(op, [part.value for part in parts], self._kept), sources)
+            case Norm(value=value, level=level):
+                values = self.vector(value)
+                name = self.code.name("norm_of")
+                self.code.assign(name, call("norm", load(values), self.over(value, level, None)))
+                return self._each(name)
+            case Provenance(function=function, value=value):
+                features = features_of(value)
+                for feature in sorted(features):
+                    self._column(feature)
+                name = self.code.name(f"{function}_of")
+                names = ast.Constant(tuple(sorted(features)))
+                self.code.assign(name, call(function, load("snapshot"), names))
+                return self._each(name)
+        raise AssertionError(f"{type(term).__name__} is not one value per candidate")
+
+    def _each(self, name: str) -> Element:
+        variable = self._variable(("each", name), f"{name}_i")
+        return Element(load(variable), {variable: name})
+
+    def _kept(self, value: ast.expr) -> ast.expr:
+        """*value*, named where it stands so that the rest of its element can read it again."""
+        if isinstance(value, ast.Constant | ast.Name):
+            return value
+        return ast.NamedExpr(target=store(self.code.name("y")), value=value)
+
+    def _choice(self, condition: ast.expr, then: Term, otherwise: Term) -> Element:
+        first = self.code.capture(lambda: self.element(then))
+        second = self.code.capture(lambda: self.element(otherwise))
+        if not first.body and not second.body:
+            return Element(
+                ast.IfExp(test=condition, body=first.result.value, orelse=second.result.value),
+                {**first.result.sources, **second.result.sources},
+            )
+        name = self.code.name("v")
+
+        def keep(element: Element) -> None:
+            self.code.assign(name, self._list(element))
+
+        self.code.join(condition, self.code.resume(first, keep), self.code.resume(second, keep))
+        return self._each(name)
+
+    def _list(self, element: Element) -> ast.expr:
+        if isinstance(element.value, ast.Name) and element.value.id in element.sources:
+            return load(element.sources[element.value.id])
+        if element.sources:
+            return listed(element.value, element.sources)
+        return ast.BinOp(left=ast.List(elts=[element.value], ctx=ast.Load()), op=ast.Mult(), right=self.size(0))
+
+    def _operation(self, op: str, operands: list[ast.expr], kept: Callable[[ast.expr], ast.expr]) -> ast.expr:
+        """One operation on one value of each operand; *kept* makes an operand readable twice."""
+        if op in _ARITHMETIC:
+            left, right = operands
+            return ast.BinOp(left=left, op=_ARITHMETIC[op](), right=right)
+        if op in _COMPARISONS:
+            left, right = operands
+            return compare(left, _COMPARISONS[op](), right)
+        match op, operands:
+            case "and" | "or", _:
+                return ast.BoolOp(op=ast.And() if op == "and" else ast.Or(), values=operands)
+            case "not", [operand]:
+                return ast.UnaryOp(op=ast.Not(), operand=operand)
+            case "neg", [operand]:
+                return ast.UnaryOp(op=ast.USub(), operand=operand)
+            case "if", [condition, then, otherwise]:
+                return ast.IfExp(test=condition, body=then, orelse=otherwise)
+            case "abs", [operand]:
+                return call("abs", operand)
+            case "set", _:
+                return ast.Tuple(elts=operands, ctx=ast.Load())
+            case "least" | "greatest", [left, right]:
+                left, right = kept(left), kept(right)
+                order = ast.Lt() if op == "least" else ast.Gt()
+                return ast.IfExp(test=compare(left, order, right), body=_again(left), orelse=_again(right))
+        raise AssertionError(f"no such operation: {op}")
+
+    # ── reductions ───────────────────────────────────────────────────────────
+
+    def size(self, level: int) -> ast.expr:
+        """The number of candidates left by the first *level* filters."""
+        left = self.levels[level]
+        if left is not None:
+            return call("len", load(left))
+        name = self._variable("size", "n")
+        self.code.once(name, lambda: self.code.assign(name, call("len", self.ids())))
+        return load(name)
+
+    def ids(self) -> ast.expr:
+        """The candidates' ids."""
+        return attribute(load("snapshot"), "ids")
+
+    def over(self, term: Term, level: int, where: Term | None) -> ast.expr:
+        """The values of *term* for the candidates of *level* for which *where* holds."""
+        left = self.levels[level]
+        if left is None:
+            if where is None:
+                return load(self.vector(term))
+            value, mask = self.element(term), self.element(where)
+            sources = {**value.sources, **mask.sources}
+            if not sources:
+                value = self._each(self.vector(term))
+                sources = value.sources
+            return listed(value.value, sources, mask.value)
+        i = self._variable("index", "i")
+        values = load(self.vector(term))
+        mask_i = None if where is None else item(load(self.vector(where)), load(i))
+        return listed(item(values, load(i)), {i: left}, mask_i)
+
+    def _reduce(self, term: Reduce) -> ast.expr:
+        function, where, default = term.function, term.where, term.default
+        if function == "count":
+            if where is None and isinstance(term.value, Const):
+                return self.size(term.level)
+            return method(self.over(term.value, term.level, where), "count", ast.Constant(True))
+        values = self.over(term.value, term.level, where)
+        if function in ("any", "all", "sum"):
+            return call(function, values)
+        if default is not None:
+            values = self.atomic(values, "those")
+            return self.lazily(values, lambda: self._reduced(function, values, term), lambda: self.scalar(default))
+        return self._reduced(function, values, term)
+
+    def _reduced(self, function: str, values: ast.expr, term: Reduce) -> ast.expr:
+        if function != "mean":
+            return call(function, values)
+        size = self.size(term.level) if term.where is None else call("len", values)
+        return ast.BinOp(left=call("sum", values), op=ast.Div(), right=size)
+
+    # ── what is read ─────────────────────────────────────────────────────────
+
+    def _column(self, feature: str) -> str:
+        name = self._variable(("column", feature), feature)
+        self.columns[feature] = name
+        self.code.once(name, lambda: self._read(feature, name))
+        return name
+
+    def _read(self, feature: str, name: str) -> None:
+        columns = self._variable("columns", "columns")
+        self.code.once(columns, lambda: self.code.assign(columns, attribute(load("snapshot"), "columns")))
+        if not self._vocabulary.features[feature].lookup:
+            self.code.assign(name, item(load(columns), ast.Constant(feature)))
+            return
+        self.code.assign(name, method(load(columns), "get", ast.Constant(feature)))
+        lookups = self.asking.lookups
+        labels = self.asked_by.setdefault(feature, [])
+        if self.asking.label not in labels:
+            labels.append(self.asking.label)
+        self.code.choose(is_none(load(name)), lambda: self.code.give(self._absent(lookups)))
+
+    def raw_field(self, name: str) -> str:
+        """The variable of a request field as it came: None where unknown."""
+        variable = self._variable(("raw", name), f"req_{name}")
+        self.code.once(variable, lambda: self.code.assign(variable, attribute(load("req"), name)))
+        return variable
+
+    def _field(self, name: str) -> str:
+        raw = self.raw_field(name)
+        if name not in self._defaulted:
+            return raw
+        variable = self._variable(("field", name), f"{name}_or_default")
+        default: Any = self._vocabulary.request[name].default
+        value = ast.IfExp(test=is_none(load(raw)), body=ast.Constant(default), orelse=load(raw))
+        self.code.once(variable, lambda: self.code.assign(variable, value))
+        return variable
+
+    def _variable(self, key: object, hint: str) -> str:
+        """The variable that stands for *key* throughout the function."""
+        if isinstance(key, Binding):
+            key = id(key)
+        if key not in self._variables:
+            self._variables[key] = self.code.name(hint)
+        return self._variables[key]
+
+
+def _again(value: ast.expr) -> ast.expr:
+    """*value* read a second time."""
+    return load(value.target.id) if isinstance(value, ast.NamedExpr) else value

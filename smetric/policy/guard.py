@@ -1,0 +1,62 @@
+"""Guards: the conjuncts of a `when`, and how traces and tests call each of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+
+from smetric.policy import tree
+
+#: A string, which is kept, or a comment, which is not.
+_COMMENT = re.compile(r"(\"[^\"\n]*\")|#[^\n]*")
+
+
+def conjuncts(when: tree.Expr | None) -> list[tree.Expr]:
+    """The guards of a condition, left to right; none without one."""
+    if when is None:
+        return []
+    if isinstance(when, tree.Binary) and when.op == "and":
+        return conjuncts(when.left) + conjuncts(when.right)
+    return [when]
+
+
+def label_of(guard: tree.Expr, text: str, definitions: Container[str]) -> str:
+    """How traces call *guard*: its source text on one line, where a call of a definition is its name alone."""
+    pieces = []
+    at = guard.span.start
+    for call in sorted(_calls(guard, definitions), key=lambda call: call.span.start):
+        pieces += [text[at : call.span.start], call.function]
+        at = call.span.end
+    pieces.append(text[at : guard.span.end])
+    return one_line("".join(pieces))
+
+
+def one_line(source: str) -> str:
+    """Source text without comments and line breaks."""
+    return " ".join(_COMMENT.sub(r"\1", source).split())
+
+
+def _calls(expr: tree.Expr, definitions: Container[str]) -> Iterator[tree.Call]:
+    """Outermost calls of definitions in *expr*."""
+    match expr:
+        case tree.Call(function=function) if function in definitions:
+            yield expr
+        case tree.Call(arguments=arguments):
+            for argument in arguments:
+                yield from _calls(argument.value, definitions)
+                if argument.where is not None:
+                    yield from _calls(argument.where, definitions)
+        case tree.Unary(operand=operand):
+            yield from _calls(operand, definitions)
+        case tree.Binary(left=left, right=right):
+            yield from _calls(left, definitions)
+            yield from _calls(right, definitions)
+        case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
+            for part in (then, condition, otherwise):
+                yield from _calls(part, definitions)
+        case tree.At(vector=vector, pick=pick):
+            yield from _calls(vector, definitions)
+            yield from _calls(pick, definitions)
+        case tree.SetOf(items=items):
+            for item in items:
+                yield from _calls(item, definitions)

@@ -1,0 +1,125 @@
+"""Writes the code of picks: the best candidate, then the tie breakers, then a draw or the rotation."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smetric.policy.code import call, compare, item, listed, load, method
+from smetric.policy.plan import Pick, Term
+
+if TYPE_CHECKING:
+    from smetric.policy.emitter import Emitter
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The variables of a pick: the index of the candidate (-1 for nobody), and what was compared (None if nothing)."""
+
+    index: str
+    score: str | None
+
+
+def write_pick(emitter: Emitter, pick: Pick, into: Picked) -> None:
+    """Set the variables *into* to what *pick* chooses."""
+    code = emitter.code
+    outer, code.span = code.span, pick.span
+    if into.score is not None:
+        # Where the score is a column, this only gives it a second name.
+        code.assign(into.score, load(emitter.vector(pick.value)))
+    left = emitter.levels[pick.level]
+    if left is None and pick.where is None:
+        _among_all(emitter, pick, into)
+    else:
+        _among_some(emitter, pick, into, left)
+    code.span = outer
+
+
+def _among_all(emitter: Emitter, pick: Pick, into: Picked) -> None:
+    code = emitter.code
+    if into.score is None:
+        tied = code.name("tied")
+        code.assign(tied, call("range", emitter.size(0)))
+        _break_tie(emitter, pick, list(pick.thens), tied, into.index)
+        return
+    score = load(into.score)
+    best = code.name("best")
+    code.assign(best, call(pick.direction, score))
+    code.assign(into.index, method(score, "index", load(best)))
+
+    def tie() -> None:
+        tied = code.name("tied")
+        i, x = code.name("i"), code.name("x")
+        code.assign(tied, _enumerated(i, x, score, compare(load(x), ast.Eq(), load(best))))
+        _break_tie(emitter, pick, list(pick.thens), tied, into.index)
+
+    code.choose(compare(method(score, "count", load(best)), ast.Gt(), ast.Constant(1)), tie)
+
+
+def _among_some(emitter: Emitter, pick: Pick, into: Picked, left: str | None) -> None:
+    code = emitter.code
+    if pick.where is None:
+        assert left is not None
+        _best_of(emitter, pick, into, left)
+        return
+    those, i = code.name("those"), code.name("i")
+    mask = load(emitter.vector(pick.where))
+    if left is None:
+        x = code.name("x")
+        code.assign(those, _enumerated(i, x, mask, load(x)))
+    else:
+        code.assign(those, listed(load(i), {i: left}, item(mask, load(i))))
+    code.choose(
+        load(those),
+        lambda: _best_of(emitter, pick, into, those),
+        lambda: code.assign(into.index, ast.Constant(-1)),
+    )
+
+
+def _best_of(emitter: Emitter, pick: Pick, into: Picked, those: str) -> None:
+    code = emitter.code
+    if into.score is None:
+        _break_tie(emitter, pick, list(pick.thens), those, into.index)
+        return
+    tied = code.name("tied")
+    code.assign(tied, _narrowed(emitter, load(into.score), those, pick.direction))
+    _break_tie(emitter, pick, list(pick.thens), tied, into.index)
+
+
+def _narrowed(emitter: Emitter, values: ast.expr, those: str, direction: str) -> ast.expr:
+    """The indices in *those* with the best value."""
+    code = emitter.code
+    i, best = code.name("i"), code.name("best")
+    code.assign(best, call(direction, listed(item(values, load(i)), {i: those})))
+    return listed(load(i), {i: those}, compare(item(values, load(i)), ast.Eq(), load(best)))
+
+
+def _break_tie(emitter: Emitter, pick: Pick, thens: list[Term], tied: str, index: str) -> None:
+    """Set *index* to one of *tied*: by the next tie breaker if there is one, which is asked only now."""
+    code = emitter.code
+    if not thens:
+        if pick.rotates:
+            last = method(load("used"), "get", load(f"key_{pick.site}"), ast.Constant(""))
+            code.assign(index, call("rotated", load(tied), emitter.ids(), last))
+        else:
+            stream = load(f"stream_{pick.site}")
+            code.assign(index, call("drawn", load(tied), emitter.ids(), load("seed"), stream))
+        return
+
+    def narrow() -> None:
+        fewer = code.name("tied")
+        code.assign(fewer, _narrowed(emitter, load(emitter.vector(thens[0])), tied, "min"))
+        _break_tie(emitter, pick, thens[1:], fewer, index)
+
+    several = compare(call("len", load(tied)), ast.Gt(), ast.Constant(1))
+    code.choose(several, narrow, lambda: code.assign(index, item(load(tied), ast.Constant(0))))
+
+
+def _enumerated(i: str, x: str, values: ast.expr, condition: ast.expr) -> ast.expr:
+    """`[i for i, x in enumerate(values) if condition]`."""
+    target = ast.Tuple(elts=[ast.Name(id=i, ctx=ast.Store()), ast.Name(id=x, ctx=ast.Store())], ctx=ast.Store())
+    over = call("enumerate", values)
+    return ast.ListComp(
+        elt=load(i), generators=[ast.comprehension(target=target, iter=over, ifs=[condition], is_async=0)]
+    )

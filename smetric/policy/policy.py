@@ -1,0 +1,152 @@
+"""A loaded policy: what it is called, what it reads, and its pure decision function."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smetric.policy import tree
+from smetric.policy.compiler import Compiler
+from smetric.policy.decision import Decision, Need
+from smetric.policy.parser import parse
+from smetric.policy.plan import Pick, Plan, Term, features_of
+from smetric.policy.resolver import ParameterValue, Resolver
+from smetric.policy.snapshot import Snapshot
+from smetric.policy.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A look-up feature that a policy reads.
+
+    Args:
+        always: every decision asks for it.
+        asked_by: labels of the guards, filters and rules that may be the first to ask; it is spared before them.
+    """
+
+    always: bool
+    asked_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The value of a `param`: a number in `unit`, a string, a truth value, or the name of a feature."""
+
+    value: float | str | bool
+    unit: str
+    configured: bool
+
+
+class Policy:
+    """One policy file with its parameters settled. Make one with `load`.
+
+    It holds no state: the same object serves live traffic, replay, tests and simulation at once.
+    """
+
+    def __init__(
+        self,
+        file: tree.File,
+        vocabulary: Vocabulary,
+        plan: Plan,
+        params: Mapping[str, Parameter],
+    ) -> None:
+        #: As the file says, the file's name, its documentation, and the first 12 hex digits of its SHA-256.
+        self.name = file.name
+        self.path = file.path
+        self.doc = file.doc
+        self.digest = hashlib.sha256(file.text.encode()).hexdigest()[:12]
+        self.source = file.text
+        self.params = params
+        self.plan = plan
+        self.tests = tuple(s for s in file.statements if isinstance(s, tree.Test))
+        self._vocabulary = vocabulary
+        compiled = Compiler(plan, vocabulary, file.text, file.path).compile()
+        terms = [guard.value for step in plan.steps for guard in step.guards]
+        terms += [step.value for step in plan.steps if step.value is not None]
+        #: Every feature that some decision may read.
+        self.reads: frozenset[str] = frozenset(name for term in terms for name in features_of(term))
+        #: Those of them that cost a look-up.
+        self.lookups: Mapping[str, Lookup] = {
+            name: Lookup(name in compiled.always, compiled.asked_by[name])
+            for name in sorted(self.reads)
+            if vocabulary.features[name].lookup
+        }
+        #: Those that every decision asks for.
+        self.lookups_always = compiled.always
+        self._decide: Callable[..., Decision | Need] = compiled.decide
+        self._probes: dict[tuple[int, int], Callable[..., Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Policy {self.name} {self.digest}>"
+
+    def decide(self, snapshot: Snapshot, request: Any, cursors: Mapping[str, str], seed: int) -> Decision | Need:
+        """Decide, or say which look-ups are needed first. Pure: the same arguments give the same answer.
+
+        Args:
+            snapshot: at least one candidate, and a column for every feature in `reads` that is no look-up.
+            request: an object with the vocabulary's request fields as attributes; None where unknown.
+            cursors: the id of the last winner of each pick that rotates (see `Decision.cursors`); may lack some.
+            seed: any 64 bits, drawn anew for every request and kept while it is evaluated again.
+        """
+        return self._decide(self, snapshot, request, cursors, seed)
+
+    def pick(self, site: int) -> Pick:
+        """The pick number *site* of the file."""
+        value = self.plan.picks[site].value
+        assert isinstance(value, Pick)
+        return value
+
+    def probe(self, decision: Decision, before: int, term: Term) -> Any:
+        """What *term* was in *decision* as step number *before* saw it: a value, or a list with one per candidate.
+
+        None where it reads a look-up that the decision did without. Compiled when first asked for.
+        """
+        key = (before, id(term))
+        probe = self._probes.get(key)
+        if probe is None:
+            probe = Compiler(self.plan, self._vocabulary, self.source, self.path).probe(before, [term])
+            self._probes[key] = probe
+        found = probe(self, decision.snapshot, decision.request, decision.used, decision.seed)
+        return None if found is None else found[0]
+
+
+def load(
+    source: str,
+    vocabulary: Vocabulary,
+    *,
+    path: str = "<policy>",
+    settings: Mapping[str, float | str | bool] | None = None,
+) -> Policy:
+    """Parse, check and compile a policy.
+
+    Args:
+        source: the text of the file.
+        vocabulary: the features and request fields it may read.
+        path: its name in errors and tracebacks.
+        settings: configured values of its parameters.
+
+    Raises:
+        PolicyError: with everything that is wrong with it.
+    """
+    settings = settings or {}
+    file = parse(source, path)
+    params: dict[str, Parameter] = {}
+    values: dict[str, ParameterValue] = {}
+    for statement in file.statements:
+        if isinstance(statement, tree.Param):
+            default = statement.value
+            configured = statement.name in settings
+            if isinstance(default, tree.Name):
+                name = str(settings.get(statement.name, default.name))
+                values[statement.name] = tree.Name(name, span=default.span)
+                params[statement.name] = Parameter(name, "", configured)
+            else:
+                assert isinstance(default, tree.Number | tree.Text | tree.Truth)
+                value = settings.get(statement.name, default.value)
+                values[statement.name] = value
+                unit = default.unit if isinstance(default, tree.Number) else ""
+                params[statement.name] = Parameter(value, unit, configured)
+    plan = Resolver(file, vocabulary, values).plan()
+    return Policy(file, vocabulary, plan, params)
