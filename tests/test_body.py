@@ -1,0 +1,127 @@
+"""The top level of a body: what is refused, and where each value lies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.body import MAX_VALUES, UNCOUNTED_BYTES, members, patch_model, spans
+from smetric.errors import RequestError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+TOP = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), JSON, max_size=6)
+
+
+@settings(deadline=None)
+@given(TOP, st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_each_value_lies_where_the_walk_says(top: dict[str, Any], ascii_only: bool, indent: int | str | None) -> None:
+    body = json.dumps(top, ensure_ascii=ascii_only, indent=indent).encode()
+    found = members(body)
+    walked = {name: json.loads(body[start:end]) for name, start, end in spans(body, found)}
+    assert walked == top
+    assert list(walked) == list(top)
+
+
+@settings(deadline=None)
+@given(TOP, st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
+def test_patching_the_model_changes_that_value_and_nothing_else(top: dict[str, Any], old: str, new: str) -> None:
+    top = top | {"model": old, "tools": [{"model": old}], "note": '"model":"x"'}
+    body = json.dumps(top).encode()
+    (start, end) = next((start, end) for name, start, end in spans(body, members(body)) if name == "model")
+    patched = patch_model(body, new)
+    assert json.loads(patched) == top | {"model": new}
+    assert patched.startswith(body[:start])
+    assert patched.endswith(body[end:])
+
+
+def test_patching_keeps_spacing_order_and_unknown_fields() -> None:
+    body = b' { "x" : [1 , 2],\n"model"\t:  "alias" , "y":{"model":"alias"} } \n'
+    assert patch_model(body, 'a"b') == b' { "x" : [1 , 2],\n"model"\t:  "a\\"b" , "y":{"model":"alias"} } \n'
+
+
+def test_a_body_without_a_model_cannot_be_patched() -> None:
+    with pytest.raises(ValueError, match="no top-level `model`"):
+        patch_model(b'{"messages":[{"model":"x"}]}', "y")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"a","model":"a"}',
+        b'{"model":"a","model":"longer"}',
+        b'{"model":"longer","stream":true,"model":"a"}',
+        b'{"mod\\u0065l":"a","model":"b"}',
+        b'{"stream":true,"model":"a","stream":false}',
+        b'{"cache_salt":"a","x":{},"cache_salt":"b"}',
+    ],
+)
+def test_a_field_given_twice_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError, match="twice"):
+        members(body)
+
+
+def test_equal_names_below_the_top_level_are_no_duplicates() -> None:
+    assert set(members(b'{"model":"a","tools":[{"model":1,"stream":2}],"meta":{"model":"b"}}')) == {
+        "model",
+        "tools",
+        "meta",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"[1]", "JSON object"),
+        (b'"text"', "JSON object"),
+        (b"null", "JSON object"),
+        (b'{"a":1} trailing', "not valid JSON"),
+        (b'{"a":', "not valid JSON"),
+        (b'{"a":NaN}', "NaN"),
+        (b'{"a":-Infinity}', "Infinity"),
+        (b'{"a":"line\nbreak"}', "not valid JSON"),
+        (b'\xef\xbb\xbf{"a":1}', "byte order mark"),
+        ('{"a":1}'.encode("utf-16"), "UTF-16"),
+        ('{"a":1}'.encode("utf-16-le"), "UTF-16"),
+        ('{"a":1}'.encode("utf-32-be"), "UTF-32"),
+        (b'{"\xff":1}', "UTF-8"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nests"),
+        (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "nests"),
+        (b'{"a":[' + b"[]," * 3_300_000 + b"1]}", str(MAX_VALUES)),
+        (b'{"messages":[' + b"{}," * 200_000 + b"{}]}", str(MAX_VALUES)),
+        (b"{" + b",".join(b'"k%d":1' % i for i in range(900_000)) + b"}", str(MAX_VALUES)),
+        (b'{"a":[' + b'"\\\\",' * 200_000 + b"1]}", str(MAX_VALUES)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{bytes(value[:12])!r}",
+)
+def test_what_is_no_sound_json_object_is_refused_with_the_rule(body: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        members(body)
+    assert caught.value.status == 400
+
+
+def test_huge_numbers_pass_as_engines_take_them() -> None:
+    body = b'{"a":1e400,"b":' + b"9" * 4000 + b"}"
+    assert bytes(members(body)["b"]) == b"9" * 4000
+
+
+def test_brackets_and_quotes_inside_strings_do_not_count_as_values() -> None:
+    code = json.dumps({"a": '{"[' * MAX_VALUES + "\\" + '"'}).encode()
+    assert len(code) > UNCOUNTED_BYTES / 2
+    body = code[:-1] + b',"b":"' + b"x" * UNCOUNTED_BYTES + b'"}'
+    assert set(members(body)) == {"a", "b"}
+
+
+def test_an_error_quotes_nothing_that_was_sent() -> None:
+    with pytest.raises(RequestError) as caught:
+        members(b'{"secret canary": "secret canary" "secret canary"}')
+    assert "canary" not in str(caught.value)
