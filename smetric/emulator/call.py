@@ -45,9 +45,12 @@ class Call:
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
+    #: Completions: the prompt is repeated before the reply.
+    echo: bool = False
+    temperature: float | None = None
 
 
-def parse_call(fields: Fields, limits: Limits, prompts: Sequence[bytes], limit: int | None) -> Call:
+def parse_call(fields: Fields, limits: Limits, prompts: Sequence[bytes], limit: int | None, n: int = 1) -> Call:
     """The fields all APIs share, with *prompts* rendered already.
 
     Raises:
@@ -57,7 +60,7 @@ def parse_call(fields: Fields, limits: Limits, prompts: Sequence[bytes], limit: 
     call = Call(
         prompts=prompts,
         model=limits.names[0],
-        n=_at_least(fields, "n", 1) or 1,
+        n=n,
         limit=limit,
         shortest=_at_least(fields, "min_tokens", 0) or 0,
         exact=fields.boolean("ignore_eos"),
@@ -65,14 +68,14 @@ def parse_call(fields: Fields, limits: Limits, prompts: Sequence[bytes], limit: 
         salt=_salt(fields),
         stream=fields.boolean("stream"),
         return_token_ids=fields.boolean("return_token_ids"),
+        temperature=fields.number("temperature"),
     )
     if call.stream:
         options = fields.nested("stream_options")
         call.include_usage = options.boolean("include_usage")
         call.continuous_usage = call.include_usage and options.boolean("continuous_usage_stats")
-    temperature = fields.number("temperature")
-    if temperature is not None and temperature < 0:
-        value = float(temperature)
+    if call.temperature is not None and call.temperature < 0:
+        value = float(call.temperature)
         raise bad_request(f"temperature must be non-negative, got {value}.", "temperature", value)
     fields.integer("priority")
     if len(prompts) * call.n > MAX_SEQUENCES:
@@ -95,6 +98,11 @@ def check_model(fields: Fields, limits: Limits) -> None:
 def new_id(prefix: str) -> str:
     """An id in the form vLLM gives: 16 hexadecimal digits after *prefix*."""
     return f"{prefix}{uuid.uuid4().hex[:16]}"
+
+
+def replies(fields: Fields) -> int:
+    """How many replies to each prompt are asked for, in the APIs that have `n`."""
+    return _at_least(fields, "n", 1) or 1
 
 
 def _at_least(fields: Fields, name: str, least: int) -> int | None:

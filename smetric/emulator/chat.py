@@ -7,7 +7,7 @@ from typing import Any
 
 from smetric.emulator import template, tokenizer
 from smetric.emulator.answer import DONE, FINGERPRINT, data_event
-from smetric.emulator.call import Call, Limits, check_model, parse_call
+from smetric.emulator.call import Call, Limits, check_model, parse_call, replies
 from smetric.emulator.fields import Fields
 from smetric.emulator.generation import Choice, Generation
 
@@ -24,7 +24,7 @@ def parse_chat(fields: Fields, limits: Limits) -> Call:
     limit = fields.integer("max_completion_tokens")
     if limit is None:
         limit = fields.integer("max_tokens")
-    return parse_call(fields, limits, [template.render(messages, tools)], limit)
+    return parse_call(fields, limits, [template.render(messages, tools)], limit, replies(fields))
 
 
 class ChatAnswer:

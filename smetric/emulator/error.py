@@ -9,6 +9,10 @@ import orjson
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 
+#: The type of an error of a body that does not validate.
+INVALID = "Bad Request"
+
+
 class EngineError(Exception):
     """An error that is answered to the client.
 
@@ -26,19 +30,17 @@ class EngineError(Exception):
         self.kind = kind
         self.param = param
 
-    def openai(self) -> bytes:
-        """The body the OpenAI APIs give, and every API for a body that does not validate."""
+    def body(self, *, anthropic: bool) -> bytes:
+        """The body of the answer, in Anthropic's shape or in OpenAI's; what does not validate always has OpenAI's."""
+        if anthropic and self.kind != INVALID:
+            return orjson.dumps({"type": "error", "error": {"type": self.kind, "message": self.message}})
         return orjson.dumps(
             {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
         )
 
-    def anthropic(self) -> bytes:
-        """The body the Messages API gives."""
-        return orjson.dumps({"type": "error", "error": {"type": self.kind, "message": self.message}})
-
 
 class InvalidBodyError(EngineError):
-    """The body does not have the shape the API asks for; every API answers it in OpenAI's shape.
+    """The body does not have the shape the API asks for.
 
     Args:
         rule: the name of the rule that was broken, as pydantic gives it.
@@ -50,11 +52,7 @@ class InvalidBodyError(EngineError):
     def __init__(self, rule: str, at: str, message: str, value: object, context: str | None = None) -> None:
         found = {"type": rule, "loc": at, "msg": message, "input": _kind_of(value)}
         details: dict[str, Any] = found if context is None else {**found, "ctx": {"error": context}}
-        super().__init__(400, f"1 validation error:\n  {details}", "Bad Request", at)
-
-    def anthropic(self) -> bytes:
-        """The Messages API gives it in OpenAI's shape, too."""
-        return self.openai()
+        super().__init__(400, f"1 validation error:\n  {details}", INVALID, at)
 
 
 def bad_request(message: str, param: str | None = None, value: object = None) -> EngineError:

@@ -17,10 +17,13 @@ from smetric.emulator import metrics, queries
 from smetric.emulator.answer import Answer
 from smetric.emulator.call import Call, Limits, new_id
 from smetric.emulator.chat import ChatAnswer, parse_chat
-from smetric.emulator.error import EngineError, no_such_response
+from smetric.emulator.completions import CompletionAnswer, parse_completion
+from smetric.emulator.error import INVALID, EngineError, no_such_response
 from smetric.emulator.fields import Fields
 from smetric.emulator.generation import Generation
 from smetric.emulator.instance import EmulatedInstance
+from smetric.emulator.messages import MessageAnswer, count_tokens, parse_message
+from smetric.emulator.responses import ResponseAnswer, parse_response
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -35,16 +38,18 @@ _JSON = (b"content-type", b"application/json")
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API that generates: how its requests are read, its answers written, and its ids and errors look."""
+    """One API that generates: how its requests are read, its answers written, and its ids begin."""
 
     parse: Callable[[Fields, Limits], Call]
     answer: Callable[[Generation, int], Answer]
     id_prefix: str
-    error: Callable[[EngineError], bytes]
 
 
 GENERATORS = {
-    "/v1/chat/completions": Api(parse_chat, ChatAnswer, "chatcmpl-", EngineError.openai),
+    "/v1/chat/completions": Api(parse_chat, ChatAnswer, "chatcmpl-"),
+    "/v1/completions": Api(parse_completion, CompletionAnswer, "cmpl-"),
+    "/v1/messages": Api(parse_message, MessageAnswer, "chatcmpl-"),
+    "/v1/responses": Api(parse_response, ResponseAnswer, "resp_"),
 }
 
 
@@ -84,7 +89,7 @@ class Exchange:
         media_type = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if body and media_type != b"application/json":
             message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-            raise EngineError(400, message, "Bad Request")
+            raise EngineError(400, message, INVALID)
         return Fields.of_body(body)
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -118,8 +123,9 @@ class EmulatedServer:
             "/metrics": {"GET": self._metrics},
             "/load": {"GET": self._load},
             "/v1/models": {"GET": self._models},
-            "/tokenize": {"POST": self._tokenize},
-            "/detokenize": {"POST": self._detokenize},
+            "/v1/messages/count_tokens": {"POST": self._query(count_tokens)},
+            "/tokenize": {"POST": self._query(queries.tokenize)},
+            "/detokenize": {"POST": self._query(queries.detokenize)},
             **{path: {"POST": self._generate} for path in GENERATORS},
         }
 
@@ -148,8 +154,7 @@ class EmulatedServer:
         try:
             await handler(exchange)
         except EngineError as error:
-            api = GENERATORS.get(exchange.path)
-            body = error.openai() if api is None else api.error(error)
+            body = error.body(anthropic=exchange.path.startswith("/v1/messages"))
             await exchange.reply(error.status, body, _JSON)
         except UnicodeDecodeError:
             await exchange.reply(400, b'{"detail":"There was an error parsing the body"}', _JSON)
@@ -241,13 +246,12 @@ class EmulatedServer:
     async def _models(self, exchange: Exchange) -> None:
         await exchange.reply(200, orjson.dumps(queries.models(self._instance)), _JSON)
 
-    async def _tokenize(self, exchange: Exchange) -> None:
-        answer = queries.tokenize(await exchange.fields(), self._instance.limits)
-        await exchange.reply(200, orjson.dumps(answer), _JSON)
+    def _query(self, query: Callable[[Fields, Limits], dict[str, Any]]) -> Callable[[Exchange], Awaitable[None]]:
+        async def handle(exchange: Exchange) -> None:
+            answer = query(await exchange.fields(), self._instance.limits)
+            await exchange.reply(200, orjson.dumps(answer), _JSON)
 
-    async def _detokenize(self, exchange: Exchange) -> None:
-        answer = queries.detokenize(await exchange.fields(), self._instance.limits)
-        await exchange.reply(200, orjson.dumps(answer), _JSON)
+        return handle
 
     async def _stored_response(self, exchange: Exchange) -> None:
         raise no_such_response(exchange.path.removeprefix("/v1/responses/"))

@@ -76,7 +76,8 @@ def _content(out: bytearray, content: Any, at: str) -> None:
             if text:
                 out += tokenizer.encode("\n".join(text))
                 text.clear()
-            out += xxh3_64_digest(orjson.dumps(part)) * (IMAGE_TOKENS // 2)
+            named = {key: value for key, value in part.items() if key != "cache_control"}
+            out += xxh3_64_digest(orjson.dumps(named)) * (IMAGE_TOKENS // 2)
     if text:
         out += tokenizer.encode("\n".join(text))
 
