@@ -1,0 +1,94 @@
+"""The manual names everything a user can name: each table of the code is compared with the page that documents it."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from smetric.cli import main
+from smetric.config.section import ListOf, Section
+from smetric.config.settings import SETTINGS
+from smetric.features import VOCABULARY
+from smetric.policy.builtin import BUILTINS
+from smetric.telemetry import names
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def page(name: str) -> str:
+    path = DOCS / f"{name}.md"
+    assert path.exists(), f"docs/{name}.md is missing"
+    return path.read_text()
+
+
+def code_in(text: str) -> str:
+    """What stands in backticks and in code blocks, one piece a line."""
+    blocks = re.findall(r"^```.*?^```", text, re.M | re.S)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    return "\n".join([*inline, *blocks])
+
+
+def undocumented(wanted: Iterable[str], name: str) -> list[str]:
+    code = code_in(page(name))
+    return [word for word in wanted if not re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-])", code)]
+
+
+def settings_below(section: Section[Any], prefix: str = "") -> list[str]:
+    """Dotted names of all settings; those of a list's items under `LIST[].`."""
+    found = []
+    for key, row in section.settings.items():
+        if isinstance(row.kind, Section):
+            found += settings_below(row.kind, f"{prefix}{key}.")
+        elif isinstance(row.kind, ListOf) and isinstance(row.kind.item, Section):
+            found += [prefix + key, *settings_below(row.kind.item, f"{prefix}{key}[].")]
+        else:
+            found.append(prefix + key)
+    return found
+
+
+def commands_below(command: click.Command, prefix: str) -> list[str]:
+    if not isinstance(command, click.Group):
+        return [prefix]
+    context = click.Context(command)
+    found = []
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        found += commands_below(below, f"{prefix} {name}")
+    return found
+
+
+def test_every_feature_and_request_field_is_documented() -> None:
+    assert undocumented(VOCABULARY.features, "features") == []
+    assert undocumented((f"req.{name}" for name in VOCABULARY.request), "features") == []
+
+
+def test_every_built_in_is_documented_with_its_signature() -> None:
+    code = code_in(page("policy-language"))
+    assert [row.signature for row in BUILTINS.values() if row.signature not in code] == []
+
+
+def test_every_setting_is_documented_by_its_full_name() -> None:
+    assert undocumented(settings_below(SETTINGS), "configuration") == []
+
+
+@pytest.mark.parametrize("table", ["ATTRIBUTES", "METRICS", "EVENTS"])
+def test_every_name_that_telemetry_gives_away_is_documented(table: str) -> None:
+    assert undocumented((row.name for row in getattr(names, table)), "telemetry") == []
+
+
+def test_every_command_is_documented() -> None:
+    assert undocumented(commands_below(main, "smetric"), "operations") == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [
+        (path, target)
+        for path in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
+    ]
+    broken = [f"{path.name}: {to}" for path, to in links if "://" not in to and not (path.parent / to).exists()]
+    assert broken == []
