@@ -128,7 +128,8 @@ def _malformed(body: bytes, error: Exception) -> str:
     if not is_utf8(body):
         return "the body is not valid UTF-8; send JSON in UTF-8"
     place = re.search(r"\(byte \d+\)", str(error))
-    return f"the body is not valid JSON{' ' + place[0] if place else ''}; NaN and Infinity are not JSON either"
+    where = f" {place[0]}" if place else ""
+    return f"the body is not valid JSON{where}; NaN, Infinity and halves of surrogate pairs are not taken"
 
 
 def is_null(value: Raw) -> bool:

@@ -94,6 +94,7 @@ def test_equal_names_below_the_top_level_are_no_duplicates() -> None:
         ('{"a":1}'.encode("utf-16-le"), "UTF-16"),
         ('{"a":1}'.encode("utf-32-be"), "UTF-32"),
         (b'{"\xff":1}', "UTF-8"),
+        (b'{"a":"\\ud800"}', "surrogate"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nests"),
         (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "nests"),
         (b'{"a":[' + b"[]," * 3_300_000 + b"1]}", str(MAX_VALUES)),

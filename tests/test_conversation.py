@@ -1,0 +1,206 @@
+"""Rendering: turns, history, and what two requests of one session share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from smetric.conversation import Conversation, render
+from smetric.errors import RequestError
+from smetric.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt
+
+USER = {"role": "user", "content": "question"}
+ASSISTANT = {"role": "assistant", "content": "answer"}
+SYSTEM = {"role": "system", "content": "rules"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+TOOL = {"role": "tool", "tool_call_id": "c", "content": "result"}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+FUNCTION_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+FUNCTION_OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "result"}
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "answer"}]}
+
+
+def rendered(messages: list[Any], **more: Any) -> Conversation:
+    raws = {name: Raw(json.dumps(value).encode()) for name, value in more.items()}
+    return render("messages", Raw(json.dumps(messages).encode()), **raws)
+
+
+def text(conversation: Conversation) -> bytes:
+    return b"".join(conversation.pieces)
+
+
+@pytest.mark.parametrize(
+    ("messages", "turn", "history"),
+    [
+        ([USER], 0, []),
+        ([], 0, []),
+        ([SYSTEM, {"role": "developer", "content": "more"}, USER, USER], 0, []),
+        ([USER, ASSISTANT, USER], 1, [USER, ASSISTANT]),
+        ([SYSTEM, USER, ASSISTANT, USER, ASSISTANT, USER, USER], 2, [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]),
+        ([USER, CALL, TOOL], 1, [USER, CALL]),
+        ([USER, CALL, TOOL, TOOL, CALL, TOOL], 2, [USER, CALL, TOOL, TOOL, CALL]),
+        ([USER, ASSISTANT], 0, []),
+        ([USER, ASSISTANT, USER, ASSISTANT], 1, [USER, ASSISTANT]),
+        ([TOOL, USER], 1, [TOOL]),
+        ([USER, TOOL, TOOL], 1, [USER, TOOL]),
+        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT], 1, [USER, THOUGHT, FUNCTION_CALL]),
+        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT, THOUGHT, SAID, USER], 2, None),
+        ([USER, SAID, USER], 1, [USER, SAID]),
+        ([USER, SAID], 0, []),
+        ([FUNCTION_OUTPUT, USER], 1, [FUNCTION_OUTPUT]),
+    ],
+)
+def test_turns_are_the_assistants_and_the_history_ends_with_the_last(
+    messages: list[Any], turn: int, history: list[Any] | None
+) -> None:
+    conversation = rendered(messages)
+    assert conversation.turn == turn
+    if history is None:
+        history = messages[:-1]
+    assert text(conversation)[: conversation.history_bytes] == b"".join(rendered(history).pieces)
+
+
+def test_tools_and_system_come_first_and_belong_to_the_history() -> None:
+    conversation = rendered([USER, ASSISTANT, USER], tools=[{"name": "f"}], system="rules")
+    order = [text(conversation).index(word) for word in (b'"f"', b"rules", b"question", b"answer")]
+    assert order == sorted(order)
+    assert conversation.history_bytes > order[-1]
+
+
+@pytest.mark.parametrize("type_", ["text", "input_text", "output_text"])
+def test_a_string_and_one_text_part_render_alike(type_: str) -> None:
+    part = [{"type": type_, "text": "question", "cache_control": {"type": "ephemeral"}}]
+    assert rendered([{"role": "user", "content": part}]) == rendered([USER])
+    assert rendered([USER], system=part) == rendered([USER], system="question")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (CALL, [b'"f"']),
+        ({"role": "assistant", "content": None}, [b"<|assistant|>"]),
+        ({"role": "assistant"}, [b"<|assistant|>"]),
+        ({"role": "assistant", "reasoning_content": "hm", "content": "so"}, [b"hm", b"so"]),
+        ({"role": "user", "content": ["one", {"type": "text", "text": "two"}]}, [b"one", b"two"]),
+        (
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "tool_use", "id": "t", "name": "Read", "input": {"path": "p"}},
+                ],
+            },
+            [b"hm", b"Read", b'{"path": "p"}'],
+        ),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "file"}]},
+            [b"<|user|>", b"file"],
+        ),
+        (
+            {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "file"}]}]},
+            [b"file"],
+        ),
+        (FUNCTION_CALL, [b"f", b"{}"]),
+        (FUNCTION_OUTPUT, [b"result"]),
+        (THOUGHT, [b"hm"]),
+        ({"role": "user", "content": "x", "invented": {"deep": [1]}}, [b"x"]),
+        ({"role": "user", "content": {"shape": "nobody knows"}}, [b"nobody knows"]),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, [b"5"]),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, [b"<|user|>"]),
+        ({"role": "alien", "content": "x"}, [b"<|alien|>", b"x"]),
+        ({"content": "x"}, [b"<|user|>x"]),
+    ],
+)
+def test_every_shape_of_content_is_rendered_in_order(message: dict[str, Any], words: list[bytes]) -> None:
+    at = [text(rendered([message])).index(word) for word in words]
+    assert at == sorted(at)
+
+
+def test_turns_are_counted_among_shapes_nobody_knows() -> None:
+    assert rendered([{"role": "user", "content": {"odd": 1}}, ASSISTANT, USER]).turn == 1
+
+
+def test_an_image_counts_its_tokens_and_its_data_tells_prompts_apart() -> None:
+    def with_image(data: str) -> bytes:
+        url = {"type": "image_url", "image_url": {"url": data}}
+        return text(rendered([{"role": "user", "content": [{"type": "text", "text": "see"}, url]}]))
+
+    assert IMAGE_BYTES < len(with_image("data:A")) < IMAGE_BYTES + 64
+    assert with_image("data:A") != with_image("data:B")
+    source = {"type": "image", "source": {"type": "base64", "data": "A"}}
+    assert len(text(rendered([{"role": "user", "content": [source]}]))) > IMAGE_BYTES
+
+
+def test_escapes_do_not_matter() -> None:
+    plain = Raw('[{"role":"user","content":"é/\\n"}]'.encode())
+    escaped = Raw(b'[{"role":"user","content":"\\u00e9\\/\\n"}]')
+    assert render("messages", plain) == render("messages", escaped)
+
+
+@pytest.mark.parametrize(
+    "messages", [b"5", b"null", b'"text"', b"[1]", b'["text"]', b'[{"role":5}]', b'[{"role":"user"},null]', b"{}"]
+)
+def test_what_is_no_list_of_messages_is_refused_by_name(messages: bytes) -> None:
+    with pytest.raises(RequestError, match="`input` must be a list of objects") as caught:
+        render("input", Raw(messages))
+    assert caught.value.param == "input"
+
+
+def test_invalid_utf8_is_refused() -> None:
+    with pytest.raises(RequestError, match="UTF-8"):
+        render("messages", Raw(b'[{"role":"user","content":"\xff"}]'))
+
+
+# ── Claude Code ──────────────────────────────────────────────────────────────
+
+
+def _claude_code(number: int, turns: int) -> Conversation:
+    """Request *number* of a session: a billing header that changes, cache marks on the last two messages."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    tools: list[Any] = [{"name": f"Tool{i}", "description": f"does {i} " * 40, "input_schema": {}} for i in range(8)]
+    tools[-1] |= mark
+    if number % 2:
+        tools[3] = {"name": "Tool3", "cache_control": None} | tools[3]
+    system = [
+        {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.{number}; cch={number:05x};"},
+        {"type": "text", "text": "You are Claude Code. " * 100} | mark,
+    ]
+    messages: list[Any] = []
+    for i in range(turns):
+        messages.append({"role": "user", "content": [{"type": "text", "text": f"please do {i} " * 60}]})
+        messages.append(
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": f"done {i} " * 30},
+                    {"type": "tool_use", "id": f"t{i}", "name": "Tool1", "input": {"n": i}},
+                ],
+            }
+        )
+    messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "ok " * 50}]})
+    for message in messages[-2:]:
+        message["content"][-1] |= mark
+    return rendered(messages, tools=tools, system=system)
+
+
+def test_two_consecutive_requests_of_claude_code_share_their_common_prompt() -> None:
+    first = Prompt(_claude_code(1, 12).pieces, 4.0)
+    second_conversation = _claude_code(2, 13)
+    second = Prompt(second_conversation.pieces, 4.0, history_bytes=second_conversation.history_bytes)
+    shared = 0
+    for a, b in zip(first.blocks, second.blocks, strict=False):
+        if a != b:
+            break
+        shared += 1
+    last_answer_and_result = 1024
+    assert shared * BLOCK_BYTES >= 0.95 * (first.size - last_answer_and_result)
+
+
+def test_neither_the_billing_header_nor_cache_marks_are_rendered() -> None:
+    whole = text(_claude_code(1, 2))
+    assert b"billing" not in whole
+    assert b"cache_control" not in whole
+    assert b"You are Claude Code" in whole

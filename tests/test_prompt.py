@@ -1,0 +1,67 @@
+"""A prompt's length and the chained hashes of its blocks."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt, image
+
+TEXT = st.lists(st.binary(max_size=700), max_size=12)
+
+
+def _common(left: Prompt, right: Prompt) -> int:
+    count = 0
+    for a, b in zip(left.blocks, right.blocks, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+@settings(deadline=None)
+@given(TEXT, st.integers(1, 500))
+def test_blocks_depend_on_the_text_and_not_on_how_it_is_cut_into_pieces(pieces: list[bytes], cut: int) -> None:
+    text = b"".join(pieces)
+    recut = [text[at : at + cut] for at in range(0, len(text), cut)]
+    assert Prompt(pieces, 4.0).blocks == Prompt(recut, 4.0).blocks
+    assert len(Prompt(pieces, 4.0).blocks) == len(text) // BLOCK_BYTES
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=5000), st.binary(max_size=3000), st.binary(max_size=3000))
+def test_two_prompts_share_the_blocks_of_their_common_prefix_and_no_others(
+    prefix: bytes, one: bytes, other: bytes
+) -> None:
+    left, right = prefix + b"\0" + one, prefix + b"\1" + other
+    assert _common(Prompt([left], 4.0), Prompt([right], 4.0)) == len(prefix) // BLOCK_BYTES
+
+
+def test_equal_text_under_another_key_shares_nothing() -> None:
+    text = [b"x" * 8 * BLOCK_BYTES]
+    assert _common(Prompt(text, 4.0, key=b"m"), Prompt(text, 4.0, key=b"adapter")) == 0
+
+
+def test_a_block_hash_covers_everything_before_it() -> None:
+    same = b"s" * BLOCK_BYTES
+    left = Prompt([b"a" * BLOCK_BYTES, same], 4.0)
+    right = Prompt([b"b" * BLOCK_BYTES, same], 4.0)
+    assert left.blocks[1] != right.blocks[1]
+
+
+def test_lengths_are_in_whole_tokens_and_never_zero() -> None:
+    assert Prompt([b"x" * 4000], 4.0).length == 1000
+    assert Prompt([b"x" * 4003], 4.0).length == 1000
+    assert Prompt([], 4.0).length == 1
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**7))
+def test_a_counted_prompt_keeps_its_count(count: int, size: int) -> None:
+    prompt = Prompt([], size / count)
+    assert prompt.tokens(size) == count
+
+
+def test_an_image_stands_for_its_tokens_and_tells_images_apart() -> None:
+    assert len(image(b"data:image/png;base64,AAAA")) == IMAGE_BYTES
+    assert image(b"one") != image(b"two")
+    assert image(b"one") == image(b"one")
