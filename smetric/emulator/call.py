@@ -75,8 +75,8 @@ def parse_call(fields: Fields, limits: Limits, prompts: Sequence[bytes], limit: 
         call.include_usage = options.boolean("include_usage")
         call.continuous_usage = call.include_usage and options.boolean("continuous_usage_stats")
     if call.temperature is not None and call.temperature < 0:
-        value = float(call.temperature)
-        raise bad_request(f"temperature must be non-negative, got {value}.", "temperature", value)
+        message = f"temperature must be non-negative, got {call.temperature}."
+        raise bad_request(message, "temperature", call.temperature)
     fields.integer("priority")
     if len(prompts) * call.n > MAX_SEQUENCES:
         raise bad_request(f"A request may ask for {MAX_SEQUENCES} sequences at most.", "n", call.n)

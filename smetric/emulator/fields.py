@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -35,10 +36,13 @@ class Fields:
             raise InvalidBodyError("missing", "body", "Field required", None)
         try:
             values = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            # Bytes that are no text at all are another error, answered elsewhere.
-            body.decode()
-            raise InvalidBodyError("json_invalid", f"body.{error.pos}", "JSON decode error", {}, error.msg) from None
+        except orjson.JSONDecodeError:
+            # The slow parser is the one vLLM has: it is a little more lenient, and words and counts as vLLM does.
+            try:
+                values = json.loads(body)
+            except json.JSONDecodeError as error:
+                at = f"body.{error.pos}"
+                raise InvalidBodyError("json_invalid", at, "JSON decode error", {}, error.msg) from None
         if not isinstance(values, dict):
             raise InvalidBodyError("model_attributes_type", "body", "Input should be a valid dictionary", values)
         return cls(values)
@@ -64,8 +68,10 @@ class Fields:
     def number(self, name: str) -> float | None:
         """A number, None if the field is absent or null."""
         value = self.values.get(name)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            return value
+        if value is None:
+            return None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
         raise InvalidBodyError("float_type", f"{self.at}.{name}", "Input should be a valid number", value)
 
     def boolean(self, name: str, default: bool = False) -> bool:

@@ -106,7 +106,8 @@ class ResponseAnswer:
     def _event(self, kind: str, values: dict[str, Any]) -> bytes:
         number = self._events
         self._events += 1
-        return named_event({**values, "sequence_number": number, "type": kind})
+        # vLLM sorts the fields of an event, and of nothing within it.
+        return named_event(dict(sorted({**values, "sequence_number": number, "type": kind}.items())))
 
     def _place(self) -> dict[str, Any]:
         return {"content_index": 0, "item_id": self._item_id, "output_index": 0}

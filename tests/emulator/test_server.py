@@ -1,0 +1,250 @@
+"""The emulated engine on the wire, beside captures of a real vLLM: the same statuses, headers, framing and shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from smetric.emulator.fleet import EmulatedFleet
+from smetric.emulator.instance import InstanceSettings
+from smetric.sim.engine import EngineConfig
+
+CAPTURES = Path(__file__).parent.parent / "data" / "vllm"
+#: What the model behind the captures was served with.
+ENGINE = EngineConfig(block_size=32, blocks=200, max_model_len=2048, max_running=4)
+SETTINGS = InstanceSettings(model="tiny", aliases=("tiny-alias",), engine=ENGINE, time_scale=100)
+
+ANSWERS = [
+    *("chat", "chat_cached", "chat_reqid_body", "chat_alias", "chat_nomodel", "chat_cache_salt", "chat_toolmsgs"),
+    *("chat_tools_auto", "chat_priority", "chat_unknown_field", "chat_return_token_ids", "orca_text", "orca_json"),
+    *("compl_text", "compl_tokids", "compl_batch", "compl_batch_tokids", "compl_echo"),
+    *("messages", "messages_cached", "messages_cached2", "messages_count", "responses", "responses_cached"),
+    *("models", "tokenize", "tokenize_chat", "detokenize", "version", "load"),
+    *("health", "health_head", "ping", "ping_post"),
+]
+STREAMS = [
+    *("chat_stream", "chat_stream_contusage", "chat_stream_nousage", "chat_return_token_ids_stream"),
+    *("compl_stream", "compl_batch_stream", "messages_stream", "responses_stream"),
+]
+ERRORS = [
+    *sorted(path.stem for path in CAPTURES.glob("err_*.http")),
+    *("messages_err_model", "responses_prev_404", "responses_get_404", "method_405", "embeddings"),
+]
+
+
+@dataclass
+class Response:
+    status: int
+    headers: dict[str, str]
+    #: As framed on the wire: one item per HTTP chunk, or the whole body.
+    chunks: list[bytes]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(b"".join(self.chunks))
+
+    @property
+    def events(self) -> list[tuple[str, Any]]:
+        return [_event(chunk) for chunk in self.chunks]
+
+
+def parse(data: bytes) -> Response:
+    head, _, rest = data.partition(b"\r\n\r\n")
+    status_line, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    chunks = [rest] if rest else []
+    if "transfer-encoding" in headers:
+        chunks = []
+        while rest:
+            size_line, _, rest = rest.partition(b"\r\n")
+            size = int(size_line, 16)
+            if size:
+                chunks.append(rest[:size])
+            rest = rest[size + 2 :]
+    return Response(int(status_line.split()[1]), headers, chunks)
+
+
+def capture(name: str) -> tuple[bytes, Response]:
+    request, _, response = (CAPTURES / f"{name}.http").read_bytes().partition(b"\n===== RESPONSE =====\n")
+    # The captures end the request with a line break of their own.
+    head, _, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+    return head + b"\r\n\r\n" + body[: int(length[1]) if length else 0], parse(response)
+
+
+async def exchange(url: str, request: bytes) -> Response:
+    reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+    writer.write(request)
+    data = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return parse(data)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come to be within 5 s")
+
+
+def _event(chunk: bytes) -> tuple[str, Any]:
+    *names, data = chunk.removesuffix(b"\n\n").decode().split("\n")
+    payload = data.removeprefix("data: ")
+    return "".join(names), "[DONE]" if payload == "[DONE]" else json.loads(payload)
+
+
+def shape(value: Any) -> Any:
+    """Names in their order and kinds of values, without the values; equal neighbours in a list count once."""
+    if isinstance(value, dict):
+        return [(name, shape(item)) for name, item in value.items()]
+    if isinstance(value, list):
+        return ["list", *(key for key, _ in groupby(shape(item) for item in value))]
+    return type(value).__name__
+
+
+def comparable(headers: dict[str, str]) -> dict[str, str]:
+    """Headers whose values differ from answer to answer count by their names."""
+    varying = ("date", "content-length", "x-request-id", "endpoint-load-metrics")
+    return {name: "" if name in varying else value for name, value in headers.items()}
+
+
+@pytest_asyncio.fixture
+async def url() -> AsyncIterator[str]:
+    async with EmulatedFleet(1, SETTINGS) as fleet:
+        yield fleet.urls[0]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_has_the_shape_and_headers_of_vllm(url: str, name: str) -> None:
+    request, expected = capture(name)
+    answer = await exchange(url, request)
+    assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
+    assert bool(answer.chunks) == bool(expected.chunks)
+    if expected.chunks:
+        assert shape(answer.json) == shape(expected.json)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_a_stream_has_the_events_and_framing_of_vllm(url: str, name: str) -> None:
+    request, expected = capture(name)
+    answer = await exchange(url, request)
+    assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
+
+    def told(response: Response) -> list[Any]:
+        # How many tokens a chunk carries depends on speed; a reply that came in one piece has no chunk before it.
+        shapes = [(name, shape(value)) for name, value in response.events]
+        return sorted({repr(item) for item in shapes})
+
+    missing = set(told(expected)) - set(told(answer))
+    assert set(told(answer)) <= set(told(expected))
+    assert all("'finish_reason', 'NoneType'" in item for item in missing)
+    assert shape(answer.events[0]) == shape(expected.events[0])
+    assert shape(answer.events[-1]) == shape(expected.events[-1])
+
+
+@pytest.mark.parametrize("name", ERRORS)
+async def test_an_error_is_told_in_vllms_words(url: str, name: str) -> None:
+    request, expected = capture(name)
+    answer = await exchange(url, request)
+    assert (answer.status, comparable(answer.headers)) == (expected.status, comparable(expected.headers))
+    # What was wrong is shown by its kind and size only.
+    without_input = re.compile(r"'input': '.*?'")
+    assert without_input.sub("", json.dumps(answer.json)) == without_input.sub("", json.dumps(expected.json))
+
+
+@pytest.mark.parametrize("name", ["b_err_queue_full", "b_err_queue_full_stream", "b_err_queue_full_messages"])
+async def test_a_full_queue_is_answered_503_without_retry_after(name: str) -> None:
+    engine = EngineConfig(block_size=32, blocks=200, max_model_len=2048, max_running=1, max_waiting=0)
+    async with EmulatedFleet(1, InstanceSettings(model="tiny", engine=engine, time_scale=0.1)) as fleet:
+        instance, url = fleet.instances[0], fleet.urls[0]
+        request, expected = capture(name)
+        first = asyncio.create_task(exchange(url, capture("chat")[0]))
+        await until(lambda: instance.engine.busy)
+        answer = await exchange(url, request)
+        assert (answer.status, answer.json) == (expected.status, expected.json)
+        assert "retry-after" not in answer.headers
+        fleet.reset()
+        assert (await first).json["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_a_given_request_id_names_the_answer(url: str) -> None:
+    answer = await exchange(url, capture("chat_cached")[0])
+    assert (answer.headers["x-request-id"], answer.json["id"]) == ("my-req-42", "chatcmpl-my-req-42")
+    answer = await exchange(url, capture("chat_reqid_body")[0])
+    assert answer.json["id"] == "chatcmpl-body-req-7"
+
+
+async def test_the_second_time_the_prompt_is_cached_in_every_api(url: str) -> None:
+    text = "word " * 200
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text + "chat"}], "max_tokens": 1},
+        "/v1/completions": {"prompt": text + "completions", "max_tokens": 1},
+        "/v1/messages": {"messages": [{"role": "user", "content": "messages" + text}], "max_tokens": 1},
+        "/v1/responses": {"input": "responses" + text, "max_output_tokens": 1},
+    }
+    places = {
+        "/v1/chat/completions": ("prompt_tokens_details", "cached_tokens"),
+        "/v1/completions": ("prompt_tokens_details", "cached_tokens"),
+        "/v1/messages": ("cache_read_input_tokens",),
+        "/v1/responses": ("input_tokens_details", "cached_tokens"),
+    }
+    async with aiohttp.ClientSession() as client:
+        for path, body in bodies.items():
+            cached = []
+            for _ in range(2):
+                async with client.post(url + path, json=body) as response:
+                    value = (await response.json())["usage"]
+                for name in places[path]:
+                    value = value[name]
+                cached.append(value)
+            # 1,000 bytes are 250 tokens; with what is around them that is 7 or 8 full blocks of 32.
+            assert cached[1] in (224, 256), path
+            assert cached[0] < cached[1], path
+
+
+async def test_the_next_turn_hits_history_and_reply(url: str) -> None:
+    messages = [{"role": "user", "content": "question " * 50}]
+    async with aiohttp.ClientSession() as client:
+
+        async def turn() -> Any:
+            body = {"messages": messages, "max_tokens": 100, "ignore_eos": True}
+            async with client.post(url + "/v1/chat/completions", json=body) as response:
+                return await response.json()
+
+        first = await turn()
+        assert first["usage"]["completion_tokens"] == 100
+        messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
+        second = await turn()
+    # All but the last token of the reply is computed, and full blocks of 32 are shared.
+    computed = first["usage"]["total_tokens"] - 1
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed // 32 * 32
+
+
+async def test_a_client_that_leaves_ends_its_request_in_the_engine_at_once() -> None:
+    async with EmulatedFleet(1, InstanceSettings(time_scale=0.5)) as fleet, aiohttp.ClientSession() as client:
+        engine = fleet.instances[0].engine
+        body = {"prompt": "once upon a time", "max_tokens": 100_000, "ignore_eos": True}
+        for stream in (True, False):
+            leaving = asyncio.create_task(
+                client.post(fleet.urls[0] + "/v1/completions", json={**body, "stream": stream})
+            )
+            await until(lambda: bool(engine.running))
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            if not leaving.cancelled():
+                leaving.result().close()
+            await until(lambda: not engine.busy)
+            assert engine.cache.used == 0
