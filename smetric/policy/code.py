@@ -11,7 +11,7 @@ import bisect
 import keyword
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from smetric.policy.tree import Span
 
@@ -199,7 +199,7 @@ class Code:
         exec(compile(module, path, "exec"), namespace)
         return namespace[name]
 
-    def _aside(self, start: Branch[object] | Branch[T], write: Callable[[], T]) -> Branch[T]:
+    def _aside(self, start: Branch[Any], write: Callable[[], T]) -> Branch[T]:
         outer = self.body, self.state, self.ended
         self.body, self.state, self.ended = start.body, start.state, start.ended
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smetric.policy.plan import StatementKind, Step, features_of
 
@@ -43,16 +43,14 @@ class Need:
         self.features = features
 
 
-@dataclass(frozen=True, slots=True)
-class RuleTrace:
+class RuleTrace(NamedTuple):
     """An outcome statement that was visited: its guards with True (held), False (failed) or None (not reached).
 
     A rule whose guards all held and whose pick was nobody has one more guard, `nobody`, which failed.
     """
 
-    label: str
+    rule: str
     guards: tuple[tuple[str, bool | None], ...]
-    fired: bool
 
     @property
     def failed(self) -> str | None:
@@ -81,7 +79,6 @@ class Decision:
 
     __slots__ = (
         "index",
-        "left",
         "policy",
         "request",
         "retry_after_s",
@@ -91,6 +88,7 @@ class Decision:
         "snapshot",
         "step_index",
         "stops",
+        "survivors",
         "used",
     )
 
@@ -104,7 +102,7 @@ class Decision:
         step_index: int,
         index: int,
         stops: tuple[int, ...],
-        left: tuple[Sequence[int], ...],
+        survivors: tuple[Sequence[int], ...],
         score: list[float] | None,
         site: int,
         retry_after_s: float | None,
@@ -124,7 +122,7 @@ class Decision:
         #: left nobody.
         self.stops = stops
         #: For each filter visited: indices of the candidates it left.
-        self.left = left
+        self.survivors = survivors
         #: The value per candidate that the pick compared, filtered or not; None where all tie anyway.
         self.score = score
         #: Which pick of the file chose, -1 without.
@@ -168,42 +166,34 @@ class Decision:
         return self.step.message
 
     @property
-    def rules(self) -> list[RuleTrace]:
+    def guards(self) -> list[RuleTrace]:
         """The outcome statements visited, in order; the last one fired, unless a filter left nobody."""
         traces = []
         for at, (step, stop) in enumerate(zip(self.policy.plan.steps, self.stops, strict=False)):
             if step.kind.is_filter:
                 continue
-            fired = at == self.step_index
             guards: list[tuple[str, bool | None]] = [
                 (guard.label, True if i < stop else False if i == stop else None) for i, guard in enumerate(step.guards)
             ]
-            if not fired and stop == len(step.guards):
+            if at != self.step_index and stop == len(step.guards):
                 guards.append(("nobody", False))
-            traces.append(RuleTrace(step.label, tuple(guards), fired))
+            traces.append(RuleTrace(step.label, tuple(guards)))
         return traces
-
-    @property
-    def guards(self) -> list[tuple[str, bool | None]]:
-        """The guards of all outcome statements visited, in order."""
-        return [guard for rule in self.rules for guard in rule.guards]
 
     @property
     def failed_guard(self) -> str | None:
         """The guard that kept the first rule from firing; None where the first rule fired."""
-        return next((rule.failed for rule in self.rules), None)
+        return next((rule.failed for rule in self.guards), None)
 
     @property
-    def survivors(self) -> list[FilterTrace]:
+    def filters(self) -> list[FilterTrace]:
         """The filters visited, in order."""
         steps = [
-            (step, stop)
-            for step, stop in zip(self.policy.plan.steps, self.stops, strict=False)
-            if step.kind.is_filter
+            (step, stop) for step, stop in zip(self.policy.plan.steps, self.stops, strict=False) if step.kind.is_filter
         ]
         return [
             FilterTrace(step.label, left, applied=stop < 0 or stop == len(step.guards), ignored=stop < 0)
-            for (step, stop), left in zip(steps, self.left, strict=True)
+            for (step, stop), left in zip(steps, self.survivors, strict=True)
         ]
 
     @property
@@ -242,8 +232,8 @@ class Decision:
         """Indices of those the pick could choose: left by the filters above it and by its `where`."""
         pick = self.pick
         if pick is None:
-            return self.left[-1] if self.left else range(len(self.snapshot.ids))
-        left = self.left[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
+            return self.survivors[-1] if self.survivors else range(len(self.snapshot.ids))
+        left = self.survivors[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
         if pick.where is None:
             return left
         mask = self.policy.probe(self, self.step_index, pick.where)
@@ -254,9 +244,7 @@ class Decision:
         """`candidates` with the best score first, ties in order of ids; the chosen one first of all."""
         score, ids = self.score, self.snapshot.ids
         sign = -1 if self.direction == "max" else 1
-        return sorted(
-            self.candidates, key=lambda i: (i != self.index, 0 if score is None else sign * score[i], ids[i])
-        )
+        return sorted(self.candidates, key=lambda i: (i != self.index, 0 if score is None else sign * score[i], ids[i]))
 
     @property
     def runner_up(self) -> str | None:

@@ -245,7 +245,7 @@ class Emitter:
                 for feature in sorted(features):
                     self._column(feature)
                 name = self.code.name(f"{function}_of")
-                names = ast.Constant(tuple(sorted(features)))
+                names = ast.Tuple(elts=[ast.Constant(feature) for feature in sorted(features)], ctx=ast.Load())
                 self.code.assign(name, call(function, load("snapshot"), names))
                 return self._each(name)
         raise AssertionError(f"{type(term).__name__} is not one value per candidate")

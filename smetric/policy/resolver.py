@@ -234,9 +234,9 @@ class Resolver:
                 return _op("and", span, known, _op("<=", span, age, plain[1]))
             case "first":
                 term = plain[-1]
-                for pick in reversed(plain[:-1]):
-                    somebody = Op("somebody", (pick,), span=pick.span, shape=Shape.SCALAR)
-                    term = Op("if", (somebody, pick, term), span=span, shape=Shape.PICK)
+                for better in reversed(plain[:-1]):
+                    somebody = Op("somebody", (better,), span=better.span, shape=Shape.SCALAR)
+                    term = Op("if", (somebody, better, term), span=span, shape=Shape.PICK)
                 return term
         raise AssertionError(f"no such built-in: {function}")
 

@@ -1,0 +1,102 @@
+"""The candidates of a decision as aligned plain text: what was read of each, its score, and who was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from smetric.policy.figure import clipped, figure
+from smetric.policy.guard import one_line
+from smetric.policy.plan import Column, Ref, Term, walk
+
+if TYPE_CHECKING:
+    from smetric.policy.decision import Decision
+
+_INDENT = "    "
+_GAP = "    "
+#: The width of the word `instance`, which stands above the ids in a policy's tests.
+_ID_WIDTH = 8
+
+
+def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
+    """The chosen candidate first, then the best of the others.
+
+    Args:
+        decision: what was decided.
+        top: rows at most.
+        limit_bytes: size of the text in UTF-8 at most; rows are left out, never cut.
+    """
+    ranked = decision.ranked
+    others = sorted(set(range(len(decision.snapshot.ids))) - set(ranked), key=lambda i: decision.snapshot.ids[i])
+    order = ranked + others
+    shown = min(top, len(order))
+    while True:
+        text = rows(decision, order[:shown], hidden=len(order) - shown)
+        if len(text.encode()) <= limit_bytes or shown == 0:
+            return text if len(text.encode()) <= limit_bytes else ""
+        shown -= 1
+
+
+def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
+    """The rows of the candidates *order*, and how many more there are."""
+    order = list(order)
+    snapshot = decision.snapshot
+    named = [(clipped(snapshot.ids[i]), i) for i in order]
+    columns: list[tuple[str, list[str]]] = []
+    for feature in columns_of(decision):
+        known = snapshot.known.get(feature)
+        values = snapshot.columns[feature]
+        cells = [figure(values[i]) if known is None or known[i] else f"? {figure(values[i])}" for i in order]
+        columns.append((feature, cells))
+    pick = decision.pick
+    if decision.score is not None and pick is not None and not isinstance(pick.value, Column):
+        columns.append((score_name(decision), [figure(decision.score[i]) for i in order]))
+    ids_width = max([_ID_WIDTH, *(len(name) for name, _ in named)])
+    widths = [max(len(header), *(len(cell) for cell in cells), 0) for header, cells in columns if cells]
+    lines = []
+    if columns and order:
+        heads = "".join(f"{_GAP}{header:>{w}}" for (header, _), w in zip(columns, widths, strict=True))
+        lines.append(f"{_INDENT}{'':<{ids_width}}{heads}")
+    for row, (name, i) in enumerate(named):
+        cells_text = "".join(f"{_GAP}{cells[row]:>{w}}" for (_, cells), w in zip(columns, widths, strict=True))
+        lines.append(f"{_INDENT}{name:<{ids_width}}{cells_text}{_mark(decision, i)}".rstrip())
+    if hidden:
+        lines.append(f"{_INDENT}… and {hidden} more")
+    return "\n".join(lines)
+
+
+def columns_of(decision: Decision) -> list[str]:
+    """The features this decision saw, in the order in which the policy asks for them."""
+    seen: dict[str, None] = {}
+    for step in decision.policy.plan.steps:
+        for term in (*(guard.value for guard in step.guards), *(() if step.value is None else (step.value,))):
+            found = [part for part in walk(term) if isinstance(part, Column)]
+            for part in sorted(found, key=lambda part: part.span.start):
+                seen[part.feature] = None
+    return [feature for feature in seen if feature in decision.snapshot.columns]
+
+
+def score_name(decision: Decision) -> str:
+    """What the pick compared, in the policy's own words."""
+    pick = decision.pick
+    assert pick is not None
+    return term_name(decision, pick.value)
+
+
+def term_name(decision: Decision, term: Term) -> str:
+    """The name of a feature or a `let`, else the source text."""
+    if isinstance(term, Column):
+        return term.feature
+    if isinstance(term, Ref):
+        return term.binding.name
+    return clipped(one_line(decision.policy.source[term.span.start : term.span.end]))
+
+
+def _mark(decision: Decision, i: int) -> str:
+    """`←` for the chosen one; for one a filter left out, which."""
+    if i == decision.index:
+        return "  ←"
+    for step in decision.filters:
+        if i not in step.left:
+            return f"  ✗ {step.label}"
+    return ""

@@ -1,0 +1,165 @@
+"""Says why: a decision as one sentence, as a table, and as the full account that `smetric explain` prints.
+
+Numbers, names of the policy and ids of instances only: no string of a request is ever printed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smetric.policy.candidate_table import rows, score_name, table, term_name
+from smetric.policy.decision import Outcome
+from smetric.policy.figure import figure
+from smetric.policy.plan import Column, Const, Op, Pick, Ref, RequestValue, Shape, Term, fields_of, walk
+
+if TYPE_CHECKING:
+    from smetric.policy.decision import Decision
+
+__all__ = ["explain", "summary", "table"]
+
+#: Candidates that the full account lists in their own order; of more, the best.
+_ROWS = 32
+#: What a failed comparison turned out to be.
+_OPPOSITE = {"<=": ">", ">=": "<", "<": "≥", ">": "≤"}
+_MARKS = {True: "✓", False: "✗", None: "·"}
+
+
+def summary(decision: Decision) -> str:
+    """The decision in one sentence, with the numbers that settled it."""
+    steps = decision.policy.plan.steps[: decision.step_index]
+    reasons = [_failure(decision, at) for at, step in enumerate(steps) if not step.kind.is_filter]
+    return "; ".join([_result(decision), *reasons])
+
+
+def explain(decision: Decision) -> str:
+    """The rules visited with their guards (✓ held, ✗ failed, · not evaluated), then the candidates."""
+    lines = [f"{decision.policy.name}: {_headline(decision)}"]
+    width = max((len(step.label) for step in decision.policy.plan.steps[: len(decision.stops)]), default=0)
+    filters = iter(decision.filters)
+    guards = iter(decision.guards)
+    for at in range(len(decision.stops)):
+        step = decision.policy.plan.steps[at]
+        if step.kind.is_filter:
+            narrowed = next(filters)
+            if narrowed.ignored:
+                account = "ignored: it would leave nobody"
+            elif not narrowed.applied:
+                account = "does not apply"
+            else:
+                account = f"left {len(narrowed.left)} of {len(decision.snapshot.ids)}"
+        else:
+            shown = [f"{_MARKS[held]} {label}" for label, held in next(guards).guards]
+            account = "   ".join(shown) if shown else "always"
+        arrow = "→" if at == decision.step_index else " "
+        lines.append(f"  {arrow} {step.label:<{width}}    {account}")
+    count = len(decision.snapshot.ids)
+    if count <= _ROWS:
+        lines.append(rows(decision, range(count)))
+    else:
+        lines.append(table(decision, top=_ROWS, limit_bytes=1 << 16))
+    return "\n".join(lines)
+
+
+def _headline(decision: Decision) -> str:
+    if decision.outcome is Outcome.ROUTE:
+        return f"route to {decision.instance}"
+    return f"reject {decision.status}, {decision.message}"
+
+
+# ── the sentence ─────────────────────────────────────────────────────────────
+
+
+def _result(decision: Decision) -> str:
+    if decision.outcome is Outcome.REJECT:
+        return f"{decision.rule}: rejected with {decision.status}"
+    if decision.outcome is Outcome.NOBODY:
+        return f"{decision.rule}: none of {len(decision.snapshot.ids)} instances is left"
+    pick = decision.pick
+    assert pick is not None
+    tied = decision.tied
+    settled = "next in the rotation" if pick.rotates else "drawn"
+    if decision.score is None:
+        return f"{decision.rule}: {decision.instance} is {settled} among {tied}"
+    value = decision.score[decision.index]
+    said = f"{decision.rule}: {decision.instance} has the {_best(decision, pick)} ({figure(value)})"
+    if tied > 1:
+        by = [f"lowest {term_name(decision, then)}" for then in pick.thens]
+        said += (
+            f", as have {tied - 1} more: taken by {', then '.join([*by, settled])}"
+            if by
+            else (f", as have {tied - 1} more: it is {settled}")
+        )
+    return said
+
+
+def _best(decision: Decision, pick: Pick) -> str:
+    """`fewest requests`, `highest hit_len`, …."""
+    name = score_name(decision)
+    if name == "requests":
+        return f"{'fewest' if pick.direction == 'min' else 'most'} requests"
+    return f"{'lowest' if pick.direction == 'min' else 'highest'} {name}"
+
+
+def _failure(decision: Decision, at: int) -> str:
+    """Why rule number *at*, which was visited, did not fire."""
+    step = decision.policy.plan.steps[at]
+    stop = decision.stops[at]
+    if stop == len(step.guards):
+        return f"{step.label} found nobody"
+    guard = step.guards[stop]
+    numbers = _numbers(decision, at, guard.value)
+    return f"{_subject(decision, at, guard.value)} failed {guard.label}{f' ({numbers})' if numbers else ''}"
+
+
+def _subject(decision: Decision, at: int, term: Term) -> str:
+    """The instance that a guard judges, where it judges the one its rule would take; else the rule."""
+    step = decision.policy.plan.steps[at]
+    route = step.value
+    picks = {id(part.binding): part for part in walk(term) if isinstance(part, Ref) and part.shape is Shape.PICK}
+    if isinstance(route, Ref) and id(route.binding) in picks and isinstance(route.binding.value, Pick):
+        pick = route.binding.value
+        index = decision.policy.probe(decision, at, route)
+        if index is not None and index >= 0:
+            name: str = decision.snapshot.ids[index]
+            if pick.value.shape is not Shape.VECTOR:
+                return name
+            score = decision.policy.probe(decision, at, pick.value)[index]
+            extreme = "lowest" if pick.direction == "min" else "highest"
+            return f"{name}, with the {extreme} {term_name(decision, pick.value)} ({figure(score)}),"
+    return step.label
+
+
+def _numbers(decision: Decision, at: int, term: Term) -> str:
+    """Both sides of a comparison that failed."""
+    unknown = sorted(name for name in fields_of(term) if getattr(decision.request, name) is None)
+    if unknown:
+        return f"req.{unknown[0]} is unknown"
+    while isinstance(term, Ref) and term.shape is Shape.SCALAR:
+        term = term.binding.value
+    if not isinstance(term, Op) or len(term.operands) != 2:
+        return ""
+    left, right = term.operands
+    if term.op in _OPPOSITE:
+        return f"{_side(decision, at, left)} {_OPPOSITE[term.op]} {_side(decision, at, right)}"
+    if term.op in ("==", "!="):
+        value = decision.policy.probe(decision, at, left)
+        if isinstance(value, int | float) and isinstance(left, RequestValue | Ref | Column):
+            name = f"req.{left.name}" if isinstance(left, RequestValue) else term_name(decision, left)
+            return f"{name} is {figure(value)}"
+    return ""
+
+
+def _side(decision: Decision, at: int, term: Term) -> str:
+    """One side: a multiple as a product, of `least` and `greatest` what was taken, else the number."""
+    while isinstance(term, Ref) and term.shape is Shape.SCALAR:
+        term = term.binding.value
+    value = decision.policy.probe(decision, at, term)
+    if isinstance(term, Op) and term.op in ("least", "greatest"):
+        for operand in term.operands:
+            if decision.policy.probe(decision, at, operand) == value:
+                return _side(decision, at, operand)
+    if isinstance(term, Op) and term.op == "*":
+        factor, other = term.operands
+        if isinstance(factor, Const) and not isinstance(other, Const):
+            return f"{figure(factor.value)} × {figure(decision.policy.probe(decision, at, other))}"
+    return figure(value)

@@ -1,0 +1,29 @@
+"""How numbers and other values are printed in explanations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WIDTH = 40
+
+
+def figure(value: Any) -> str:
+    """A value of any kind: numbers with at most four significant decimals, long strings cut."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, frozenset | set):
+        return clipped("{" + ", ".join(sorted(value)) + "}")
+    if isinstance(value, str):
+        return clipped(value)
+    if value == int(value):
+        return str(int(value))
+    decimals = max(0, 4 - len(str(int(abs(value)))))
+    shown = f"{value:.{decimals}f}"
+    if float(shown) == 0:
+        return f"{value:.3g}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
+def clipped(text: str) -> str:
+    """*text* in at most 40 characters."""
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"

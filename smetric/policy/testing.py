@@ -1,0 +1,164 @@
+"""Runs the `test` blocks of a policy: each table becomes a snapshot, and the decision is held against `expect`.
+
+Where a test gives no `last`, it must hold for every cursor; where anything is drawn, for every one of 64 seeds.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smetric.policy import tree
+from smetric.policy.decision import Decision, Need, Outcome
+from smetric.policy.explain import explain
+from smetric.policy.guard import one_line
+from smetric.policy.policy import Policy, load
+from smetric.policy.snapshot import Snapshot
+from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
+
+#: Seeds that a test with random draws must hold for.
+SEEDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One `test` block that was run.
+
+    Args:
+        sentence: its name.
+        line: where it stands, from 1.
+        failure: what was decided instead and why, empty when it passed.
+        rules: the labels of the rules that fired, over all cursors and seeds.
+    """
+
+    __test__ = False  # this is no test case of pytest
+
+    sentence: str
+    line: int
+    failure: str
+    rules: frozenset[str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every decision was as expected."""
+        return not self.failure
+
+
+def run_tests(source: str, vocabulary: Vocabulary, *, path: str = "<policy>") -> list[TestResult]:
+    """Run all tests of a policy, in order.
+
+    Args:
+        source: the text of the file.
+        vocabulary: the features and request fields it may read.
+        path: its name in errors.
+
+    Raises:
+        PolicyError: the file, or a setting of a test, is wrong.
+    """
+    policy = load(source, vocabulary, path=path)
+    return [run_test(policy, test, vocabulary) for test in policy.tests]
+
+
+def run_test(policy: Policy, test: tree.Test, vocabulary: Vocabulary) -> TestResult:
+    """Run one test of *policy*, loaded anew with the test's own settings if it has any."""
+    line = policy.source.count("\n", 0, test.span.start) + 1
+    if test.settings:
+        settings = {setting.name: _configured(setting.value) for setting in test.settings}
+        policy = load(policy.source, vocabulary, path=policy.path, settings=settings)
+    given = {setting.name: setting.value for setting in test.given}
+    last = given.pop("last", None)
+    request = request_of(test, given, vocabulary)
+    snapshot = snapshot_of(test, policy, request, vocabulary)
+    rules: set[str] = set()
+    for cursors, seed in _cases(policy, snapshot, last):
+        decision = policy.decide(snapshot, request, cursors, seed)
+        assert not isinstance(decision, Need), "a test's snapshot holds every look-up"
+        rules.add(decision.rule)
+        wrong = mismatch(decision, test.expect)
+        if wrong:
+            where = f"seed {seed}" + "".join(f", last {name} = {id}" for name, id in cursors.items())
+            return TestResult(test.sentence, line, f"{wrong} ({where})\n{explain(decision)}", frozenset(rules))
+    return TestResult(test.sentence, line, "", frozenset(rules))
+
+
+def request_of(test: tree.Test, given: Mapping[str, Any], vocabulary: Vocabulary) -> types.SimpleNamespace:
+    """A request with the given fields, the others at their defaults; None is unknown.
+
+    A field that bounds a feature, as the prompt's length bounds a hit, is at least what the table holds, if not given.
+    """
+    fields = {name: field.default for name, field in vocabulary.request.items()}
+    for at, column in enumerate(test.columns):
+        bound = vocabulary.features[column.feature].at_most
+        if bound and not column.of_age:
+            fields[bound] = max([fields[bound], *(row.cells[at] for row in test.rows if row.cells[at] is not None)])
+    fields.update({name: _clamped(value, vocabulary.request[name]) for name, value in given.items()})
+    return types.SimpleNamespace(**fields)
+
+
+def snapshot_of(test: tree.Test, policy: Policy, request: Any, vocabulary: Vocabulary) -> Snapshot:
+    """The table of a test as a snapshot: what a policy reads and the table leaves out is unknown."""
+    ids = [row.name for row in test.rows]
+    cells: dict[str, list[Any]] = {name: [None] * len(ids) for name in policy.reads}
+    if "id" in cells:
+        cells["id"] = list(ids)
+    stamps: dict[str, list[float | None]] = {}
+    for at, column in enumerate(test.columns):
+        values = [row.cells[at] for row in test.rows]
+        if column.of_age:
+            stamps[column.feature] = [None if age is None else -float(age) for age in values]  # type: ignore[arg-type]
+        else:
+            feature = vocabulary.features[column.feature]
+            highest = getattr(request, feature.at_most) if feature.at_most else None
+            cells[column.feature] = [_clamped(value, feature, highest) for value in values]
+    columns: dict[str, list[Any]] = {}
+    known: dict[str, list[bool] | None] = {}
+    for name, values in cells.items():
+        columns[name], known[name] = vocabulary.features[name].fill(values)
+    return Snapshot(ids, columns, known, stamps)
+
+
+def mismatch(decision: Decision, expect: tree.Expect) -> str:
+    """How *decision* differs from what a test expects; empty when it does not."""
+    if expect.kind == "route":
+        allowed = [instance.name for instance in expect.instances]
+        if decision.instance not in allowed:
+            return f"expected {' or '.join(allowed)}, got {_got(decision)}"
+    elif decision.outcome is Outcome.ROUTE or decision.status != expect.status:
+        return f"expected reject {expect.status}, got {_got(decision)}"
+    if expect.rule is not None and decision.rule != expect.rule.name:
+        return f"expected rule {expect.rule.name}, got {decision.rule}"
+    if expect.failing is not None:
+        name = expect.failing.name if isinstance(expect.failing, tree.Name) else one_line(expect.failing.value)
+        failed = [rule.failed for rule in decision.guards if rule.failed is not None]
+        if name not in failed:
+            return f"expected {name} to fail, got {', '.join(failed) or 'no guard that failed'}"
+    return ""
+
+
+def _got(decision: Decision) -> str:
+    return decision.instance or f"{decision.status} by {decision.rule}"
+
+
+def _cases(policy: Policy, snapshot: Snapshot, last: Any) -> Iterator[tuple[dict[str, str], int]]:
+    """Every cursor and seed that the outcome may depend on."""
+    rotating = [key for site, key in enumerate(policy.plan.keys) if policy.pick(site).rotates]
+    draws = len(rotating) < len(policy.plan.keys)
+    if isinstance(last, tree.Name):
+        cursors = [dict.fromkeys(rotating, last.name)]
+    else:
+        cursors = [{}, *(dict.fromkeys(rotating, id) for id in snapshot.ids)] if rotating else [{}]
+    for cursor in cursors:
+        for seed in range(SEEDS if draws else 1):
+            yield cursor, seed
+
+
+def _configured(value: Any) -> Any:
+    return value.name if isinstance(value, tree.Name) else value
+
+
+def _clamped(value: Any, word: Feature | RequestField, highest: float | None = None) -> Any:
+    if value is None or word.kind is not Kind.NUMBER:
+        return value
+    return max(word.low, min(value, word.high if highest is None else min(word.high, highest)))
