@@ -197,20 +197,22 @@ def _add_candidates(result: dict[str, Any], decision: Decision, instances: Seque
 
 
 def _add_score(result: dict[str, Any], decision: Decision) -> None:
-    score = decision.score
-    if score is None or decision.index < 0:
+    score, chosen = decision.score, decision.index
+    if chosen < 0:
+        return
+    result[names.TIED.name] = decision.tied
+    if score is None:
         return
     lowest = decision.direction != "max"
-    chosen = score[decision.index]
-    result[names.SCORE_CHOSEN.name] = float(chosen)
+    values = [score[index] for index in decision.candidates]
+    result[names.SCORE_CHOSEN.name] = float(score[chosen])
     result[names.SCORE_DIRECTION.name] = "min" if lowest else "max"
-    result[names.SCORE_WORST.name] = float(max(score) if lowest else min(score))
-    others = [value for index, value in enumerate(score) if index != decision.index]
+    result[names.SCORE_WORST.name] = float(max(values) if lowest else min(values))
+    others = [score[index] for index in decision.candidates if index != chosen]
     if others:
         runner_up = min(others) if lowest else max(others)
         result[names.SCORE_RUNNER_UP.name] = float(runner_up)
-        result[names.SCORE_MARGIN.name] = float(abs(runner_up - chosen))
-        result[names.TIED.name] = 1 + others.count(chosen)
+        result[names.SCORE_MARGIN.name] = float(abs(runner_up - score[chosen]))
 
 
 def _add_snapshot(result: dict[str, Any], decision: Decision) -> None:

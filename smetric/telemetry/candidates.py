@@ -23,18 +23,14 @@ _SUMMARY_MAX = 480
 
 
 def foremost(decision: Decision, top: int) -> list[int]:
-    """Indices of at most *top* candidates: the chosen first, then by score, best first, then by position."""
-    count = len(decision.snapshot.ids)
-    score = decision.score
-    if score is None or len(score) != count:
-        order = list(range(min(count, top + 1)))
-    elif decision.direction == "max":
-        order = heapq.nsmallest(top + 1, range(count), key=lambda i: (-score[i], i))
-    else:
-        order = heapq.nsmallest(top + 1, range(count), key=lambda i: (score[i], i))
-    chosen = decision.index
-    rest = [index for index in order if index != chosen]
-    return ([chosen, *rest] if chosen >= 0 else rest)[:top]
+    """Indices of at most *top* of those the pick could choose: the chosen first, then the best scores, ties by id."""
+    score, ids, chosen = decision.score, decision.snapshot.ids, decision.index
+    sign = -1 if decision.direction == "max" else 1
+
+    def place(index: int) -> tuple[bool, float, str]:
+        return index != chosen, 0.0 if score is None else sign * score[index], ids[index]
+
+    return heapq.nsmallest(top, decision.candidates, key=place)
 
 
 def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
@@ -48,7 +44,7 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"id": snapshot.ids[index][:_ID_MAX]}
         if index == decision.index:
             row["chosen"] = True
-        if score is not None and len(score) == len(snapshot.ids):
+        if score is not None:
             row["score"] = _short(score[index])
         for name, column in columns:
             row[name] = _short(column[index])

@@ -6,6 +6,7 @@ Imported only when traces are exported. What a span says is not here.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -100,7 +101,7 @@ def build(kind: str, environ: Mapping[str, str]) -> SpanExporter:
         ConfigError: an endpoint or protocol that cannot be used.
     """
     if kind == "console":
-        return ConsoleSpanExporter()
+        return ConsoleSpanExporter(out=sys.stdout)
     endpoint_of(environ)
     protocol = protocol_of(environ)
     if protocol == "grpc":

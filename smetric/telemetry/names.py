@@ -57,18 +57,20 @@ BY_POLICY = "policy"
 BY_PIN = "pinned"
 ALL_FILTERED = "all_filtered"
 NO_INSTANCE = "no_instance"
+ANY_CANDIDATE = "any_candidate"
 POLICY_ERROR = "policy_error"
-REASONS = (BY_POLICY, BY_PIN, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
+REASONS = (BY_POLICY, BY_PIN, ANY_CANDIDATE, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
 
 # Results of an upstream attempt.
 OK = "ok"
 CONNECT_ERROR = "connect_error"
+CONNECT_TIMEOUT = "connect_timeout"
 TIMEOUT = "timeout"
 CLOSED = "closed"
 PROTOCOL = "protocol"
 STATUS_5XX = "5xx"
 ABORTED = "aborted"
-RESULTS = (OK, CONNECT_ERROR, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED)
+RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED)
 
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",

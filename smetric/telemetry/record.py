@@ -91,7 +91,7 @@ class DecisionRecord:
         if self.outcome == names.ERROR:
             return names.POLICY_ERROR
         if self.decision is None:
-            return names.NO_INSTANCE
+            return names.NO_INSTANCE if self.instance is None else names.ANY_CANDIDATE
         return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
 
     def hit(self) -> tuple[int, str] | None:

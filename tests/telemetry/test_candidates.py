@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.policy import Decision
+from smetric.telemetry import candidates
+from tests.telemetry.samples import fleet, record
+
+
+def decision(count: int = 3, *, id: str = "gpu-{}", known: list[bool] | None = None, turn: int = 0) -> Decision:
+    loads = [float(1 + (i * 7) % count) for i in range(count)]
+    hits = [float(10 * i) for i in range(count)]
+    made = record(hits=hits, loads=loads, instances=fleet(count, id=id), known=known, turn=turn)
+    assert made.decision is not None
+    return made.decision
+
+
+def test_the_chosen_comes_first_then_the_best_scores() -> None:
+    made = decision(32)
+    order = candidates.foremost(made, 8)
+    assert order[0] == made.index
+    assert made.score is not None
+    scores = [made.score[i] for i in order]
+    assert scores == sorted(made.score)[:8]
+    assert len(candidates.foremost(made, 0)) == 0
+
+
+def test_rows_hold_what_the_policy_read_and_what_was_unknown() -> None:
+    made = decision(3, known=[True, True, False])
+    by_id = {row["id"]: row for row in candidates.rows(made, 8)}
+    assert by_id["gpu-2"]["unknown"] == ["hit_len"]
+    assert "unknown" not in by_id["gpu-1"]
+    assert by_id["gpu-1"]["hit_len"] == 10
+    assert [row["id"] for row in by_id.values() if row.get("chosen")] == [made.snapshot.ids[made.index]]
+
+
+@pytest.mark.parametrize("id", ["gpu-{}", "a-very-long-name-of-an-instance-" * 6 + "{}", "ünï-" * 40 + "{}"])
+@pytest.mark.parametrize("top", [0, 1, 8, 32])
+def test_json_and_text_stay_below_two_kilobytes_with_1024_instances(id: str, top: int) -> None:
+    made = decision(1024, id=id)
+    text = candidates.as_json(made, top)
+    assert len(text.encode()) <= candidates.LIMIT
+    rows = orjson.loads(text)
+    assert len(rows) <= top
+    assert bool(rows) == bool(top)
+    assert len(candidates.as_text(made, top).encode()) <= candidates.LIMIT
+
+
+def test_text_is_the_summary_a_blank_line_and_a_table() -> None:
+    made = decision(4)
+    head, blank, *table = candidates.as_text(made, 8).split("\n")
+    assert head == candidates.summary(made)
+    assert blank == ""
+    assert any("gpu-3" in line for line in table)
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 40), st.integers(0, 32), st.integers(200, 2000))
+def test_json_is_never_cut_in_half(count: int, top: int, limit: int) -> None:
+    text = candidates.as_json(decision(count), top, limit)
+    assert len(text) <= limit
+    assert len(orjson.loads(text)) <= min(top, count)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import orjson
+
+from smetric.telemetry import names
+from smetric.telemetry.decisions import DecisionLog, brief, full
+from smetric.telemetry.record import Usage, decision_id
+from tests.telemetry.samples import record, run_one, telemetry
+
+
+def test_ids_are_ulids_in_order_of_time() -> None:
+    ids = [decision_id(ms * 1_000_000) for ms in range(1_700_000_000_000, 1_700_000_000_050)]
+    assert ids == sorted(ids)
+    assert all(len(each) == 26 and set(each) <= set("0123456789ABCDEFGHJKMNPQRSTVWXYZ") for each in ids)
+    assert decision_id(0)[:10] == "0" * 10
+    # The worked example of the ULID specification.
+    assert decision_id(1_469_918_176_385 * 1_000_000)[:10] == "01ARYZ6S41"
+
+
+def test_the_log_keeps_the_newest_and_finds_by_id() -> None:
+    log = DecisionLog(kept=3)
+    made = [record() for _ in range(5)]
+    for each in made:
+        log.add(each)
+    assert log.recent(10) == made[:1:-1]
+    assert log.recent(1) == [made[4]]
+    assert log.recent(-1) == []
+    assert log.get(made[0].id) is None
+    assert log.get(made[2].id) is made[2]
+    assert len(log) == 3
+
+
+def test_a_routed_decision_is_rendered_with_its_table_and_result() -> None:
+    app = telemetry()
+    made = record(loads=(2, 30, 1), time_ns=1_700_000_000_123_000_000)
+    run_one(app, made)
+    made.usage = Usage(1000, 5, 0)
+    shown = orjson.loads(orjson.dumps(full(made)))
+    assert shown["time"] == "2023-11-14T22:13:20.123+00:00"
+    assert shown["outcome"] == "routed"
+    assert shown["rule"] == "balance"
+    assert shown["instance"] == "gpu-2"
+    assert shown["status"] == 200
+    assert shown["usage"] == {"prompt_tokens": 1000, "completion_tokens": 5, "cached_tokens": 0}
+    assert shown["hit"] == {"tokens": 0, "source": "prefix_index"}
+    assert shown["candidates"][0]["id"] == "gpu-2"
+    assert shown["candidate_count"] == 3
+    stick = next(each for each in shown["guards"] if each["rule"] == "stick")
+    assert {"guard": "req.turn != 0", "held": True} in stick["guards"]
+    assert {"guard": "not_overloaded", "held": False} in stick["guards"]
+    assert "gpu-2" in shown["explanation"]
+    assert "s-1" not in str(shown)
+    assert set(brief(made)) <= set(shown)
+
+
+def test_decisions_without_a_policy_are_rendered_too() -> None:
+    for outcome in (names.PINNED, names.NO_CANDIDATE, names.ERROR):
+        shown = orjson.loads(orjson.dumps(full(record(outcome))))
+        assert shown["outcome"] == outcome
+        assert shown["summary"]
+        assert "explanation" not in shown
+
+
+def test_a_rejected_decision_is_rendered() -> None:
+    shown = orjson.loads(orjson.dumps(full(record(names.REJECTED))))
+    assert shown["instance"] is None
+    assert shown["rule"] == "full"
+    assert not any(row.get("chosen") for row in shown["candidates"])
+
+
+class Body:
+    """Something as large as a prompt."""
+
+
+def test_no_body_outlives_its_request() -> None:
+    app = telemetry()
+    made = record()
+    body = Body()
+    gone = weakref.ref(body)
+    made.request.prompt = body  # type: ignore[assignment]
+    del body
+    run_one(app, made)
+    gc.collect()
+    assert gone() is None
+    assert len(app.decisions) == 1

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from structlog.testing import capture_logs
+
+from smetric.telemetry import names
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.record import Usage
+from tests.telemetry.otlp_receiver import Receiver, receiving
+from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, scope, telemetry
+
+TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
+
+
+def parent(flag: bytes = b"01") -> tuple[bytes, bytes]:
+    return b"traceparent", b"00-%b-%b-%b" % (TRACE, SPAN, flag)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def tracing_to(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Telemetry]:
+    def build(**environ: str) -> Telemetry:
+        given = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, **environ}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        return telemetry(given)
+
+    return build
+
+
+async def test_a_routed_request_leaves_server_route_and_client_spans(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    exchange = begin(app, parent(), (b"tracestate", b"vendor=1"))
+    made = record()
+    exchange.decided(made)
+    attempt = exchange.attempt(ROUTE)
+    sent = dict(attempt.headers)
+    attempt.first_byte()
+    usage = Usage(1000, 20, 880)
+    attempt.end(names.OK, status=200, usage=usage)
+    exchange.end(200, bytes_out=99, usage=usage)
+    assert await app.tracing.shutdown()
+
+    server, route, client = (receiver.named(name)[0] for name in ("POST", "route", "chat"))
+    assert len(receiver.spans) == 3
+    assert server.name == "POST /v1/chat/completions"
+    assert server.span.kind == Span.SPAN_KIND_SERVER
+    assert server.span.trace_id.hex().encode() == TRACE
+    assert server.span.parent_span_id.hex().encode() == SPAN
+    assert server.span.trace_state == "vendor=1"
+    assert server.attributes["http.response.status_code"] == 200
+    assert server.attributes["smetric.decision.outcome"] == "routed"
+    assert server.span.status.code == Status.STATUS_CODE_UNSET
+    assert route.name == "route sticky"
+    assert route.span.parent_span_id == client.span.parent_span_id == server.span.span_id
+    assert route.span.kind == Span.SPAN_KIND_INTERNAL
+    assert client.name == "chat m"
+    assert client.span.kind == Span.SPAN_KIND_CLIENT
+    assert client.attributes["gen_ai.usage.cache_read.input_tokens"] == 880
+    assert client.attributes["smetric.prefix.actual_hit_tokens"] == 880
+    assert client.attributes["server.port"] == 8000
+    assert client.attributes["gen_ai.response.time_to_first_chunk"] >= 0
+    assert server.span.start_time_unix_nano <= client.span.start_time_unix_nano <= client.span.end_time_unix_nano
+    assert client.span.end_time_unix_nano <= server.span.end_time_unix_nano
+    assert sent[b"traceparent"] == b"00-%b-%b-01" % (TRACE, client.span.span_id.hex().encode())
+    assert sent[b"tracestate"] == b"vendor=1"
+    assert made.trace_id.encode() == TRACE
+
+
+async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], receiver: Receiver) -> None:
+    app = tracing_to()
+    instances = fleet()
+    instances.append(fleet(4)[3])
+    instances[3].draining = True
+    app.instances = lambda: instances
+    made = record(loads=(2, 30, 1))
+    run_one(app, made)
+    assert await app.tracing.shutdown()
+    about = receiver.named("route")[0].attributes
+    assert about["smetric.decision.id"] == made.id
+    assert about["smetric.decision.outcome"] == "routed"
+    assert about["smetric.decision.reason"] == "policy"
+    assert about["smetric.rule"] == "balance"
+    assert about["smetric.instance.id"] == "gpu-2"
+    assert "not_overloaded" in about["smetric.guard.failed"]
+    assert about["smetric.policy.name"] == "sticky"
+    assert about["smetric.policy.source"] == "sticky.policy"
+    assert about["smetric.policy.generation"] == 2
+    assert about["smetric.candidate.count"] == 4
+    assert about["smetric.candidate.eligible_count"] == 3
+    assert about["smetric.candidate.filter_reasons"] == "draining=1"
+    assert about["smetric.score.direction"] == "min"
+    assert (about["smetric.score.chosen"], about["smetric.score.runner_up"]) == (1, 2)
+    assert (about["smetric.score.margin"], about["smetric.score.worst"]) == (1, 30)
+    assert about["smetric.prefix.hit_tokens"] == 0
+    assert about["smetric.prefix.source"] == "prefix_index"
+    assert about["smetric.load.requests"] == 1
+    assert about["smetric.telemetry.max_age"] == about["smetric.telemetry.chosen_age"] == 0.5
+    assert about["smetric.request.turn"] == 3
+    assert about["smetric.request.est_hit"] == 900
+    assert about["smetric.seed"] == 7
+    assert about["smetric.cursor"].endswith("=gpu-2")
+    assert about["openinference.span.kind"] == "CHAIN"
+    assert about["output.value"].startswith(about["smetric.decision.summary"] + "\n\n")
+    assert "s-1" not in str(about)
+    assert len(about["smetric.session.id_hash"]) == 16
+
+
+async def test_a_retry_makes_a_second_decision_and_a_second_attempt(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    exchange = begin(app)
+    exchange.decided(record())
+    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
+    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
+    exchange.attempt(ROUTE).end(names.OK, status=200)
+    exchange.end(200)
+    assert await app.tracing.shutdown()
+    assert [each.attributes["smetric.instance.rank"] for each in receiver.named("route")] == [0, 1]
+    first, second = receiver.named("chat")
+    assert first.span.status.code == Status.STATUS_CODE_ERROR
+    assert first.attributes["error.type"] == "connect_error"
+    assert "http.request.resend_count" not in first.attributes
+    assert second.attributes["http.request.resend_count"] == 1
+    assert second.attributes["smetric.upstream.attempt"] == 2
+    assert len({each.span.trace_id for each in receiver.spans}) == 1
+
+
+@pytest.mark.parametrize("outcome", [names.REJECTED, names.NO_CANDIDATE, names.ERROR])
+@pytest.mark.parametrize("flag", [None, b"00"])
+async def test_outcomes_out_of_the_ordinary_are_recorded_whatever_the_sampler_says(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver, outcome: str, flag: bytes | None
+) -> None:
+    app = tracing_to(OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0")
+    headers = [] if flag is None else [parent(flag)]
+    run_one(app, record(), *headers)
+    run_one(app, record(names.PINNED), *headers)
+    run_one(app, record(outcome), *headers)
+    assert await app.tracing.shutdown()
+    assert [each.attributes["smetric.decision.outcome"] for each in receiver.named("route")] == [outcome]
+    assert len(receiver.spans) == 2
+
+
+async def test_a_pinned_request_is_traced_without_a_policy(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    run_one(app, record(names.PINNED))
+    assert await app.tracing.shutdown()
+    about = receiver.named("route")[0].attributes
+    assert about["smetric.decision.outcome"] == about["smetric.decision.reason"] == "pinned"
+    assert about["smetric.instance.id"] == "gpu-0"
+    assert "smetric.rule" not in about
+
+
+async def test_an_unrecorded_request_that_breaks_off_is_recorded_after_all(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to(OTEL_TRACES_SAMPLER="always_off")
+    exchange = begin(app, parent(b"00"))
+    exchange.decided(record())
+    attempt = exchange.attempt(ROUTE)
+    assert attempt.headers == [parent(b"00")]
+    attempt.first_byte()
+    attempt.end(names.CLOSED, status=200)
+    exchange.end(200, error_type="closed")
+    assert await app.tracing.shutdown()
+    server = receiver.named("POST")[0]
+    assert server.span.trace_id.hex().encode() == TRACE
+    assert server.span.start_time_unix_nano == exchange.arrival_ns
+    assert server.attributes["error.type"] == "closed"
+    assert server.span.status.code == Status.STATUS_CODE_ERROR
+    assert receiver.named("route")[0].span.parent_span_id == server.span.span_id
+
+
+async def test_a_request_that_never_reached_a_decision_has_a_server_span_only(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    begin(app).end(400, error_type="invalid_request_error")
+    assert await app.tracing.shutdown()
+    (server,) = receiver.spans
+    assert server.attributes["http.response.status_code"] == 400
+    assert server.span.status.code == Status.STATUS_CODE_UNSET
+
+
+async def test_an_untrusted_peer_neither_joins_a_trace_nor_forces_one(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to(OTEL_TRACES_SAMPLER="parentbased_always_off")
+    exchange = begin(app, parent(b"01"), (b"tracestate", b"a=1"), (b"baggage", b"k=" + b"v" * 60_000), trusted=False)
+    exchange.decided(record())
+    (sent,) = exchange.attempt(ROUTE).headers
+    assert sent[0] == b"traceparent"
+    assert TRACE not in sent[1]
+    assert sent[1].endswith(b"-00")
+    exchange.end(200)
+    run_one(app, record(names.REJECTED), parent(b"01"), trusted=False)
+    assert await app.tracing.shutdown()
+    server = receiver.named("POST")[0]
+    assert server.span.trace_id.hex().encode() != TRACE
+    assert server.span.parent_span_id == b""
+    assert server.span.links[0].trace_id.hex().encode() == TRACE
+
+
+def test_with_tracing_off_a_trusted_context_passes_and_nothing_is_made_up() -> None:
+    app = telemetry()
+    exchange = begin(app, parent(), (b"tracestate", b"a=1"))
+    exchange.decided(record())
+    assert exchange.attempt(ROUTE).headers == [parent(), (b"tracestate", b"a=1")]
+    for headers, trusted in (([], True), ([parent()], False)):
+        exchange = begin(app, *headers, trusted=trusted)
+        exchange.decided(record())
+        assert exchange.attempt(ROUTE).headers == []
+        assert exchange.trace_id == ""
+
+
+def test_baggage_goes_along_when_asked_for() -> None:
+    app = telemetry({"OTEL_PROPAGATORS": "tracecontext,baggage"})
+    exchange = begin(app, (b"baggage", b"k=v"))
+    exchange.decided(record())
+    assert exchange.attempt(ROUTE).headers == [(b"baggage", b"k=v")]
+
+
+def test_an_ended_request_is_one_line_and_counts_once() -> None:
+    with capture_logs() as lines:
+        app = telemetry()
+        exchange = begin(app, parent())
+        made = record(model="m\r\n\x1b[31m" + "x" * 10_000)
+        exchange.decided(made)
+        attempt = exchange.attempt(ROUTE)
+        attempt.first_byte()
+        attempt.end(names.OK, status=200)
+        attempt.end(names.ABORTED)
+        exchange.end(200, bytes_out=7)
+        exchange.end(502, error_type="closed")
+    (line,) = [each for each in lines if each["event"] == "request"]
+    assert line["log_level"] == "info"
+    assert line["decision_id"] == made.id
+    assert line["trace_id"].encode() == TRACE
+    assert (line["instance"], line["policy"], line["rule"]) == ("gpu-1", "sticky", "stick")
+    assert (line["api"], line["status"], line["bytes"], line["outcome"]) == ("chat", 200, 7, "routed")
+    assert line["ttft_s"] <= line["duration_s"]
+    assert len(line["model"]) < 600
+    assert line["model"].isprintable()
+    read = app.metrics.registry.get_sample_value
+    assert read("smetric_requests_total", {"route": ROUTE, "code": "200"}) == 1
+    assert read("smetric_requests_in_progress") == 0
+    assert read("smetric_upstream_attempts_total", {"instance": "gpu-1", "result": "ok"}) == 1
+    assert read("smetric_upstream_attempts_total", {"instance": "gpu-1", "result": "aborted"}) is None
+
+
+def test_the_prompt_is_let_go_and_the_result_kept_in_the_decision_log() -> None:
+    app = telemetry()
+    made = record()
+    made.request.prompt = object()  # type: ignore[assignment]
+    run_one(app, made)
+    kept = app.decisions.get(made.id)
+    assert kept is made
+    assert kept.request.prompt is None
+    assert kept.status == 200
+    assert kept.ttft_s is not None
+
+
+async def test_the_path_is_bounded_and_the_query_never_shown(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    about = scope(path="/v1/x\r\nset: 1" + "y" * 5000, method="BREW")
+    app.begin(about, "/v1/{path}", trusted=True).end(404)
+    assert await app.tracing.shutdown()
+    (server,) = receiver.spans
+    assert server.name == "_OTHER /v1/{path}"
+    assert "\r" not in server.attributes["url.path"]
+    assert len(server.attributes["url.path"]) < 600
+    assert "secret" not in str(server.attributes)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import orjson
+import pytest
+import structlog
+
+from smetric.errors import ConfigError
+from smetric.telemetry import logs
+
+
+@pytest.fixture
+def out() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    level = root.level
+    yield io.StringIO()
+    structlog.reset_defaults()
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if isinstance(each, logs.LibraryHandler)]:
+        root.removeHandler(handler)
+
+
+def lines(out: io.StringIO) -> list[dict[str, object]]:
+    return [orjson.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object_whatever_a_client_sent(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    structlog.get_logger().info("request", model="a\r\n\x1b[31m\u2028b\x85", path="x" * 10_000, status=200)
+    (line,) = out.getvalue().splitlines()
+    assert "\x1b" not in line
+    shown = orjson.loads(line)
+    assert shown["event"] == "request"
+    assert shown["level"] == "info"
+    assert shown["timestamp"].endswith("Z")
+    assert shown["status"] == 200
+    assert shown["model"].isprintable()
+    assert len(shown["path"]) == 256
+
+
+def test_a_console_line_is_one_line_too(out: io.StringIO) -> None:
+    logs.configure("info", "console", out)
+    structlog.get_logger().info("request", model="a\r\nb\x1b[31m")
+    assert len(out.getvalue().splitlines()) == 1
+    assert "\x1b" not in out.getvalue()
+
+
+def test_levels_filter(out: io.StringIO) -> None:
+    logs.configure("warning", "json", out)
+    structlog.get_logger().info("quiet")
+    structlog.get_logger().warning("loud")
+    assert [line["event"] for line in lines(out)] == ["loud"]
+
+
+def test_library_records_are_limited_and_lose_their_arguments(out: io.StringIO) -> None:
+    logs.configure("debug", "json", out)
+    library = logging.getLogger("aiohttp.client")
+    for i in range(5):
+        library.warning("cannot parse %r", b"canary %d" % i)
+    library.debug("canary")
+    try:
+        raise ValueError("canary: bad byte in 'the prompt'")
+    except ValueError:
+        logging.getLogger("asyncio").exception("Task exception was never retrieved\nfuture: canary")
+    assert "canary" not in out.getvalue()
+    first, second = lines(out)
+    assert (first["event"], first["logger"], first["message"]) == ("library", "aiohttp.client", "cannot parse %r")
+    assert (second["exception"], second["message"]) == ("ValueError", "Task exception was never retrieved")
+    assert "test_logs.py:" in str(second["place"])
+
+
+def test_the_exporters_messages_keep_their_arguments_and_say_how_many_were_kept_back(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    now = 0.0
+    handler = logs.LibraryHandler(lambda: now)
+    record = logging.LogRecord("opentelemetry.x", logging.ERROR, "f", 1, "Failed to export: %s", ("refused",), None)
+    for _ in range(4):
+        handler.emit(record)
+    now = 60.0
+    handler.emit(record)
+    first, second = lines(out)
+    assert first["message"] == "Failed to export: refused"
+    assert "kept_back" not in first
+    assert second["kept_back"] == 3
+
+
+def test_setting_up_again_replaces(out: io.StringIO) -> None:
+    logs.configure("info", "json", io.StringIO())
+    logs.configure("info", "json", out)
+    logging.getLogger("x").error("once")
+    assert len(lines(out)) == 1
+
+
+def test_what_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="log level 'loud' is not one of debug, info"):
+        logs.configure("loud")
+    with pytest.raises(ConfigError, match="log format 'xml' is not one of auto, json, console"):
+        logs.configure("info", "xml")

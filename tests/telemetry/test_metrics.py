@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from smetric.fleet.instance import Instance
+from smetric.telemetry import names
+from smetric.telemetry.gauges import Gauges, IndexFigures
+from smetric.telemetry.metrics import Metrics
+from smetric.telemetry.model_label import MOST, ModelLabels
+from smetric.telemetry.record import Usage
+from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
+
+
+def gauges(instances: list[Instance], now: float = 100.0) -> Gauges:
+    return Gauges(
+        instances=lambda: instances,
+        policy=lambda: ("sticky", "abc", 2),
+        dropped=lambda: 5,
+        index=lambda: IndexFigures(10, 640, 3),
+        clock=lambda: now,
+    )
+
+
+def series(page: bytes) -> Iterator[tuple[str, str]]:
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                yield sample.name, str(sorted(sample.labels.items()))
+
+
+async def test_what_passes_is_counted() -> None:
+    app = telemetry()
+    run_one(app, record())
+    run_one(app, record(names.REJECTED))
+    run_one(app, record(names.PINNED))
+    read = app.metrics.registry.get_sample_value
+    policy = {"policy": "sticky"}
+    assert read("smetric_decisions_total", policy | {"outcome": "routed", "reason": "policy"}) == 1
+    assert read("smetric_decisions_total", policy | {"outcome": "rejected", "reason": "policy"}) == 1
+    assert read("smetric_decisions_total", policy | {"outcome": "pinned", "reason": "pinned"}) == 1
+    assert read("smetric_instance_selected_total", policy | {"instance": "gpu-1"}) == 1
+    assert read("smetric_decision_duration_seconds_count", policy) == 2
+    assert read("smetric_prompt_tokens_total", {"model": "m"}) == 2000
+    assert read("smetric_prefix_hit_tokens_total", {"model": "m"}) == 880
+    assert read("smetric_requests_total", {"route": ROUTE, "code": "429"}) == 1
+    assert read("smetric_time_to_first_chunk_seconds_count", {"model": "m"}) == 2
+    assert read("smetric_overhead_seconds_count") == 2
+
+
+async def test_a_retry_counts_its_tokens_once_and_usage_calibrates_the_hit() -> None:
+    app = telemetry()
+    exchange = begin(app)
+    exchange.decided(record())
+    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
+    exchange.decided(record())
+    exchange.attempt(ROUTE).end(names.OK, status=200)
+    exchange.end(200, usage=Usage(1000, 1, 864))
+    read = app.metrics.registry.get_sample_value
+    assert read("smetric_prompt_tokens_total", {"model": "m"}) == 1000
+    assert read("smetric_prefix_actual_hit_tokens_total", {"model": "m"}) == 864
+    assert read("smetric_overhead_seconds_count") == 1
+
+
+def test_ten_thousand_model_names_make_no_more_series_than_one() -> None:
+    app = telemetry()
+
+    def ask(model: str) -> set[tuple[str, str]]:
+        exchange = begin(app)
+        exchange.decided(record(names.PINNED, model=model))
+        exchange.end(200)
+        return {
+            (sample.name, str(sample.labels)) for family in app.metrics.registry.collect() for sample in family.samples
+        }
+
+    before = ask("unknown")
+    with capture_logs() as lines:
+        for i in range(10_000):
+            exchange = begin(app)
+            exchange.decided(record(names.PINNED, model=f"model-{i}"))
+            exchange.end(200)
+    assert len(lines) == 10_000
+    assert ask("the-last") == before
+
+
+def test_labels_are_served_names_and_bounded() -> None:
+    served = [f"m{i}" for i in range(MOST + 50)]
+    labels = ModelLabels(lambda: served)
+    assert labels.of("m1") == "m1"
+    assert labels.of("evil\n") == "other"
+    assert labels.of("") == ""
+    assert len({labels.of(name) for name in served}) == MOST + 1
+
+
+async def test_gauges_show_the_fleet_and_absent_is_not_zero() -> None:
+    metrics = Metrics()
+    instances = fleet(2)
+    for instance in instances:
+        assert instance.scrape is not None
+    instances[0].own = 4
+    instances[0].draining = True
+    instances[1].scrape = None
+    instances[1].healthy = False
+    metrics.register(gauges(instances, now=(instances[0].scrape.measured_at if instances[0].scrape else 0) + 1.5))
+    read = metrics.registry.get_sample_value
+    assert read("smetric_instance_up", {"instance": "gpu-0"}) == 1
+    assert read("smetric_instance_up", {"instance": "gpu-1"}) == 0
+    assert read("smetric_instance_draining", {"instance": "gpu-0"}) == 1
+    assert read("smetric_inflight_requests", {"instance": "gpu-0"}) == 4
+    assert read("smetric_instance_running", {"instance": "gpu-0"}) == 2
+    assert read("smetric_instance_kv_cache_usage_ratio", {"instance": "gpu-0"}) == 0.25
+    assert read("smetric_telemetry_age_seconds", {"instance": "gpu-0"}) == 1.5
+    assert read("smetric_instance_running", {"instance": "gpu-1"}) is None
+    assert read("smetric_load_imbalance_ratio", {"model": "m"}) == 2.0
+    assert read("smetric_policy_info", {"name": "sticky", "hash": "abc", "generation": "2"}) == 1
+    assert read("smetric_trace_spans_dropped_total") == 5
+    assert read("smetric_prefix_index_blocks") == 10
+    assert read("smetric_prefix_index_evictions_total") == 3
+
+
+async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
+    app = telemetry()
+    app.metrics.register(gauges(fleet()))
+    run_one(app, record())
+    run_one(app, record(names.ERROR))
+    exchange = begin(app)
+    made = record()
+    made.lookup_s = 0.01
+    exchange.decided(made)
+    exchange.end(200, usage=Usage(1, 1, 1))
+    app.metrics.scraped("gpu-0", "ok", 0.01)
+    app.metrics.reloaded(swapped=True)
+    page, content_type = await app.metrics.page()
+    assert content_type.startswith("text/plain")
+    shown = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name, _ in series(page)}
+    assert shown == {metric.name for metric in names.METRICS}
+
+
+async def test_the_page_is_rendered_once_a_second() -> None:
+    now = 0.0
+    metrics = Metrics(clock=lambda: now)
+    first = await metrics.page()
+    metrics.reloaded(swapped=False)
+    assert await metrics.page() == first
+    now = 1.0
+    assert b'smetric_policy_reloads_total{result="kept"} 1.0' in (await metrics.page())[0]
+
+
+async def test_exemplars_name_recorded_traces_in_openmetrics_only() -> None:
+    app = telemetry({"OTEL_TRACES_EXPORTER": "console"})
+    exchange = run_one(app, record())
+    page, content_type = await app.metrics.page("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert f'trace_id="{exchange.trace_id}"'.encode() in page
+    assert b"trace_id" not in (await app.metrics.page("text/plain"))[0]
+    await app.tracing.shutdown()
+
+
+@pytest.mark.parametrize("count", [256, 257])
+async def test_instances_are_told_apart_up_to_a_bound(count: int) -> None:
+    metrics = Metrics(per_instance=count <= 256)
+    metrics.register(gauges(fleet(count)))
+    metrics.attempted("gpu-0", names.OK)
+    read = metrics.registry.get_sample_value
+    assert (read("smetric_instance_up", {"instance": "gpu-0"}) is None) == (count > 256)
+    assert (
+        read("smetric_upstream_attempts_total", {"instance": "gpu-0" if count <= 256 else "all", "result": "ok"}) == 1
+    )
