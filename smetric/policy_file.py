@@ -75,6 +75,8 @@ class PolicyFile:
             raise ConfigError(f"policy {path}: cannot be read: {error.strerror or error}") from error
         #: The acting policy. One reference, replaced as a whole: a decision reads it once.
         self.current = Generation(self._load(source), 1)
+        #: Why the file as it is now is not the acting policy; None when it is.
+        self.problem: str | None = None
         self._seen = _digest(source)
 
     def _load(self, source: str) -> Policy:
@@ -97,9 +99,8 @@ class PolicyFile:
             self._failed(digest, str(error))
             return False
         self.current = Generation(policy, self.current.number + 1)
-        log.info(
-            "smetric.policy.reloaded", policy=policy.name, hash=policy.digest, generation=self.current.number
-        )
+        self.problem = None
+        log.info("smetric.policy.reloaded", policy=policy.name, hash=policy.digest, generation=self.current.number)
         self._on_reload(self.current, None)
         return True
 
@@ -109,9 +110,7 @@ class PolicyFile:
             if self._seen == state:
                 return
             self._seen = state
-        log.error(
-            "smetric.policy.kept", path=str(self.path), keeps=self.current.policy.digest, error=why
-        )
+        log.error("smetric.policy.kept", path=str(self.path), keeps=self.current.policy.digest, error=why)
         self._on_reload(self.current, why)
 
     async def watch(self, *, changed: Callable[[], None] = lambda: None) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 from cachetools import TTLCache
 
 from smetric.errors import HttpError, NoCandidate, RequestError, Shed
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Lease
-from smetric.policy import Decision, Need, Outcome
+from smetric.policy import Decision, Outcome
 from smetric.policy_file import Generation, PolicyFile
 from smetric.request import InferenceRequest
 from smetric.sources.source import Cells, Source
@@ -26,6 +27,8 @@ from smetric.sources.source import Cells, Source
 #: Seconds after which a response id no longer ties requests to the engine that made it, and how many are remembered.
 PIN_TTL_S = 3600.0
 PIN_MAX = 65536
+
+log = structlog.get_logger("smetric.router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Routing:
     decision: Decision | None
     lease: Lease | None
     error: HttpError | None
-    #: routed, pinned, rejected or no_candidate.
+    #: routed, pinned, rejected, no_candidate or error.
     outcome: str
     #: Seconds spent evaluating the policy, and waiting for look-ups.
     evaluate_s: float
@@ -93,16 +96,32 @@ class Router:
         self._rng = rng or random.Random()
         #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
         self._cursors: dict[str, str] = {}
+        self._turns = 0
         self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S)
 
     async def route(
-        self, request: InferenceRequest, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
+        self,
+        request: InferenceRequest,
+        *,
+        exclude: Collection[Instance] = (),
+        subset: Collection[str] | None = None,
+        leased: bool = True,
     ) -> Routing:
-        """Decide and charge. Never raises for what a client or a policy can cause: the error is in the result."""
+        """Decide and charge. Never raises for what a client or a policy can cause: the error is in the result.
+
+        Args:
+            request: what is to be routed.
+            exclude: instances that have failed this request.
+            subset: ids of the instances it may go to; None for all.
+            leased: it is inference. Otherwise no policy runs, any candidate serves it and nothing is charged.
+        """
         generation = self.policy_file.current
         try:
             if request.pinned_to:
-                return self._pinned(request, generation, exclude)
+                return self._pinned(request, generation, exclude, leased)
+            if not leased:
+                lease = self._any(request.model, exclude).charge(0, 0)
+                return Routing(generation, None, lease, None, "routed", 0.0, 0.0)
             return await self._decide(request, generation, exclude, subset)
         except HttpError as error:
             return Routing(generation, None, None, error, "no_candidate", 0.0, 0.0)
@@ -117,6 +136,7 @@ class Router:
         policy = generation.policy
         seed = self._rng.getrandbits(63)
         asked: dict[str, _Column] = {}
+        error: HttpError
         evaluate_s = lookup_s = 0.0
         wanted = policy.lookups_always
         while True:
@@ -131,7 +151,12 @@ class Router:
             found = {name: column.over(candidates) for name, column in asked.items()}
             snapshot = self.fleet.snapshot(candidates, policy.reads, found, request.prompt_len)
             started = time.perf_counter()
-            decision = policy.decide(snapshot, request, self._cursors, seed)
+            try:
+                decision = policy.decide(snapshot, request, self._cursors, seed)
+            except Exception:
+                log.exception("smetric.policy.failed", policy=policy.name, hash=policy.digest)
+                error = HttpError(500, "the routing policy could not be evaluated", "internal_error")
+                return Routing(generation, None, None, error, "error", evaluate_s, lookup_s)
             evaluate_s += time.perf_counter() - started
             if isinstance(decision, Decision):
                 break
@@ -144,7 +169,7 @@ class Router:
             lease = candidates[decision.index].charge(request.prompts, request.prompt_len, hit)
             return Routing(generation, decision, lease, None, "routed", evaluate_s, lookup_s)
         if decision.outcome is Outcome.REJECT:
-            error: HttpError = Shed(decision.status, decision.message, decision.retry_after_s)
+            error = Shed(decision.status, decision.message, decision.retry_after_s)
             return Routing(generation, decision, None, error, "rejected", evaluate_s, lookup_s)
         error = NoCandidate(f"no instance is left after `{decision.rule}` of policy {policy.name}")
         return Routing(generation, decision, None, error, "no_candidate", evaluate_s, lookup_s)
@@ -179,7 +204,7 @@ class Router:
                     columns[name].fill(cells, source.name)
 
     def _pinned(
-        self, request: InferenceRequest, generation: Generation, exclude: Collection[Instance]
+        self, request: InferenceRequest, generation: Generation, exclude: Collection[Instance], leased: bool
     ) -> Routing:
         """A request that continues a response stored on one engine goes there or nowhere."""
         instance = self._pins.get(request.pinned_to)
@@ -189,8 +214,14 @@ class Router:
                 status=404,
                 param="previous_response_id",
             )
-        lease = instance.charge(request.prompts, request.prompt_len)
+        lease = instance.charge(request.prompts, request.prompt_len) if leased else instance.charge(0, 0)
         return Routing(generation, None, lease, None, "pinned", 0.0, 0.0)
+
+    def _any(self, model: str, exclude: Collection[Instance]) -> Instance:
+        """Some candidate for what costs no inference; they take turns."""
+        candidates = self.fleet.candidates(model, exclude=exclude)
+        self._turns += 1
+        return candidates[self._turns % len(candidates)]
 
     def pin(self, response_id: str, instance: Instance) -> None:
         """Remember that *instance* holds the response *response_id*."""
@@ -241,6 +272,3 @@ class _Column:
             [self.cells[at[i]] if i in at else None for i in candidates],
             [self.origins[at[i]] if i in at else "" for i in candidates],
         )
-
-
-__all__ = ["LookupDeadline", "Need", "Router", "Routing"]

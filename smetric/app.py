@@ -1,0 +1,274 @@
+"""The composition root: builds every part from the settings, hands them to each other, and runs them. No logic here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+import uvloop
+from starlette.applications import Starlette
+
+from smetric.config import Settings
+from smetric.errors import ConfigError
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.policy_file import Generation, PolicyFile
+from smetric.proxy.admin import admin_app
+from smetric.proxy.asgi import App
+from smetric.proxy.endpoints import Door, data_app
+from smetric.proxy.forward import Deadlines, Plane
+from smetric.proxy.inbox import Limits
+from smetric.proxy.intake import Intake
+from smetric.proxy.models import Models
+from smetric.proxy.server import Shutdown, address_of, listen, serve
+from smetric.proxy.upstream import Upstream
+from smetric.request import Reading
+from smetric.resources import shipped_policies
+from smetric.router import LookupDeadline, Router
+from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.source import Source
+from smetric.sources.vllm import VllmSource
+from smetric.telemetry import logs
+from smetric.telemetry.decisions import DecisionLog
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.gauges import Gauges, IndexFigures
+from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
+from smetric.telemetry.model_label import ModelLabels
+from smetric.telemetry.tracing import Tracing
+from smetric.tokens import TokenRatio
+
+log = structlog.get_logger("smetric.app")
+
+
+class Application:
+    """One router: its parts, and the ASGI apps of its two ports.
+
+    Args:
+        settings: everything that can be set.
+        environ: where the `OTEL_…` variables are read from.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        PolicyError: the policy does not check.
+    """
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+        self.settings = settings
+        self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
+        self.fleet = Fleet(
+            (
+                Instance(one.id, one.url, models=one.models, role=one.role, pool=one.pool, zone=one.zone)
+                for one in settings.instances
+            ),
+            VOCABULARY,
+            unknown_after_s=settings.scrape.unknown_after,
+        )
+        self.policy_file = PolicyFile(policy_path(settings.policy), VOCABULARY, settings.params, self._reloaded)
+        self.index = PrefixIndex(max_bytes=settings.prefix_index.max_bytes) if settings.prefix_index.enabled else None
+        self.scraper = VllmSource(
+            self.fleet.instances,
+            interval_s=settings.scrape.interval,
+            timeout_s=settings.scrape.timeout,
+            on_restart=self._restarted,
+            on_scrape=self._scraped,
+        )
+        sources: list[Source] = [self.scraper, *([self.index] if self.index is not None else [])]
+        self._sources = sources
+        self.router = Router(
+            self.fleet,
+            self.policy_file,
+            sources,
+            deadline=LookupDeadline(
+                settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
+            ),
+        )
+        self.tracing = Tracing(
+            environ,
+            candidates=settings.trace.candidates,
+            ui_hints=settings.trace.ui_hints,
+            resource={"smetric.policy.default": self.policy_file.current.policy.name},
+        )
+        self.telemetry = Telemetry(
+            tracing=self.tracing,
+            metrics=self.metrics,
+            decisions=DecisionLog(),
+            models=ModelLabels(self._models),
+            instances=lambda: self.fleet.instances,
+        )
+        self.metrics.register(
+            Gauges(
+                instances=lambda: self.fleet.instances,
+                policy=self._policy_in_force,
+                dropped=lambda: self.tracing.dropped,
+                index=self._index_figures if self.index is not None else None,
+                clock=self.fleet.clock,
+            )
+        )
+        self.tokens = TokenRatio()
+        self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout)
+        self.is_ready = False
+        self._watch: asyncio.Task[None] | None = None
+
+    def _reloaded(self, generation: Generation, error: str | None) -> None:
+        self.metrics.reloaded(swapped=error is None)
+
+    def _restarted(self, instance: Instance) -> None:
+        log.warning("smetric.instance.restarted", instance=instance.id, incarnation=instance.incarnation)
+        self.router.forget(instance)
+
+    def _scraped(self, instance: Instance, result: str, seconds: float) -> None:
+        self.metrics.scraped(instance.id, result, seconds)
+
+    def _models(self) -> Iterable[str]:
+        served = {name for instance in self.fleet.instances for name in instance.models or ()}
+        return served | set(self.settings.models)
+
+    def _policy_in_force(self) -> tuple[str, str, int]:
+        current = self.policy_file.current
+        return current.policy.name, current.policy.digest, current.number
+
+    def _index_figures(self) -> IndexFigures:
+        index = self.index
+        assert index is not None
+        return IndexFigures(index.blocks, index.memory_bytes, index.evictions)
+
+    def data_app(self) -> App:
+        """What the data port serves. Starts and stops the application with its lifespan."""
+        settings = self.settings
+        plane = Plane(
+            self.router,
+            self.upstream,
+            self.tokens,
+            Deadlines(settings.forward.first_byte_timeout, settings.forward.idle_timeout),
+            settings.response_headers,
+        )
+        door = Door(
+            plane,
+            self.telemetry,
+            Reading(block_size=settings.block_size, trust_session_headers=settings.trust_session_headers),
+            settings.models,
+            settings.trusted_proxies,
+        )
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            await self.start()
+            try:
+                yield
+            finally:
+                await self.stop()
+
+        app = data_app(door, Models(self.fleet, self.upstream, settings.models), lambda: self.is_ready, lifespan)
+        limits = Limits(
+            body_bytes=settings.forward.max_body,
+            header_count=settings.limits.max_headers,
+            header_bytes=settings.limits.max_header_bytes,
+            body_timeout_s=settings.limits.body_timeout,
+            send_timeout_s=settings.limits.send_timeout,
+        )
+        return Intake(app, limits)
+
+    def admin_app(self) -> App:
+        """What the admin port serves."""
+        return admin_app(
+            fleet=self.fleet,
+            policy_file=self.policy_file,
+            decisions=self.telemetry.decisions,
+            metrics=self.metrics,
+            is_ready=lambda: self.is_ready,
+        )
+
+    async def start(self) -> None:
+        """Open the connection pools, begin to scrape and to watch the policy file."""
+        await self.upstream.start()
+        for source in self._sources:
+            await source.start()
+        self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
+        self.is_ready = True
+
+    async def stop(self) -> None:
+        """End what `start` began; traces are sent or given up within two seconds."""
+        self.is_ready = False
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        for source in self._sources:
+            await source.stop()
+        await self.upstream.close()
+        await self.tracing.shutdown()
+
+
+def policy_path(reference: str) -> Path:
+    """The file that *reference* names: a shipped policy's name, or a path.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    shipped = shipped_policies()
+    if reference in shipped:
+        return shipped[reference]
+    path = Path(reference)
+    if not path.exists():
+        raise ConfigError(
+            f"policy {reference!r}: neither a file nor a shipped policy; shipped are {', '.join(sorted(shipped))}"
+        )
+    return path.absolute()
+
+
+def create_app(settings: Settings) -> App:
+    """The data port's ASGI app alone, for another server; it starts and stops with its lifespan."""
+    return Application(settings).data_app()
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT, drain, and return the exit code."""
+    logs.configure(settings.log.level, settings.log.format)
+    application = Application(settings)
+    data = listen(settings.listen.host, settings.listen.port)
+    admin = listen(settings.admin.host, settings.admin.port)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(application, data, admin))
+
+
+async def _serve(application: Application, data: socket.socket, admin: socket.socket) -> int:
+    """Both ports, until a signal; the admin port stays up while the data port drains. 1 if a second signal cut it."""
+    shutdown = Shutdown()
+    shutdown.install()
+    drained = asyncio.Event()
+    drain_s = application.settings.drain.deadline
+
+    async def until_draining() -> None:
+        await shutdown.draining.wait()
+        application.is_ready = False
+        log.info("smetric.draining", deadline_s=drain_s)
+
+    policy = application.policy_file.current.policy
+    log.info(
+        "smetric.serving",
+        data=address_of(data),
+        admin=address_of(admin),
+        policy=f"{policy.name}@{policy.digest}",
+        instances=len(application.fleet.instances),
+    )
+    admin_port = asyncio.create_task(serve(application.admin_app(), admin, stop=drained.wait, drain_s=1.0))
+    data_port = asyncio.create_task(serve(application.data_app(), data, stop=until_draining, drain_s=drain_s))
+    forced = asyncio.create_task(shutdown.forced.wait())
+    try:
+        await asyncio.wait({data_port, admin_port, forced}, return_when=asyncio.FIRST_COMPLETED)
+        if forced.done():
+            data_port.cancel()
+        for port in (data_port, admin_port):
+            if port.done() and not port.cancelled() and (error := port.exception()) is not None:
+                raise error
+        return 1 if forced.done() else 0
+    finally:
+        drained.set()
+        forced.cancel()
+        await asyncio.gather(data_port, admin_port, forced, return_exceptions=True)
+        log.info("smetric.stopped")

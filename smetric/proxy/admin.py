@@ -1,0 +1,123 @@
+"""The admin port: metrics, health, and what operators ask; on its own listener, loopback by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from smetric.fleet.fleet import Fleet
+from smetric.policy_file import PolicyFile
+from smetric.telemetry.decisions import DecisionLog, brief, full
+from smetric.telemetry.metrics import Metrics
+
+#: Decisions listed when no limit is given.
+LIMIT = 50
+
+
+def admin_app(
+    *,
+    fleet: Fleet,
+    policy_file: PolicyFile,
+    decisions: DecisionLog,
+    metrics: Metrics,
+    is_ready: Callable[[], bool],
+) -> Starlette:
+    """The admin port's app; everything it shows is handed in."""
+
+    async def metrics_page(request: Request) -> Response:
+        page, content_type = await metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        return PlainTextResponse("ready\n") if is_ready() else PlainTextResponse("draining\n", 503)
+
+    async def list_decisions(request: Request) -> Response:
+        text = request.query_params.get("limit", str(LIMIT))
+        if not text.isdigit():
+            return _json({"error": f"limit={text!r}: a whole number is needed"}, 400)
+        return _json({"decisions": [brief(record) for record in decisions.recent(int(text))]})
+
+    async def one_decision(request: Request) -> Response:
+        record = decisions.get(request.path_params["id"])
+        if record is None:
+            return _json({"error": "no such decision among the last 1,000; its trace may still have it"}, 404)
+        return _json(full(record))
+
+    async def instances(_: Request) -> Response:
+        now = fleet.clock()
+        rows = []
+        for instance in fleet.instances:
+            scrape = instance.scrape
+            rows.append(
+                {
+                    "id": instance.id,
+                    "url": instance.url,
+                    "models": sorted(instance.models) if instance.models is not None else None,
+                    "role": instance.role,
+                    "pool": instance.pool,
+                    "zone": instance.zone,
+                    "healthy": instance.healthy,
+                    "draining": instance.draining,
+                    "incarnation": instance.incarnation,
+                    "requests": instance.requests(),
+                    "own": instance.own,
+                    "unprefilled": instance.unprefilled,
+                    "running": scrape.running if scrape is not None else None,
+                    "waiting": scrape.waiting if scrape is not None else None,
+                    "kv_usage": scrape.kv_usage if scrape is not None else None,
+                    "scrape_age_s": round(now - scrape.measured_at, 3) if scrape is not None else None,
+                    "block_size": instance.cache.block_size,
+                    "capacity_tokens": instance.cache.capacity_tokens,
+                }
+            )
+        return _json({"instances": rows})
+
+    async def policy(_: Request) -> Response:
+        current = policy_file.current
+        return _json(
+            {
+                "name": current.policy.name,
+                "hash": current.policy.digest,
+                "generation": current.number,
+                "path": str(policy_file.path),
+                "params": {
+                    name: {"value": param.value, "unit": param.unit, "configured": param.configured}
+                    for name, param in current.policy.params.items()
+                },
+                "reads": sorted(current.policy.reads),
+                "kept_because": policy_file.problem,
+            }
+        )
+
+    async def refuse(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _json({"error": error.detail}, error.status_code)
+
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics_page),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/admin/decisions", list_decisions),
+            Route("/admin/decisions/{id}", one_decision),
+            Route("/admin/instances", instances),
+            Route("/admin/policy", policy),
+        ],
+        exception_handlers={HTTPException: refuse},
+    )
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(
+        orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE), status, None, "application/json"
+    )

@@ -1,0 +1,170 @@
+"""The data port's endpoints: what each path is, and the plain ASGI callables that serve it.
+
+Starlette routes; nothing of it is on the way of a byte (its Request and StreamingResponse cost more than all of this).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from smetric.body import patch_model
+from smetric.errors import HttpError
+from smetric.proxy.asgi import Receive, Scope, Send
+from smetric.proxy.error_response import error_body, send_error
+from smetric.proxy.forward import CLIENT_CLOSED, Forwarding, Plane
+from smetric.proxy.inbox import ClientGone, Inbox
+from smetric.proxy.outbox import Outbox
+from smetric.request import Api, InferenceRequest, Reading, parse
+from smetric.telemetry.exchange import Telemetry
+
+#: Inference paths and their APIs.
+INFERENCE: dict[str, Api] = {
+    "/v1/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    "/v1/messages": Api.MESSAGES,
+    "/v1/responses": Api.RESPONSES,
+}
+#: Other paths that are passed to a candidate. What loads adapters or changes an engine is left out on purpose.
+PASSED: tuple[str, ...] = (
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/classify",
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/v1/pooling",
+    "/v1/rerank",
+    "/v1/score",
+)
+COUNT_TOKENS = "/v1/messages/count_tokens"
+STORED_RESPONSE = "/v1/responses/{id}"
+CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What endpoints need besides the plane.
+
+    Args:
+        plane: routes and sends.
+        telemetry: one exchange per request.
+        reading: how requests are read.
+        aliases: model aliases: the name a client sends to the one that is sent on.
+        trusted: peers whose trace is continued.
+    """
+
+    plane: Plane
+    telemetry: Telemetry
+    reading: Reading
+    aliases: Mapping[str, str]
+    trusted: Sequence[Network]
+
+
+class Inference:
+    """An endpoint that reads a body, routes it and forwards it.
+
+    Args:
+        door: shared parts.
+        route: the path template, for metrics and spans.
+        api: wire format of the body.
+        leased: whether the request counts as load and is decided by the policy.
+    """
+
+    def __init__(self, door: Door, route: str, api: Api, *, leased: bool = True) -> None:
+        self._door = door
+        self._route = route
+        self._api = api
+        self._leased = leased
+        self._is_trusted = lru_cache(4096)(self._look_up_peer)
+
+    def _look_up_peer(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(address.version == network.version and address in network for network in self._door.trusted)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. *receive* and *send* are the intake's `Inbox` and `Outbox`."""
+        inbox, outbox = cast(Inbox, receive), cast(Outbox, send)
+        door = self._door
+        client = scope.get("client")
+        exchange = door.telemetry.begin(scope, self._route, trusted=client is not None and self._is_trusted(client[0]))
+        try:
+            body: bytes | None = await inbox.body()
+            assert body is not None
+            request = self._read(scope, body)
+            if request.model in door.aliases:
+                request.model = door.aliases[request.model]
+                body = patch_model(body, request.model)
+            if scope["method"] in ("GET", "HEAD", "DELETE") and not body:
+                body = None
+            forwarding = Forwarding(door.plane, scope, inbox, outbox, exchange, request, body, leased=self._leased)
+            await forwarding.run()
+        except HttpError as error:
+            await send_error(outbox, scope["path"], error)
+            exchange.end(error.status, error_type=error.kind)
+        except ClientGone:
+            exchange.end(CLIENT_CLOSED, error_type="client_gone")
+        finally:
+            exchange.end(500, error_type="internal_error")  # counts only if nothing above has ended it
+
+    def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
+        request = parse(self._api, body, scope["headers"], self._door.plane.tokens, self._door.reading)
+        response_id = scope.get("path_params", {}).get("id")
+        if response_id is not None:
+            request = replace(request, pinned_to=response_id)
+        return request
+
+
+def data_app(
+    door: Door,
+    models: Any,
+    is_ready: Callable[[], bool],
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
+) -> Starlette:
+    """The data port's app: `/v1/…` and health, nothing else.
+
+    Args:
+        door: shared parts.
+        models: the endpoint of `GET /v1/models`, an ASGI callable.
+        is_ready: whether new requests are welcome.
+        lifespan: starts and stops what runs beside requests.
+    """
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        return PlainTextResponse("ready\n") if is_ready() else PlainTextResponse("draining\n", 503)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        known = {404: "this path is not served here", 405: "this path does not take this method"}
+        told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
+        return Response(error_body(path, told), error.status_code, error.headers, "application/json")
+
+    routes: list[BaseRoute] = [
+        *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
+        Route("/v1/models", models, methods=["GET"]),
+        Route(COUNT_TOKENS, Inference(door, COUNT_TOKENS, Api.MESSAGES, leased=False), methods=["POST"]),
+        *(Route(path, Inference(door, path, Api.OTHER), methods=["POST"]) for path in PASSED),
+        Route(STORED_RESPONSE, Inference(door, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
+        Route(CANCEL_RESPONSE, Inference(door, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse})

@@ -1,0 +1,69 @@
+"""Which header fields pass, in either direction: end-to-end ones, as they came, in order, duplicates kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Headers = list[tuple[bytes, bytes]]
+
+#: RFC 9110 §7.6.1, and what belongs to one connection in practice.
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"expect",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+#: Set anew for the upstream request; trace context goes upstream as ours.
+OURS = frozenset({b"host", b"content-length", b"traceparent", b"tracestate", b"baggage"})
+NOT_FORWARDED = HOP_BY_HOP | OURS
+
+
+def request_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The client's header fields that go to the instance; names are lower-case as ASGI gives them.
+
+    Fields that only the router may set (`x-smetric-…`, also spelt with underscores) are dropped.
+    """
+    passed = [
+        (name, value)
+        for name, value in received
+        if name not in NOT_FORWARDED and not (name[:1] == b"x" and name.startswith((b"x-smetric-", b"x_smetric_")))
+    ]
+    named = _named_by_connection(received)
+    return [field for field in passed if field[0] not in named] if named else passed
+
+
+def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The instance's header fields that go to the client; names are lower-cased, values and order kept."""
+    lowered = [(name.lower(), value) for name, value in received]
+    named = _named_by_connection(lowered)
+    return [
+        (name, value)
+        for name, value in lowered
+        if name not in HOP_BY_HOP and name not in named and not name.startswith(b"x-smetric-")
+    ]
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first value of *name* (lower-case), or None."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Fields that a Connection header names; keep-alive and close, by far the commonest, name none."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            named.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(named)

@@ -1,0 +1,135 @@
+"""What a client sends: its body, read within bounds and a deadline, and its presence.
+
+A body is never left unread: Hypercorn leaks the connection, its task and its buffers otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from smetric.errors import RequestError
+from smetric.proxy.asgi import Message, Receive
+from smetric.proxy.watchdog import Watchdog
+
+#: After an answer to a half-read request, this much more of its body is read and dropped, for at most this long, so
+#: that the client reads the answer instead of a reset.
+LINGER_S = 1.0
+LINGER_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on one request; sizes in bytes, times in seconds."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    header_count: int = 100
+    header_bytes: int = 32 * 1024
+    target_bytes: int = 8 * 1024
+    body_timeout_s: float = 60.0
+    send_timeout_s: float = 60.0
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete."""
+
+
+class Inbox:
+    """A request's body and its client's presence. Callable as an ASGI `receive`."""
+
+    __slots__ = ("_limits", "_linger", "_receive", "_task", "_watcher", "complete", "gone", "watchdog")
+
+    def __init__(
+        self, receive: Receive, limits: Limits, watchdog: Watchdog, task: asyncio.Task[Any], *, has_body: bool
+    ) -> None:
+        self._receive = receive
+        self._limits = limits
+        self._task = task
+        self._watcher: asyncio.Task[None] | None = None
+        self._linger = 0
+        self.watchdog = watchdog
+        #: Nothing is left to read: the whole body has come, or none was announced.
+        self.complete = not has_body
+        #: The client has left.
+        self.gone = False
+
+    async def __call__(self) -> Message:
+        """Receive one ASGI message."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.gone = True
+        elif not message.get("more_body", False):
+            self.complete = True
+        return message
+
+    async def body(self) -> bytes:
+        """The whole body.
+
+        Raises:
+            RequestError: 413 above the limit, 408 when it takes longer than allowed.
+            ClientGone: the client left first.
+        """
+        message = await self._receive_before_deadline()
+        if not message.get("more_body", False):
+            return bytes(message.get("body", b""))
+        pieces = [message.get("body", b"")]
+        size = len(pieces[0])
+        while True:
+            if size > self._limits.body_bytes:
+                raise too_large(self._limits)
+            message = await self._receive_before_deadline()
+            piece = message.get("body", b"")
+            pieces.append(piece)
+            size += len(piece)
+            if not message.get("more_body", False):
+                if size > self._limits.body_bytes:
+                    raise too_large(self._limits)
+                return b"".join(pieces)
+
+    async def _receive_before_deadline(self) -> Message:
+        message = await self()
+        if self.gone:
+            raise ClientGone
+        return message
+
+    def watch(self) -> None:
+        """From now on, cancel the request's task as soon as the client leaves."""
+        if self._watcher is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._wait_until_gone())
+
+    async def _wait_until_gone(self) -> None:
+        while not self.gone:
+            await self()
+        self._task.cancel()
+
+    def drain(self) -> None:
+        """Read and drop what is left of the body, so that the server can go on reading the connection."""
+        if self._watcher is None and not self.complete and not self.gone:
+            self._watcher = asyncio.get_running_loop().create_task(self._drop())
+
+    async def _drop(self) -> None:
+        while not self.gone:
+            message = await self()
+            self._linger += len(message.get("body", b""))
+
+    async def linger(self) -> None:
+        """Wait until the client has sent its body or left; bounded in time and bytes."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LINGER_S
+        while not (self.complete or self.gone or self._linger > LINGER_BYTES) and loop.time() < end:
+            await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+
+def too_large(limits: Limits) -> RequestError:
+    """413 for a body above the limit."""
+    return RequestError(
+        f"the request body is larger than {limits.body_bytes} bytes (setting limits.body)",
+        status=413,
+        kind="request_too_large",
+    )

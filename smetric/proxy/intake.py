@@ -1,0 +1,125 @@
+"""The guard in front of every endpoint: refuses malformed requests before anything is read, and ends what is overdue.
+
+Pure ASGI. Reading bodies is the inbox's, answering the endpoints'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from smetric.errors import HttpError, RequestError
+from smetric.proxy.asgi import App, Receive, Scope, Send
+from smetric.proxy.error_response import send_error
+from smetric.proxy.inbox import ClientGone, Inbox, Limits, too_large
+from smetric.proxy.outbox import Outbox
+from smetric.proxy.watchdog import Watchdog
+
+METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+#: One value only: which of two would count is a matter of opinion, and opinions differ between servers.
+SINGLE = frozenset({b"host", b"authorization", b"content-type", b"content-length", b"transfer-encoding"})
+HOST = re.compile(rb"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+
+class Intake:
+    """Wraps the data port's app.
+
+    Args:
+        app: what answers a well-formed request; its `receive` is an `Inbox`.
+        limits: bounds on one request.
+    """
+
+    def __init__(self, app: App, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Guard one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog = Watchdog(task)
+        inbox = Inbox(receive, self._limits, watchdog, task, has_body=has_body(scope))
+        outbox = Outbox(send, inbox, self._limits.send_timeout_s)
+        try:
+            problem = inspect_head(scope, self._limits)
+            if problem is not None:
+                await send_error(outbox, scope["path"], problem)
+            else:
+                watchdog.arm(self._limits.body_timeout_s, "body")
+                await self._app(scope, inbox, outbox)
+        except ClientGone:
+            pass
+        except asyncio.CancelledError:
+            expired = watchdog.expired
+            if not inbox.gone and expired is None:
+                raise  # the server is shutting down
+            task.uncancel()
+            if expired == "body" and not outbox.started:
+                inbox.drain()
+                await send_error(
+                    outbox,
+                    scope["path"],
+                    RequestError(
+                        f"the request body did not arrive within {self._limits.body_timeout_s:g} s",
+                        status=408,
+                        kind="request_timeout",
+                    ),
+                )
+        finally:
+            watchdog.close()
+            inbox.close()
+
+
+def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
+    """What is wrong with a request's head, or None. Looks at nothing but the head and awaits nothing."""
+    if scope["http_version"] not in ("1.1", "1.0"):
+        return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
+    if scope["method"] not in METHODS:
+        return RequestError("this method is not served here", status=405, kind="method_not_allowed")
+    target: bytes = scope["raw_path"]
+    if not target.startswith(b"/") or b"#" in target or b"#" in scope["query_string"]:
+        return RequestError("the request target must be a path that starts with `/`, without a fragment")
+    if len(target) + len(scope["query_string"]) > limits.target_bytes:
+        return RequestError(f"the request target is longer than {limits.target_bytes} bytes", status=414)
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    if len(headers) > limits.header_count:
+        return RequestError(f"more than {limits.header_count} header fields", status=431)
+    size = 0
+    single: dict[bytes, bytes] = {}
+    for name, value in headers:
+        size += len(name) + len(value)
+        if name in SINGLE:
+            if name in single:
+                return RequestError(f"the header `{name.decode('ascii')}` stands more than once")
+            single[name] = value
+    if size > limits.header_bytes:
+        return RequestError(f"header fields of more than {limits.header_bytes} bytes", status=431)
+    host = single.get(b"host")
+    if (host is None and scope["http_version"] == "1.1") or (host and HOST.fullmatch(host) is None):
+        return RequestError("the Host header must be one host name or address, with an optional port")
+    length = single.get(b"content-length")
+    if b"transfer-encoding" in single:
+        if length is not None:
+            return RequestError("Content-Length and Transfer-Encoding exclude each other")
+        if scope["http_version"] == "1.0":
+            return RequestError("Transfer-Encoding needs HTTP/1.1")
+    if length is not None:
+        if not length.isdigit():
+            return RequestError("Content-Length must be one number")
+        if int(length) > limits.body_bytes:
+            return too_large(limits)
+    return None
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the head announces a body."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )

@@ -1,0 +1,131 @@
+"""What is learnt from an answer while its bytes pass: whether it is whole, its usage, its response id.
+
+Bounded and lossy on purpose: a few kilobytes of the head and the tail are looked at, nothing is decoded on the way.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from smetric.request import Api
+from smetric.telemetry.record import Usage
+
+#: Bytes of the tail in which usage is looked for, and of the head in which the response id is.
+TAIL_BYTES = 4096
+HEAD_BYTES = 1024
+
+#: What a complete stream of each API contains near its end.
+END_MARKERS: dict[Api, tuple[bytes, ...]] = {
+    Api.CHAT: (b"[DONE]",),
+    Api.COMPLETIONS: (b"[DONE]",),
+    Api.MESSAGES: (b"message_stop",),
+    Api.RESPONSES: (b"response.completed", b"response.incomplete", b"response.failed"),
+}
+_OVERLAP = max(len(marker) for markers in END_MARKERS.values() for marker in markers) - 1
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+_decode_usage = msgspec.json.Decoder(_Usage).decode
+
+
+class Observer:
+    """Watches one answer pass.
+
+    Args:
+        api: decides what marks the end of a stream.
+        is_stream: the answer is a stream of events.
+    """
+
+    __slots__ = ("_api", "_head", "_is_stream", "_markers", "_tail", "ended", "size")
+
+    def __init__(self, api: Api, *, is_stream: bool) -> None:
+        self._api = api
+        self._is_stream = is_stream
+        self._markers = END_MARKERS.get(api, ()) if is_stream else ()
+        self._head = b""
+        self._tail = b""
+        #: The stream's own end mark has passed; True for what has none.
+        self.ended = not self._markers
+        #: Bytes passed.
+        self.size = 0
+
+    def passed(self, piece: bytes) -> None:
+        """*piece* is on its way to the client."""
+        if self.size < HEAD_BYTES:
+            self._head += piece[: HEAD_BYTES - self.size]
+        self.size += len(piece)
+        if not self.ended:
+            seam = self._tail[-_OVERLAP:] + piece if self._tail else piece
+            self.ended = any(marker in seam for marker in self._markers)
+        self._tail = piece[-TAIL_BYTES:] if len(piece) >= TAIL_BYTES else (self._tail + piece)[-TAIL_BYTES:]
+
+    @property
+    def is_engine_error(self) -> bool:
+        """The stream's tail holds the engine's own error event."""
+        return b'"error"' in self._tail
+
+    def usage(self) -> Usage | None:
+        """The last usage object seen, or None."""
+        found = _last_usage(self._tail) or (_last_usage(self._head) if self._is_stream else None)
+        if found is None:
+            return None
+        details = found.prompt_tokens_details or found.input_tokens_details
+        cached = details.cached_tokens if details is not None else found.cache_read_input_tokens
+        if found.prompt_tokens is not None:
+            return Usage(found.prompt_tokens, found.completion_tokens, cached)
+        prompt = found.input_tokens
+        if prompt is not None and self._api is Api.MESSAGES:
+            # Anthropic counts cached tokens apart, OpenAI within.
+            prompt += (found.cache_read_input_tokens or 0) + (found.cache_creation_input_tokens or 0)
+        return Usage(prompt, found.output_tokens, cached)
+
+    def response_id(self) -> str:
+        """The id of a Responses API answer, or empty."""
+        start = self._head.find(b'"id":"resp_')
+        if start < 0:
+            return ""
+        end = self._head.find(b'"', start + 6)
+        return self._head[start + 6 : end].decode("ascii", "replace") if 0 < end - start <= 200 else ""
+
+
+def _last_usage(text: bytes) -> _Usage | None:
+    at = len(text)
+    while (at := text.rfind(b'"usage":', 0, at)) >= 0:
+        piece = _balanced(text, at + 8)
+        if piece is not None:
+            try:
+                return _decode_usage(piece)
+            except msgspec.DecodeError:
+                continue
+    return None
+
+
+def _balanced(text: bytes, start: int) -> bytes | None:
+    """The object that begins at *start*, if it is whole; usage objects hold no braces in strings."""
+    while start < len(text) and text[start : start + 1].isspace():
+        start += 1
+    if text[start : start + 1] != b"{":
+        return None
+    depth = 0
+    for at in range(start, len(text)):
+        if text[at] == 0x7B:
+            depth += 1
+        elif text[at] == 0x7D:
+            depth -= 1
+            if depth == 0:
+                return text[start : at + 1]
+    return None
