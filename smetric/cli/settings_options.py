@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import click
 from smetric.config import Flagged
 from smetric.config.layers import stack
 from smetric.config.raw import Table
-from smetric.config.settings import SETTINGS
+from smetric.config.settings import SETTINGS, from_table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,3 +70,8 @@ def param_flags(params: tuple[str, ...]) -> list[Flagged]:
             raise click.BadParameter(f'expected PARAM=VALUE, such as OVERLOAD=3, got "{param}"', param_hint="--set")
         flags.append(Flagged("--set", f"params.{name}", value))
     return flags
+
+
+def param_values(params: tuple[str, ...]) -> Mapping[str, float | str | bool]:
+    """`--set OVERLOAD=3` as values for a policy's parameters."""
+    return from_table(stack(None, {}, param_flags(params), SETTINGS)).params

@@ -1,0 +1,43 @@
+"""`smetric check`: parse and check policy files."""
+
+from __future__ import annotations
+
+import click
+
+from smetric.cli.policy_argument import read_all
+from smetric.features import VOCABULARY
+from smetric.policy import Policy, PolicyError, load
+
+
+@click.command()
+@click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
+@click.option("-v", "--verbose", is_flag=True, help="Say of each policy what it reads, and when.")
+def check(policies: tuple[str, ...], verbose: bool) -> None:
+    """Check policies; all shipped ones when none is named.
+
+    Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1.
+    """
+    found = False
+    for source in read_all(policies):
+        try:
+            policy = load(source.text, VOCABULARY, path=source.path)
+        except PolicyError as error:
+            click.echo(f"{error}\n", err=True)
+            found = True
+        else:
+            if verbose:
+                click.echo(_reads(policy))
+    raise SystemExit(1 if found else 0)
+
+
+def _reads(policy: Policy) -> str:
+    """What a policy costs: its parameters, the features that are always at hand, and those looked up on the way."""
+    lines = [f"{policy.path}: {policy.name}, {len(policy.tests)} tests"]
+    if policy.params:
+        lines.append("  parameters  " + ", ".join(f"{name} = {p.value}" for name, p in policy.params.items()))
+    at_hand = sorted(policy.reads - policy.lookups.keys())
+    lines.append("  reads       " + (", ".join(at_hand) or "nothing"))
+    for name, lookup in policy.lookups.items():
+        when = "by every decision" if lookup.always else "when reached by " + ", ".join(lookup.asked_by)
+        lines.append(f"  looks up    {name}, {when}")
+    return "\n".join(lines)
