@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from smetric.emulator.fleet import EmulatedFleet
+from smetric.emulator.instance import InstanceSettings
+
+
+async def test_instances_share_nothing_and_can_be_reached_as_soon_as_the_fleet_is_entered() -> None:
+    body = {"prompt": "word " * 100, "max_tokens": 1}
+    async with EmulatedFleet(2, InstanceSettings(time_scale=50)) as fleet, aiohttp.ClientSession() as client:
+        assert len(set(fleet.urls)) == 2
+        cached = []
+        for url in (fleet.urls[0], fleet.urls[0], fleet.urls[1]):
+            async with client.post(url + "/v1/completions", json=body) as response:
+                usage = (await response.json())["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    # 500 bytes are 125 tokens, of which 7 full blocks of 16 can be hit.
+    assert cached == [0, 112, 0]
+
+
+async def test_leaving_ends_open_streams_as_aborted_and_frees_the_ports() -> None:
+    body = {"prompt": "once", "max_tokens": 5000, "ignore_eos": True, "stream": True}
+    async with aiohttp.ClientSession() as client:
+        async with EmulatedFleet(1) as fleet:
+            url = fleet.urls[0]
+            response = await client.post(url + "/v1/completions", json=body)
+            await response.content.readany()
+        text = await response.text()
+    assert '"finish_reason":"abort"' in text
+    assert text.endswith("data: [DONE]\n\n")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+
+
+async def test_a_port_that_is_taken_is_an_error_and_leaves_no_socket_open() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            async with EmulatedFleet(1, port=taken.getsockname()[1]):
+                pytest.fail("it listened on a port that is taken")
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="count is 0"):
+        EmulatedFleet(0)
+    with pytest.raises(ValueError, match="time_scale is 0"):
+        InstanceSettings(time_scale=0)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+from smetric.emulator import template
+from smetric.emulator.call import Limits
+from smetric.emulator.fields import Fields
+from smetric.emulator.messages import count_tokens, parse_message
+
+LIMITS = Limits(("tiny",), 4096)
+
+
+def prompt(**body: Any) -> bytes:
+    return parse_message(Fields({"max_tokens": 4, **body}), LIMITS).prompts[0]
+
+
+def test_a_billing_header_that_changes_does_not_change_the_prompt() -> None:
+    def with_header(value: str) -> bytes:
+        blocks = [
+            {"type": "text", "text": f"x-anthropic-billing-header: {value}"},
+            {"type": "text", "text": "You are a coding agent."},
+        ]
+        return prompt(system=blocks, messages=[{"role": "user", "content": "hi"}])
+
+    assert with_header("a") == with_header("b")
+    plain = prompt(system="You are a coding agent.", messages=[{"role": "user", "content": "hi"}])
+    assert with_header("a") == plain
+
+
+def test_tool_use_and_results_become_calls_and_tool_messages() -> None:
+    messages = [
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "let me see"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Paris"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]},
+                {"type": "text", "text": "and tomorrow?", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ]
+    call = {"function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
+    assert prompt(messages=messages) == template.render(
+        [
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+            {"role": "tool", "content": "sunny"},
+            {"role": "user", "content": "and tomorrow?"},
+        ]
+    )
+
+
+def test_counting_gives_the_tokens_of_the_prompt() -> None:
+    body = {"messages": [{"role": "user", "content": "hello world"}], "tools": [{"name": "f", "input_schema": {}}]}
+    count = len(prompt(**body)) // 4
+    answer = count_tokens(Fields(body), LIMITS)
+    assert answer == {"input_tokens": count, "context_management": {"original_input_tokens": count}}

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.sim.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, State, TooLongError
+from smetric.sim.step_time import StepTime
+
+FLAT = StepTime(fixed_s=1.0, prefill_s=0.0, attention_s=0.0, decode_s=0.0, context_s=0.0)
+
+
+def engine(**changes: int) -> Engine:
+    values = {"block_size": 4, "blocks": 64, "max_model_len": 128, "max_batched_tokens": 32, **changes}
+    return Engine(EngineConfig(step_time=FLAT, **values))
+
+
+def keys(name: int, tokens: int) -> list[int]:
+    return [name * 1000 + index for index in range(tokens // 4)]
+
+
+def run(model: Engine, now: float = 0.0) -> float:
+    """Runs until nothing is left; returns the time."""
+    for _ in range(10_000):
+        duration = model.start(now)
+        if duration is None:
+            return now
+        now += duration
+        model.finish(now)
+    raise AssertionError("it does not end")
+
+
+def test_a_prompt_gives_its_first_token_after_prefill_and_then_one_a_step() -> None:
+    model = engine()
+    sequence = SequenceRequest(prompt_len=10, output_len=3)
+    model.submit(sequence, 0.0)
+    assert run(model) == 3.0
+    assert (sequence.first_token_s, sequence.ended_s, sequence.emitted) == (1.0, 3.0, 3)
+    assert sequence.state is State.FINISHED
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_while_others_decode() -> None:
+    model = engine()
+    short = SequenceRequest(prompt_len=4, output_len=6)
+    model.submit(short, 0.0)
+    model.start(0.0)
+    model.finish(1.0)
+    long = SequenceRequest(prompt_len=70, output_len=1)
+    model.submit(long, 1.0)
+    run(model, 1.0)
+    # Beside one decode token there is room for 31 prompt tokens in a step: 70 take three.
+    assert long.first_token_s == 4.0
+    assert short.ended_s == 6.0
+
+
+def test_a_later_turn_hits_history_and_reply_but_always_computes_its_last_token() -> None:
+    model = engine()
+    first = SequenceRequest(prompt_len=16, output_len=9, keys=keys(1, 24))
+    model.submit(first, 0.0)
+    now = run(model)
+    again = SequenceRequest(prompt_len=16, output_len=1, keys=keys(1, 16))
+    later = SequenceRequest(prompt_len=40, output_len=1, keys=keys(1, 24) + keys(2, 16))
+    for sequence in (again, later):
+        model.submit(sequence, now)
+    run(model, now)
+    assert (first.hit_len, again.hit_len, later.hit_len) == (0, 12, 24)
+    assert (model.totals.queries, model.totals.hits) == (72, 36)
+
+
+def test_blocks_can_be_hit_only_after_the_step_that_computes_them() -> None:
+    model = engine()
+    first = SequenceRequest(prompt_len=9, output_len=1, keys=keys(1, 8))
+    second = SequenceRequest(prompt_len=9, output_len=1, keys=keys(1, 8))
+    model.submit(first, 0.0)
+    model.submit(second, 0.0)
+    model.start(0.0)
+    assert model.hit_length(keys(1, 8)) == 0
+    model.finish(1.0)
+    assert model.hit_length(keys(1, 8)) == 8
+    assert second.hit_len == 0
+
+
+def test_sequences_wait_while_the_batch_is_full() -> None:
+    model = engine(max_running=2)
+    for _ in range(3):
+        model.submit(SequenceRequest(prompt_len=4, output_len=2), 0.0)
+    model.start(0.0)
+    assert (len(model.running), len(model.waiting)) == (2, 1)
+    model.finish(1.0)
+    run(model, 1.0)
+    assert model.totals.generated == 6
+
+
+def test_sequences_wait_while_the_kv_blocks_are_taken() -> None:
+    model = engine(blocks=8, max_model_len=32, max_batched_tokens=64)
+    for _ in range(2):
+        model.submit(SequenceRequest(prompt_len=20, output_len=2), 0.0)
+    model.start(0.0)
+    assert (len(model.running), len(model.waiting)) == (1, 1)
+    model.finish(1.0)
+    run(model, 1.0)
+    assert model.totals.generated == 4
+
+
+def test_the_last_one_admitted_is_pushed_out_when_decoding_needs_its_blocks() -> None:
+    model = engine(blocks=8, max_model_len=32)
+    first = SequenceRequest(prompt_len=15, output_len=17, keys=keys(1, 32))
+    second = SequenceRequest(prompt_len=15, output_len=17, keys=keys(2, 32))
+    model.submit(first, 0.0)
+    model.submit(second, 0.0)
+    run(model)
+    assert (first.preemptions, first.emitted) == (0, 17)
+    assert second.preemptions >= 1
+    assert (second.emitted, second.state) == (17, State.FINISHED)
+    assert model.totals.generated == 34
+
+
+def test_an_abort_frees_the_blocks_at_once_even_in_the_middle_of_a_step() -> None:
+    model = engine()
+    running = SequenceRequest(prompt_len=20, output_len=50)
+    other = SequenceRequest(prompt_len=4, output_len=1)
+    model.submit(running, 0.0)
+    model.submit(other, 0.0)
+    model.start(0.0)
+    waiting = SequenceRequest(prompt_len=4, output_len=1)
+    model.submit(waiting, 0.5)
+    model.abort(running, 0.5)
+    model.abort(waiting, 0.5)
+    model.abort(running, 0.6)
+    assert (running.state, running.ended_s, model.cache.used) == (State.ABORTED, 0.5, 1)
+    result = model.finish(1.0)
+    assert (result.finished, result.decoded, running.emitted) == ([other], 1, 0)
+    assert not model.busy
+    assert model.start(1.0) is None
+
+
+def test_a_full_queue_refuses_and_counts_it() -> None:
+    model = engine(max_running=1, max_waiting=1)
+    model.submit(SequenceRequest(prompt_len=4, output_len=9), 0.0)
+    model.start(0.0)
+    model.submit(SequenceRequest(prompt_len=4, output_len=9), 0.1)
+    with pytest.raises(QueueFullError):
+        model.submit(SequenceRequest(prompt_len=4, output_len=9), 0.2)
+    assert model.totals.refused == 1
+
+
+def test_what_can_never_fit_is_refused_with_its_lengths() -> None:
+    with pytest.raises(TooLongError, match="120 prompt and 9 output tokens exceed max_model_len 128"):
+        engine().submit(SequenceRequest(prompt_len=120, output_len=9), 0.0)
+    with pytest.raises(ValueError, match="max_model_len is 500"):
+        engine(max_model_len=500)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        engine().submit(SequenceRequest(prompt_len=0, output_len=1), 0.0)
+
+
+def test_steps_begin_and_end_in_turn() -> None:
+    model = engine()
+    with pytest.raises(RuntimeError, match="no step is under way"):
+        model.finish(0.0)
+    model.submit(SequenceRequest(prompt_len=4, output_len=1), 0.0)
+    model.start(0.0)
+    with pytest.raises(RuntimeError, match="a step is under way"):
+        model.start(0.0)
+
+
+requests = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(1, 3), st.integers(0, 30), st.booleans()),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(requests)
+def test_whatever_arrives_and_leaves_every_sequence_ends_and_every_block_comes_back(
+    arrivals: list[tuple[int, int, int, int, bool]],
+) -> None:
+    model = engine(blocks=18, max_model_len=64, max_running=4)
+    sequences = []
+    left = sorted(arrivals, key=lambda arrival: arrival[3])
+    now = 0.0
+    for _ in range(5000):
+        while left and left[0][3] <= now:
+            prompt_len, output_len, prefix, _, leaves = left.pop(0)
+            sequence = SequenceRequest(prompt_len, output_len, keys(prefix, prompt_len + output_len))
+            model.submit(sequence, now)
+            sequences.append((sequence, leaves))
+        duration = model.start(now)
+        if duration is None:
+            if not left:
+                break
+            now = float(left[0][3])
+            continue
+        assert 0 < model.cache.used <= 18
+        assert len(model.running) <= 4
+        now += duration
+        for sequence, leaves in sequences:
+            if leaves and sequence.emitted >= 3:
+                model.abort(sequence, now)
+        model.finish(now)
+    assert all(sequence.ended for sequence, _ in sequences)
+    for sequence, _ in sequences:
+        if sequence.state is State.FINISHED:
+            assert sequence.emitted == sequence.output_len
+    assert model.totals.generated == sum(sequence.emitted for sequence, _ in sequences)
+    assert (model.cache.used, model.busy) == (0, False)
