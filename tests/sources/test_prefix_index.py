@@ -1,0 +1,194 @@
+"""The prefix index against a naive model, and its bounds."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.fleet.instance import Instance
+from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.request import InferenceRequest
+from smetric.sources.prefix_index import BYTES_PER_BLOCK, BYTES_PER_HOLDING, PrefixIndex
+
+ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING
+TOKENS_PER_BLOCK = BLOCK_BYTES // 4
+
+
+def instances(count: int) -> list[Instance]:
+    return [Instance(chr(ord("a") + i), f"http://127.0.0.1:{i + 1}") for i in range(count)]
+
+
+def request(blocks: str, *, key: bytes = b"m", tail: int = 0) -> InferenceRequest:
+    """A prompt with one block of text for each letter, and *tail* bytes that fill no block."""
+    pieces = [letter.encode() * BLOCK_BYTES for letter in blocks]
+    return InferenceRequest(prompt=Prompt([*pieces, b"." * tail], 4.0, key=key))
+
+
+def hits(index: PrefixIndex, asked: InferenceRequest, fleet: list[Instance]) -> list[float | None]:
+    """Hit lengths in blocks."""
+    cells = index.lookup(asked, fleet)["hit_len"]
+    return [None if cell is None else cell / TOKENS_PER_BLOCK for cell in cells]
+
+
+class Naive:
+    """Remembers every prefix it was sent, for ever."""
+
+    def __init__(self) -> None:
+        self.prefixes: dict[str, set[str]] = {}
+
+    def sent(self, id: str, blocks: str) -> None:
+        self.prefixes.setdefault(id, set()).update(blocks[:i] for i in range(1, len(blocks) + 1))
+
+    def hit(self, id: str, blocks: str) -> int:
+        held = self.prefixes.get(id, set())
+        return max((i for i in range(1, len(blocks) + 1) if blocks[:i] in held), default=0)
+
+
+PROMPT = st.text("xyz", max_size=7)
+STEP = st.one_of(
+    st.tuples(st.just("sent"), st.integers(0, 3), PROMPT),
+    st.tuples(st.just("asked"), st.integers(0, 3), PROMPT),
+    st.tuples(st.just("forget"), st.integers(0, 3), st.just("")),
+    st.tuples(st.just("restart"), st.integers(0, 3), st.just("")),
+)
+STEPS = st.lists(STEP, max_size=30)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_with_room_enough_it_answers_as_one_that_forgets_nothing(steps: list[tuple[str, int, str]]) -> None:
+    fleet, index, naive = instances(4), PrefixIndex(), Naive()
+    for what, which, blocks in steps:
+        if what == "sent":
+            index.prefilled(request(blocks), fleet[which])
+            naive.sent(fleet[which].id, blocks)
+        elif what == "forget":
+            index.forget(fleet[which])
+            naive.prefixes.pop(fleet[which].id, None)
+        elif what == "restart":
+            fleet[which].restarted()
+            naive.prefixes.pop(fleet[which].id, None)
+        else:
+            assert hits(index, request(blocks), fleet) == [naive.hit(one.id, blocks) for one in fleet]
+
+
+@settings(deadline=None)
+@given(STEPS, st.integers(1, 12))
+def test_with_too_little_room_it_claims_no_hit_that_is_not_there_and_stays_in_its_bound(
+    steps: list[tuple[str, int, str]], entries: int
+) -> None:
+    fleet, index, naive = instances(4), PrefixIndex(entries * ENTRY), Naive()
+    for what, which, blocks in steps:
+        if what == "sent":
+            index.prefilled(request(blocks), fleet[which])
+            naive.sent(fleet[which].id, blocks)
+            assert hits(index, request(blocks), fleet)[which] == min(len(blocks), entries) or not blocks
+        elif what == "forget":
+            index.forget(fleet[which])
+            naive.prefixes.pop(fleet[which].id, None)
+        for cell, one in zip(hits(index, request(blocks), fleet), fleet, strict=True):
+            assert cell is None or cell <= naive.hit(one.id, blocks)
+            assert cell != 0 or naive.hit(one.id, blocks) == 0 or what == "restart"
+        assert index.size_bytes <= entries * ENTRY
+
+
+@settings(deadline=None)
+@given(st.lists(PROMPT.filter(len), min_size=1, max_size=20), st.integers(1, 10))
+def test_an_instance_holds_at_most_its_capacity_and_the_latest_prompt_first(prompts: list[str], capacity: int) -> None:
+    (instance,) = fleet = instances(1)
+    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, capacity
+    index = PrefixIndex()
+    for blocks in prompts:
+        index.prefilled(request(blocks), instance)
+        assert len(index) <= capacity
+        assert hits(index, request(blocks), fleet) == [min(len(blocks), capacity)]
+
+
+def test_of_a_prompt_the_end_is_forgotten_before_the_beginning_and_the_oldest_prompt_first() -> None:
+    (instance,) = fleet = instances(1)
+    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, 6
+    index = PrefixIndex()
+    index.prefilled(request("abcd"), instance)
+    index.prefilled(request("xy"), instance)
+    index.prefilled(request("z"), instance)
+    assert hits(index, request("abcd"), fleet) == [3]
+    assert hits(index, request("xy"), fleet) == [2]
+
+
+def test_one_walk_answers_for_all_instances_in_the_order_asked() -> None:
+    fleet, index = instances(3), PrefixIndex()
+    index.prefilled(request("abcd"), fleet[2])
+    index.prefilled(request("ab"), fleet[0])
+    assert hits(index, request("abcz"), fleet) == [2, 0, 3]
+    assert hits(index, request("abcz"), fleet[::-1]) == [3, 0, 2]
+    assert hits(index, request("abcz"), fleet[:1]) == [2]
+
+
+def test_another_model_adapter_or_salt_shares_nothing() -> None:
+    fleet, index = instances(1), PrefixIndex()
+    index.prefilled(request("ab", key=b"m"), fleet[0])
+    assert hits(index, request("ab", key=b"n"), fleet) == [0]
+
+
+def test_an_incarnation_inherits_nothing_even_before_anybody_says_it_restarted() -> None:
+    fleet, index = instances(1), PrefixIndex()
+    index.prefilled(request("ab"), fleet[0])
+    fleet[0].restarted()
+    assert hits(index, request("ab"), fleet) == [0]
+    assert len(index) == 0
+
+
+def test_what_was_lost_for_want_of_room_is_unknown_and_not_zero() -> None:
+    fleet, index = instances(2), PrefixIndex(2 * ENTRY)
+    index.prefilled(request("ab"), fleet[0])
+    index.prefilled(request("xy"), fleet[1])
+    assert hits(index, request("ab"), fleet) == [None, 0]
+    assert hits(index, request("xy"), fleet) == [None, 2]
+    index.forget(fleet[0])
+    assert hits(index, request("ab"), fleet) == [0, 0]
+
+
+def test_an_instance_without_prefix_caching_holds_nothing() -> None:
+    fleet, index = instances(1), PrefixIndex()
+    fleet[0].cache.prefix_caching = False
+    index.prefilled(request("ab"), fleet[0])
+    assert hits(index, request("ab"), fleet) == [0]
+
+
+def test_a_request_without_a_prompt_is_unknown() -> None:
+    fleet, index = instances(2), PrefixIndex()
+    index.prefilled(InferenceRequest(), fleet[0])
+    assert index.lookup(InferenceRequest(), fleet) == {"hit_len": [None, None]}
+
+
+def test_a_hit_is_in_tokens_of_the_prompts_own_ratio_and_never_above_its_length() -> None:
+    fleet, index = instances(1), PrefixIndex()
+    text = [b"x" * 2 * BLOCK_BYTES]
+    asked = InferenceRequest(prompt=Prompt(text, 3.0))
+    index.prefilled(asked, fleet[0])
+    assert index.lookup(asked, fleet) == {"hit_len": [int(2 * BLOCK_BYTES / 3)]}
+    assert index.lookup(request("ab", tail=100), fleet) == {"hit_len": [0]}
+
+
+@pytest.mark.parametrize("holders", [1, 6])
+def test_the_bound_counts_real_bytes(holders: int) -> None:
+    fleet, index, rng = instances(8), PrefixIndex(2**40), random.Random(5)
+    prompts = [array("Q", (rng.getrandbits(64) for _ in range(64))) for _ in range(120)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number, blocks in enumerate(prompts):
+            prompt = Prompt([], 4.0)
+            prompt._blocks = blocks
+            for holder in range(holders):
+                index.prefilled(InferenceRequest(prompt=prompt), fleet[(number + holder) % 8])
+            taken = tracemalloc.get_traced_memory()[0] - before
+            assert number < 8 or taken <= index.size_bytes
+    finally:
+        tracemalloc.stop()
+    assert taken > index.size_bytes / 2
