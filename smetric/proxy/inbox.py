@@ -38,7 +38,7 @@ class ClientGone(Exception):
 class Inbox:
     """A request's body and its client's presence. Callable as an ASGI `receive`."""
 
-    __slots__ = ("_limits", "_linger", "_receive", "_task", "_watcher", "complete", "gone", "watchdog")
+    __slots__ = ("_dropped", "_limits", "_receive", "_settled", "_task", "_watcher", "complete", "gone", "watchdog")
 
     def __init__(
         self, receive: Receive, limits: Limits, watchdog: Watchdog, task: asyncio.Task[Any], *, has_body: bool
@@ -47,7 +47,8 @@ class Inbox:
         self._limits = limits
         self._task = task
         self._watcher: asyncio.Task[None] | None = None
-        self._linger = 0
+        self._dropped = 0
+        self._settled = asyncio.Event()
         self.watchdog = watchdog
         #: Nothing is left to read: the whole body has come, or none was announced.
         self.complete = not has_body
@@ -111,14 +112,18 @@ class Inbox:
     async def _drop(self) -> None:
         while not self.gone:
             message = await self()
-            self._linger += len(message.get("body", b""))
+            self._dropped += len(message.get("body", b""))
+            if self.complete or self._dropped > LINGER_BYTES:
+                self._settled.set()
+        self._settled.set()
 
     async def linger(self) -> None:
         """Wait until the client has sent its body or left; bounded in time and bytes."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + LINGER_S
-        while not (self.complete or self.gone or self._linger > LINGER_BYTES) and loop.time() < end:
-            await asyncio.sleep(0.005)
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await self._settled.wait()
+        except TimeoutError:
+            pass
 
     def close(self) -> None:
         """Stop watching."""
