@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "smetric"
 
 #: The layers from the top down; what stands on one line is one layer, whose parts may use each other.
 LAYERS = (
-    {"cli"},
+    {"cli", "__main__"},
     {"demo"},
     {"app"},
     {"proxy"},

@@ -6,7 +6,7 @@ import click
 
 from smetric.cli.policy_argument import read_all
 from smetric.features import VOCABULARY
-from smetric.policy import Policy, PolicyError, load
+from smetric.policy import Parameter, Policy, PolicyError, load
 
 
 @click.command()
@@ -34,10 +34,19 @@ def _reads(policy: Policy) -> str:
     """What a policy costs: its parameters, the features that are always at hand, and those looked up on the way."""
     lines = [f"{policy.path}: {policy.name}, {len(policy.tests)} tests"]
     if policy.params:
-        lines.append("  parameters  " + ", ".join(f"{name} = {p.value}" for name, p in policy.params.items()))
+        lines.append("  parameters  " + ", ".join(map(_param, policy.params.items())))
     at_hand = sorted(policy.reads - policy.lookups.keys())
     lines.append("  reads       " + (", ".join(at_hand) or "nothing"))
     for name, lookup in policy.lookups.items():
         when = "by every decision" if lookup.always else "when reached by " + ", ".join(lookup.asked_by)
         lines.append(f"  looks up    {name}, {when}")
     return "\n".join(lines)
+
+
+def _param(item: tuple[str, Parameter]) -> str:
+    """As it would be declared: `OVERLOAD = 2`, `FLOOR = 16 requests`, `QUEUED = false`."""
+    name, param = item
+    if isinstance(param.value, bool):
+        return f"{name} = {str(param.value).lower()}"
+    value = f"{param.value:g}" if isinstance(param.value, float) else param.value
+    return f"{name} = {value} {param.unit}".rstrip()

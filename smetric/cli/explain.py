@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
@@ -75,22 +75,27 @@ def _recorded(decision: str, admin: str) -> str:
         raise click.BadParameter("expected the value of a x-smetric-decision-id header", param_hint="--decision")
     if not admin.startswith(("http://", "https://")):
         raise click.BadParameter(f'expected a URL such as http://127.0.0.1:9464, got "{admin}"', param_hint="--admin")
-    url = f"{admin.rstrip('/')}/admin/decisions/{decision}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # an admin port is not behind a proxy
     try:
-        with opener.open(url, timeout=_TIMEOUT_S) as response:
-            document = json.loads(response.read(_MOST_BYTES))
-        return str(document.get("explanation") or document["summary"])  # no policy ran for some
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            raise click.ClickException(f"decision {decision} is not among the last ones of {admin}") from error
-        raise _Unreachable(f"{url}: answered {error.code}") from error
+        status, body = _get(admin, f"/admin/decisions/{decision}")
     except (OSError, http.client.HTTPException) as error:
-        raise _Unreachable(
-            f"{url}: {getattr(error, 'reason', error)}; is the router running, is --admin right?"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise _Unreachable(f"{url}: not an answer of SMetric; is --admin right?") from error
+        raise _Unreachable(f"{admin} does not answer ({error}); is the router running, is --admin right?") from error
+    if status == 404:
+        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}")
+    try:
+        document = json.loads(body)
+        return str(document.get("explanation") or document["summary"])  # where no policy ran there is no table
+    except (ValueError, KeyError, AttributeError) as error:
+        raise _Unreachable(f"{admin} answers {status}, but not as SMetric does; is --admin right?") from error
+
+
+def _get(base: str, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET; no proxy and no redirect is followed."""
+    parts = urlsplit(base)
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    with contextlib.closing(connect(parts.netloc, timeout=_TIMEOUT_S)) as connection:
+        connection.request("GET", parts.path.rstrip("/") + path)
+        response = connection.getresponse()
+        return response.status, response.read(_MOST_BYTES)
 
 
 class _Unreachable(click.ClickException):

@@ -1,0 +1,250 @@
+"""check, test and explain on policies in files, by name and on standard input."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from click.testing import CliRunner, Result
+
+from smetric.cli import main
+from smetric.resources import shipped_policies
+
+GOOD = """
+policy mine
+param OVERLOAD = 2.0 in 1..8
+let least = argmin(requests)
+route least when req.turn == 0 as first_turn
+route argmax(hit_len) as warmest
+
+test "a first turn goes to the least loaded"
+  given turn = 0
+  instance | requests
+  a        |        5
+  b        |        1
+  expect b as first_turn
+"""
+BAD = "policy mine\nroute argmin(reqests)\nrout argmin(requests)\n"
+THREE = {
+    "instances": [
+        {"id": "gpu-0", "requests": 20, "hit_len": 8000, "age(requests)": 0.4},
+        {"id": "gpu-1", "requests": 4, "hit_len": 0},
+        {"id": "gpu-2", "requests": 3, "hit_len": None},
+    ],
+    "request": {"turn": 3, "prompt_len": 9000, "est_hit": 8000},
+}
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, input=stdin)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> str:
+    path = tmp_path / "good.policy"
+    path.write_text(GOOD)
+    return str(path)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> str:
+    path = tmp_path / "three.json"
+    path.write_text(json.dumps(THREE))
+    return str(path)
+
+
+def test_check_is_silent_about_what_is_fine(good: str) -> None:
+    for arguments in ((), ("smetric", "bailian"), (good,)):
+        result = run("check", *arguments)
+        assert (result.exit_code, result.output) == (0, "")
+
+
+def test_check_takes_standard_input() -> None:
+    assert run("check", "-", stdin=GOOD).exit_code == 0
+    assert "--> <stdin>:" in run("check", "-", stdin=BAD).output
+
+
+def test_check_reports_the_mistakes_of_every_file_and_ends_with_1(tmp_path: Path, good: str) -> None:
+    paths = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.policy"
+        path.write_text(BAD)
+        paths.append(str(path))
+    result = run("check", paths[0], good, paths[1])
+    assert result.exit_code == 1
+    assert result.output.count("did you mean `route`?") == 2
+    assert f"{paths[0]}:3:1" in result.output
+    assert f"{paths[1]}:3:1" in result.output
+
+
+def test_check_says_what_a_policy_reads_and_when_it_looks_up(good: str) -> None:
+    printed = run("check", "-v", good, "smetric").output
+    assert "parameters  OVERLOAD = 2" in printed
+    assert "reads       requests" in printed
+    assert "looks up    hit_len, when reached by warmest" in printed
+    assert "looks up    hit_len, when reached by not_overloaded" in printed
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("smetrik", "policy smetrik: no such shipped policy; did you mean smetric?"),
+        ("nothing_like_it", "; shipped: bailian, "),
+        ("./none.policy", "policy none.policy: cannot be read: No such file or directory"),
+        ("/", "policy /: not a regular file"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_a_usage_error(argument: str, message: str) -> None:
+    for command in ("check", "test"):
+        result = run(command, argument)
+        assert result.exit_code == 2
+        assert message in result.output
+
+
+def test_test_runs_the_tests_of_all_shipped_policies() -> None:
+    result = run("test", "--verbose")
+    assert result.exit_code == 0, result.output
+    for name in shipped_policies():
+        assert f"{name}.policy:" in result.output
+    assert result.output.rstrip().endswith("passed, 0 failed")
+
+
+def test_a_failing_test_is_printed_with_what_was_decided_instead(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.policy"
+    path.write_text(GOOD.replace("expect b", "expect a"))
+    result = run("test", str(path))
+    assert result.exit_code == 1
+    assert f"FAILED {path}:8 a first turn goes to the least loaded" in result.output
+    assert "expected a, got b" in result.output
+    assert "→ first_turn" in result.output
+    assert result.output.rstrip().endswith("0 passed, 1 failed")
+
+
+def test_a_file_that_does_not_check_fails_its_tests(good: str) -> None:
+    result = run("test", good, "-", stdin=BAD)
+    assert result.exit_code == 1
+    assert "1 passed, 0 failed, 1 file does not check" in result.output
+
+
+def test_explain_says_why_on_a_snapshot(three: str) -> None:
+    result = run("explain", "smetric", "--snapshot", three)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("smetric: route to gpu-2")
+    assert "✗ not_overloaded" in result.output
+    assert run("explain", "smetric", "--snapshot", "-", stdin=json.dumps(THREE)).output == result.output
+
+
+def test_explain_takes_parameters(three: str) -> None:
+    result = run("explain", "smetric", "--snapshot", three, "--set", "OVERLOAD=5")
+    assert result.output.startswith("smetric: route to gpu-0")
+
+
+def test_explain_treats_a_look_up_that_nothing_is_said_about_as_unknown() -> None:
+    rows = [{"id": "a", "requests": 1}, {"id": "b", "requests": 2}]
+    later = {"instances": rows, "request": {"turn": 2, "est_hit": 100, "prompt_len": 200}}
+    result = run("explain", "smetric", "--snapshot", "-", stdin=json.dumps(later))
+    assert result.exit_code == 0, result.output
+    assert "hit_len" in result.output
+    first = run("explain", "smetric", "--snapshot", "-", stdin=json.dumps({"instances": rows}))
+    assert "not looked up" in first.output or "hit_len" not in first.output
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("[", "<stdin>: not JSON"),
+        ("[]", "<stdin>: expected an object, got []"),
+        ({"instance": []}, "<stdin>: instance: no such name; did you mean instances?"),
+        ({}, "instances: expected a list of 1 to 10000 objects"),
+        ({"instances": []}, "instances: expected a list of 1 to 10000 objects"),
+        ({"instances": [{"id": "a"}, {"id": "a"}]}, 'instances[1]: id: expected a text of its own, got "a"'),
+        ({"instances": [{"id": "a", "reqests": 1}]}, "instances[0]: reqests: no such name; did you mean requests?"),
+        ({"instances": [{"id": "a", "requests": "1"}]}, 'instances[0]: requests: expected a number, got "1"'),
+        ({"instances": [{"id": "a", "requests": -1}]}, "requests: expected a number from 0 to"),
+        ({"instances": [{"id": "a", "age(requests)": "x"}]}, "age(requests): expected seconds"),
+        (
+            {"instances": [{"id": "a", "hit_len": 9}], "request": {"prompt_len": 8}},
+            "hit_len: expected a number from 0 to 8",
+        ),
+        ({"instances": [{"id": "a"}], "request": {"turns": 1}}, "request: turns: no such name; did you mean turn?"),
+        ({"instances": [{"id": "a"}], "request": {"prompt_len": None}}, "prompt_len: is never unknown"),
+        ({"instances": [{"id": "a"}], "cursors": {"x": 1}}, "cursors: expected instance ids"),
+        ({"instances": [{"id": "a"}], "seed": -1}, "seed: expected a whole number"),
+        ('{"instances": [{"id": "a", "requests": NaN}]}', "requests: expected a number from 0 to"),
+        ("[" * 100_000, "<stdin>: "),
+    ],
+)
+def test_a_mistake_in_a_snapshot_is_one_line_that_names_the_place(document: Any, message: str) -> None:
+    text = document if isinstance(document, str) else json.dumps(document)
+    result = run("explain", "smetric", "--snapshot", "-", stdin=text)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("smetric",), ("--snapshot", "-"), ("smetric", "--snapshot", "-", "--decision", "A"), ("--decision", "a b"),
+     ("--decision", "A", "--admin", "localhost"), ("smetric", "--snapshot", "-", "--set", "OVERLOAD")],
+)  # fmt: skip
+def test_explain_wants_a_snapshot_or_a_decision(arguments: tuple[str, ...]) -> None:
+    result = run("explain", *arguments, stdin='{"instances": [{"id": "a"}]}')
+    assert result.exit_code == 2
+    assert "Error: " in result.output
+
+
+class Admin(http.server.BaseHTTPRequestHandler):
+    """A router's admin port that knows one decision."""
+
+    answers: ClassVar = {
+        "/admin/decisions/01GOOD": (200, b'{"explanation": "smetric: route to gpu-2"}'),
+        "/admin/decisions/01PINNED": (200, b'{"summary": "pinned to gpu-1"}'),
+        "/admin/decisions/01ODD": (200, b"<html>"),
+        "/admin/decisions/01ILL": (500, b"[]"),
+    }
+
+    def do_GET(self) -> None:
+        status, body = self.answers.get(self.path, (404, b"{}"))
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def admin() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("decision", "code", "message"),
+    [
+        ("01GOOD", 0, "smetric: route to gpu-2\n"),
+        ("01PINNED", 0, "pinned to gpu-1\n"),
+        ("01GONE", 1, "decision 01GONE is not among the last ones of"),
+        ("01ODD", 3, "not as SMetric does"),
+        ("01ILL", 3, "answers 500"),
+    ],
+)
+def test_explain_asks_a_running_router(admin: str, decision: str, code: int, message: str) -> None:
+    result = run("explain", "--decision", decision, "--admin", admin + "/")
+    assert (result.exit_code, message in result.output) == (code, True), result.output
+
+
+def test_a_router_that_does_not_answer_ends_with_3() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), Admin) as server:
+        port = server.server_port
+    result = run("explain", "--decision", "01GOOD", "--admin", f"http://127.0.0.1:{port}")
+    assert result.exit_code == 3
+    assert "is the router running" in result.output
