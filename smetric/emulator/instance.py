@@ -50,7 +50,7 @@ class EmulatedInstance:
             (self.settings.model, *self.settings.aliases),
             self.settings.engine.max_model_len,
         )
-        #: Requests that are open on the wire.
+        #: Requests that generate and are open on the wire.
         self.open_requests = 0
         self._start_anew()
 

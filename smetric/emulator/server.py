@@ -150,7 +150,6 @@ class EmulatedServer:
             allowed = (b"allow", ", ".join(sorted(routes)).encode())
             await exchange.reply(405, b'{"detail":"Method Not Allowed"}', allowed, _JSON)
             return
-        self._instance.open_requests += 1
         try:
             await handler(exchange)
         except EngineError as error:
@@ -161,8 +160,6 @@ class EmulatedServer:
         except ConnectionResetError:
             # Nobody is left to answer.
             return
-        finally:
-            self._instance.open_requests -= 1
 
     async def _generate(self, exchange: Exchange) -> None:
         instance, api = self._instance, GENERATORS[exchange.path]
@@ -173,6 +170,7 @@ class EmulatedServer:
         call.id = f"{api.id_prefix}{given}" if isinstance(given, str) and given else new_id(api.id_prefix)
         generation = instance.generate(call)
         gone = asyncio.create_task(self._until_gone(exchange, generation))
+        instance.open_requests += 1
         try:
             answer = api.answer(generation, instance.settings.engine.block_size)
             if call.stream:
@@ -183,6 +181,7 @@ class EmulatedServer:
                 body = orjson.dumps(answer.body())
                 await exchange.reply(200, body, _JSON, *self._load_report(exchange))
         finally:
+            instance.open_requests -= 1
             gone.cancel()
             instance.abort(generation)
 
@@ -240,8 +239,7 @@ class EmulatedServer:
         await exchange.reply(200, page, (b"content-type", metrics.CONTENT_TYPE.encode()))
 
     async def _load(self, exchange: Exchange) -> None:
-        # vLLM counts the requests that generate, not the one that asks.
-        await exchange.reply(200, b'{"server_load":%d}' % (self._instance.open_requests - 1), _JSON)
+        await exchange.reply(200, b'{"server_load":%d}' % self._instance.open_requests, _JSON)
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.reply(200, orjson.dumps(queries.models(self._instance)), _JSON)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from smetric.emulator import fleet as fleet_module
 from smetric.emulator.fleet import EmulatedFleet
 from smetric.emulator.instance import InstanceSettings
 
@@ -52,3 +53,16 @@ def test_what_makes_no_sense_is_refused() -> None:
         EmulatedFleet(0)
     with pytest.raises(ValueError, match="time_scale is 0"):
         InstanceSettings(time_scale=0)
+
+
+async def test_idle_connections_are_closed_after_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fleet_module.KEEP_ALIVE_S == 5
+    monkeypatch.setattr(fleet_module, "KEEP_ALIVE_S", 0.1)
+    async with EmulatedFleet(1) as fleet, asyncio.timeout(5):
+        reader, writer = await asyncio.open_connection(urlsplit(fleet.urls[0]).hostname, urlsplit(fleet.urls[0]).port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" not in answer.lower()

@@ -248,3 +248,76 @@ async def test_a_client_that_leaves_ends_its_request_in_the_engine_at_once() -> 
                 leaving.result().close()
             await until(lambda: not engine.busy)
             assert engine.cache.used == 0
+
+
+async def test_token_ids_from_tokenize_hit_what_the_chat_computed(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 1}
+    async with aiohttp.ClientSession() as client:
+        async with client.post(url + "/tokenize", json=body) as response:
+            ids = (await response.json())["tokens"]
+        async with client.post(url + "/v1/chat/completions", json=body) as response:
+            assert (await response.json())["usage"]["prompt_tokens"] == len(ids)
+        async with client.post(url + "/v1/completions", json={"prompt": ids, "max_tokens": 1}) as response:
+            usage = (await response.json())["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == len(ids) // 32 * 32
+
+
+async def test_a_salt_keeps_a_prompt_to_itself(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "word " * 200}], "max_tokens": 1}
+    cached = []
+    async with aiohttp.ClientSession() as client:
+        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}):
+            async with client.post(url + "/v1/chat/completions", json={**body, **salt}) as response:
+                cached.append((await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 0, 256]
+
+
+async def test_each_of_several_replies_is_streamed_to_its_end(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 3, "max_tokens": 50, "stream": True}
+    texts = {0: "", 1: "", 2: ""}
+    reasons = []
+    async with aiohttp.ClientSession() as client, client.post(url + "/v1/chat/completions", json=body) as response:
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    texts[choice["index"]] += choice["delta"]["content"]
+                    reasons.append(choice["finish_reason"])
+    assert [len(text) for text in texts.values()] == [200, 200, 200]
+    assert len(set(texts.values())) == 3
+    assert reasons.count("length") == 3
+
+
+async def test_a_reply_that_nobody_limits_ends_by_itself_and_is_the_same_again(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    replies = []
+    async with aiohttp.ClientSession() as client:
+        for _ in range(2):
+            async with client.post(url + "/v1/chat/completions", json=body) as response:
+                replies.append((await response.json())["choices"][0])
+    assert replies[0]["finish_reason"] == "stop"
+    assert replies[0] == replies[1]
+
+
+async def test_the_load_counts_what_generates() -> None:
+    async with EmulatedFleet(1) as fleet, aiohttp.ClientSession() as client:
+        body = {"prompt": "once", "max_tokens": 5000, "ignore_eos": True, "stream": True}
+        async with client.post(fleet.urls[0] + "/v1/completions", json=body) as stream:
+            await stream.content.readany()
+            async with client.get(fleet.urls[0] + "/load") as response:
+                assert await response.json() == {"server_load": 1}
+
+
+async def test_a_prompt_text_is_never_repeated_in_an_error(url: str) -> None:
+    bodies: list[tuple[str, Any]] = [
+        ("/v1/chat/completions", {"messages": "my secret"}),
+        ("/v1/chat/completions", {"messages": ["my secret"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": "my secret"}}]}),
+        ("/v1/completions", {"prompt": {"text": "my secret"}}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": ["my secret"]}], "max_tokens": 1}),
+        ("/v1/responses", {"input": ["my secret"]}),
+    ]
+    async with aiohttp.ClientSession() as client:
+        for path, body in bodies:
+            async with client.post(url + path, json=body) as response:
+                assert response.status == 400, path
+                assert "secret" not in await response.text()
