@@ -15,6 +15,7 @@ from lark.tree import Meta
 from smetric.policy import tree
 from smetric.policy.tree import Span
 from smetric.policy.unit import canonical
+from smetric.policy.vocabulary import LARGEST
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -26,7 +27,12 @@ def span_of(token: Token) -> Span:
 
 
 def number_of(token: Token) -> float:
-    """The value of a NUMBER or DURATION (in seconds), which may be infinite; the lexer reports what is too large."""
+    """The value of a NUMBER or DURATION (in seconds), cut to the largest there is; the lexer reports what exceeds it."""
+    return min(magnitude(token), LARGEST)
+
+
+def magnitude(token: Token) -> float:
+    """The value of a NUMBER or DURATION as written, infinite where no float holds it."""
     digits = token.rstrip("umsh")
     return float(digits) * _SECONDS.get(token[len(digits) :], 1.0)
 

@@ -201,18 +201,18 @@ _ROWS = (
     ),
     Builtin(
         name="rr_argmin",
-        signature="rr_argmin(v [where m], then: v…, within: x)",
+        signature="rr_argmin(v [where m], then: v…)",
         doc="The instance with the lowest value; ties by `then:`, then in rotation.",
         family=Family.PICK,
-        named=("then", "within"),
+        named=("then",),
         where=True,
     ),
     Builtin(
         name="rr_argmax",
-        signature="rr_argmax(v [where m], then: v…, within: x)",
+        signature="rr_argmax(v [where m], then: v…)",
         doc="The instance with the highest value; ties by `then:`, then in rotation.",
         family=Family.PICK,
-        named=("then", "within"),
+        named=("then",),
         where=True,
     ),
     Builtin(
@@ -248,7 +248,8 @@ _ROWS = (
 #: Every built-in of this version, by name.
 BUILTINS: Mapping[str, Builtin] = {row.name: row for row in _ROWS}
 
-#: Built-ins of the language that this version does not run; their names are taken.
+#: Built-ins and named arguments of the language that this version does not run; the names are taken.
 UNAVAILABLE = frozenset(
-    ["quantile", "std", "share", "rank", "softmin", "softmax", "sample", "draw", "top", "hrw", "bucket", "chance"]
+    ("quantile", "std", "share", "rank", "softmin", "softmax", "sample", "draw", "top", "hrw", "bucket", "chance")
 )
+UNAVAILABLE_ARGUMENTS = frozenset(("within", "temperature"))

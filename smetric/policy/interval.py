@@ -54,6 +54,8 @@ class Interval:
 
 
 TRUTH = Interval(0.0, 1.0)
+TRUE = Interval(1.0, 1.0)
+FALSE = Interval(0.0, 0.0)
 COUNT = Interval(0.0, MAX_CANDIDATES)
 COUNT_ALL = Interval(1.0, MAX_CANDIDATES)
 

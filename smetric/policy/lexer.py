@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters
 
-from smetric.policy.builder import number_of, span_of
+from smetric.policy.builder import magnitude, span_of
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, clip, quote
 from smetric.policy.tree import Span
 from smetric.policy.vocabulary import LARGEST
@@ -163,7 +163,7 @@ def _bad_token(tokens: Sequence[Token], place: int, text: str) -> Diagnostic | N
     span = span_of(token)
     if token.type == "NAME" and len(token) > MAX_NAME:
         return Diagnostic("long-name", f"a name has at most {MAX_NAME} characters, this one {len(token)}", span)
-    if token.type in ("NUMBER", "DURATION") and number_of(token) > LARGEST:
+    if token.type in ("NUMBER", "DURATION") and magnitude(token) > LARGEST:
         return Diagnostic("too-large", f"`{quote(text, span)}` is too large", span, "numbers are at most 1e15")
     if token.type == "DOT" and place + 1 < len(tokens) and tokens[place + 1].type == "NUMBER":
         follower = tokens[place + 1]

@@ -24,6 +24,9 @@ class Sort(enum.Enum):
 _SORTS = {Kind.NUMBER: Sort.NUMBER, Kind.BOOL: Sort.BOOL, Kind.STRING: Sort.STRING, Kind.SET: Sort.SET}
 
 
+NOTHING: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Type:
     """What is known of an expression.
@@ -32,9 +35,10 @@ class Type:
         sort: kind of value.
         vector: one for each candidate.
         unit: of a number; None for a literal without one, which fits any.
-        interval: where a number can lie.
+        interval: where a number can lie; of a truth value 1..1 or 0..0 where it is the same always.
         maybe: an instance that may be absent.
-        constant: the same in every decision, parameters set aside.
+        must: the features, `req.` fields and parameters read whenever it is computed.
+        may: those that may be read.
     """
 
     sort: Sort
@@ -42,7 +46,8 @@ class Type:
     unit: Unit | None = PLAIN
     interval: Interval = TRUTH
     maybe: bool = False
-    constant: bool = False
+    must: frozenset[str] = NOTHING
+    may: frozenset[str] = NOTHING
 
     @property
     def broken(self) -> bool:
@@ -54,6 +59,20 @@ class Type:
         """The type under a name: a literal without a unit is a plain number from here on."""
         return replace(self, unit=PLAIN) if self.unit is None else self
 
+    @property
+    def decided(self) -> bool:
+        """Whether this truth value is the same whatever is read."""
+        return self.sort is Sort.BOOL and self.interval.low == self.interval.high
+
+    def reading(self, *types: Type) -> Type:
+        """This type, computed from values of *types*."""
+        must = NOTHING.union(*(each.must for each in types))
+        return replace(self, must=must, may=NOTHING.union(*(each.may for each in types)))
+
+    def perhaps(self, *types: Type) -> Type:
+        """This type, perhaps computed from values of *types* too."""
+        return replace(self, may=self.may.union(*(each.may for each in types)))
+
     def __str__(self) -> str:
         word = self.sort.value
         if self.sort is Sort.NUMBER and self.unit is not None and not self.unit.plain:
@@ -64,16 +83,7 @@ class Type:
 BROKEN = Type(Sort.BROKEN)
 
 
-def number(unit: Unit | None, interval: Interval, *, vector: bool = False, constant: bool = False) -> Type:
-    """The type of a number."""
-    return Type(Sort.NUMBER, vector, unit, interval, constant=constant)
-
-
-def truth(*, vector: bool = False, constant: bool = False) -> Type:
-    """The type of a truth value."""
-    return Type(Sort.BOOL, vector, constant=constant)
-
-
 def of_word(word: Feature | RequestField, unit: Unit) -> Type:
     """The type of a feature, one for each candidate, or of a request's field, which is single."""
-    return Type(_SORTS[word.kind], isinstance(word, Feature), unit, Interval(word.low, word.high))
+    interval = Interval(word.low, word.high) if word.kind is Kind.NUMBER else TRUTH
+    return Type(_SORTS[word.kind], isinstance(word, Feature), unit, interval)

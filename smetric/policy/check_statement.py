@@ -1,0 +1,214 @@
+"""Statements in order: names, filters before picks, outcomes that always decide, and what each step reads.
+
+One pass is for one choice of features; `check` runs it for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from smetric.policy import tree
+from smetric.policy.check_expression import Expressions
+from smetric.policy.diagnostic import position, quote
+from smetric.policy.findings import Findings
+from smetric.policy.guard import conjuncts, label_of
+from smetric.policy.names import Names
+from smetric.policy.parameter import Parameters
+from smetric.policy.reads import Guard, Step
+from smetric.policy.tree import Span
+from smetric.policy.types import BROKEN, Sort, Type
+from smetric.policy.vocabulary import Vocabulary
+
+_END = "end with an unconditional `route …` whose pick has no `where`"
+
+
+@dataclass(slots=True)
+class _Outcomes:
+    """What is known of the outcomes so far."""
+
+    last: tree.Route | tree.Reject | None = None
+    settled: bool = False
+    broken: bool = False
+
+
+class Statements:
+    """One pass over the statements of a file."""
+
+    def __init__(
+        self,
+        file: tree.File,
+        vocabulary: Vocabulary,
+        settings: Mapping[str, object],
+        features: Mapping[str, str],
+        findings: Findings,
+    ) -> None:
+        self._file = file
+        self._features = features
+        self._findings = findings
+        self._names = Names(file, vocabulary, findings)
+        self._expressions = Expressions(self._names, vocabulary, findings, features)
+        self.units = self._expressions.units
+        self.parameters = Parameters(vocabulary, settings, self.units, findings, features)
+        self._labels: dict[str, Span] = {}
+        self._picked = ""
+        self._outcomes = _Outcomes()
+        self.steps: list[Step] = []
+
+    def run(self) -> None:
+        """Check all statements but the tests.
+
+        Raises:
+            Stop: the policy has too many errors or is too large.
+        """
+        for statement in self._file.statements:
+            if not isinstance(statement, tree.Test):
+                self._expressions.count(statement.span)
+                self._statement(statement)
+        self.parameters.undeclared(self._file.name_span)
+        self._check_end()
+        self._check_definitions()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every outcome could be read, so that a rule that is not found is not there."""
+        return not self._outcomes.broken
+
+    @property
+    def labels(self) -> set[str]:
+        """The labels of all filters and outcomes."""
+        return set(self._labels)
+
+    def warn(self) -> None:
+        """Warn of what does no harm: names nobody uses, conditions that are always the same."""
+        for name, found in self._names.unused():
+            word = {tree.Param: "parameter", tree.Let: "value", tree.Def: "definition"}[type(found.statement)]
+            self._findings.warn("unused", found.span, f"{word} `{name}` is never used")
+        for step in self.steps:
+            for guard in step.guards:
+                if guard.type.decided and not guard.type.may & self.parameters.declared.keys():
+                    self._findings.warn("constant", guard.span, "this condition is the same in every decision")
+
+    # ── one statement ──
+
+    def _statement(self, statement: tree.Statement) -> None:
+        if self._outcomes.settled and not isinstance(statement, tree.Broken):
+            message = "nothing can reach this: the rule above always applies"
+            self._findings.error("unreachable", statement.span, message)
+        match statement:
+            case tree.Param():
+                type_ = self.parameters.declare(statement)
+                if statement.name in self._features and type_ is not BROKEN:
+                    feature = self._expressions.feature(self._features[statement.name])
+                    type_ = replace(feature, must=feature.must | {statement.name}, may=feature.may | {statement.name})
+                self._names.define(statement.name, statement.name_span, statement, type_)
+            case tree.Let():
+                type_ = self._expressions.infer(statement.value).named
+                if type_.sort is Sort.INSTANCE and not self._picked:
+                    self._picked = statement.name
+                self._names.define(statement.name, statement.name_span, statement, type_)
+            case tree.Def():
+                self._names.define_arguments(statement)
+                self._names.define(statement.name, statement.name_span, statement)
+            case tree.Filter():
+                self._filter(statement)
+            case tree.Route():
+                self._route(statement)
+            case tree.Reject():
+                self._reject(statement)
+            case tree.Unsupported():
+                self._unsupported(statement)
+            case tree.Broken():
+                self._outcomes.broken |= statement.word in ("route", "reject", "hold", "policy", "library")
+                if statement.name and statement.word in ("param", "let", "def"):
+                    self._names.define(statement.name, statement.span, None)
+
+    def _unsupported(self, statement: tree.Unsupported) -> None:
+        word = Span(statement.span.start, statement.span.start + len(statement.word))
+        message = f"`{statement.word}` is not available in this version"
+        help_text = "write the definitions into this file" if statement.word == "use" else "shed with `reject 429 …`"
+        self._findings.error("unavailable", word, message, help_text)
+        self._outcomes.broken |= statement.word == "hold"
+        for name in statement.names:
+            self._names.define(name.name, name.span, None)
+
+    def _filter(self, statement: tree.Filter) -> None:
+        if self._picked:
+            message = f"filters come before picks, and `{self._picked}` is already picked"
+            self._findings.error("filter-order", statement.span, message, "move this line above it")
+        guards = self._guards(statement.when)
+        mask = self._expressions.infer(statement.mask)
+        self._label(statement.label)
+        if not mask.broken and mask.sort is not Sort.BOOL:
+            message = f"`{statement.word}` needs a truth value, found {mask}"
+            self._findings.error("mask", statement.mask.span, message)
+        elif not mask.broken and not mask.vector:
+            message = f"`{statement.word}` needs a truth value per instance, found one for all"
+            help_text = "a filter that applies sometimes has a `when`; to turn requests away use `reject`"
+            self._findings.error("mask", statement.mask.span, message, help_text)
+        self._add(statement.mask, guards, mask, ends=False)
+
+    def _route(self, statement: tree.Route) -> None:
+        guards = self._guards(statement.when)
+        pick = self._expressions.infer(statement.pick)
+        self._label(statement.label)
+        if not pick.broken and pick.sort is not Sort.INSTANCE:
+            message = f"`route` needs an instance, found {pick}"
+            self._findings.error("route", statement.pick.span, message, "pick one: route argmin(…)")
+            pick = BROKEN
+        self._add(statement.pick, guards, pick, ends=True)
+        self._outcome(statement, settled=statement.when is None and not pick.maybe, broken=pick.broken)
+
+    def _reject(self, statement: tree.Reject) -> None:
+        status = statement.status.value
+        if not (400 <= status <= 599 and status == int(status)):
+            message = f"{status:g} is not an error status"
+            help_text = "use 429 to shed and 503 when nobody can serve"
+            self._findings.error("status", statement.status.span, message, help_text)
+        retry = Type(Sort.NUMBER) if statement.retry is None else self._expressions.seconds(statement.retry)
+        guards = self._guards(statement.when)
+        self._label(statement.label)
+        self._add(statement.retry or statement.message, guards, retry, ends=True)
+        self._outcome(statement, settled=statement.when is None, broken=False)
+
+    def _outcome(self, statement: tree.Route | tree.Reject, *, settled: bool, broken: bool) -> None:
+        self._outcomes.last = statement
+        self._outcomes.settled |= settled and not broken
+        self._outcomes.broken |= broken
+
+    def _guards(self, when: tree.Expr | None) -> list[Guard]:
+        definitions = self._names.definitions()
+        return [
+            Guard(label_of(part, self._findings.text, definitions), part.span, self._expressions.condition(part))
+            for part in conjuncts(when)
+        ]
+
+    def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, ends: bool) -> None:
+        self.steps.append(Step(guards, found, quote(self._findings.text, value.span), ends))
+
+    def _label(self, label: tree.Name | None) -> None:
+        if label is None:
+            return
+        earlier = self._labels.setdefault(label.name, label.span)
+        if earlier is not label.span:
+            line = position(self._findings.text, earlier.start)[0]
+            self._findings.error("label", label.span, f"`{label.name}` already labels line {line}")
+
+    # ── the whole file ──
+
+    def _check_end(self) -> None:
+        if self._outcomes.settled or self._outcomes.broken:
+            return
+        if self._outcomes.last is None:
+            self._findings.error("undecided", self._file.name_span, "this policy decides nothing", _END)
+        else:
+            self._findings.error("undecided", self._outcomes.last.span, "this may decide nothing", _END)
+
+    def _check_definitions(self) -> None:
+        """Look into definitions that nothing calls; of their arguments nothing is known."""
+        for name, found in self._names.unused():
+            if isinstance(found.statement, tree.Def):
+                definition = found.statement
+                self._expressions.body(definition, {argument.name: BROKEN for argument in definition.arguments})
+                self._names.find(name)
+                self._findings.warn("unused", found.span, f"definition `{name}` is never used")

@@ -1,0 +1,104 @@
+"""Units of literals and of operands: what a unit's name means, which units agree, and what to say when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smetric.policy import tree
+from smetric.policy.findings import Findings
+from smetric.policy.names import Names
+from smetric.policy.suggestion import did_you_mean
+from smetric.policy.tree import Span
+from smetric.policy.types import BROKEN, Sort, Type
+from smetric.policy.unit import BASES, PLAIN, SECONDS, Unit, base_unit, parse_unit
+from smetric.policy.vocabulary import Vocabulary
+
+_SCALE = "put both on one scale first, e.g. norm(...) of each, or divide by a rate"
+_TIMES = frozenset(["us", "ms", "s", "m", "h", "sec", "secs", "min", "mins", "hour", "hours", "minute", "minutes"])
+
+
+class Units:
+    """Judges units.
+
+    Args:
+        names: names of the file, for the words of the help.
+        vocabulary: features, for their units.
+        findings: where errors go.
+        features: the feature that each feature parameter stands for; its name is a unit too.
+    """
+
+    def __init__(self, names: Names, vocabulary: Vocabulary, findings: Findings, features: Mapping[str, str]) -> None:
+        self._names = names
+        self._vocabulary = vocabulary
+        self._findings = findings
+        self._features = features
+
+    def of_literal(self, literal: tree.Number) -> Unit | None:
+        """The unit of a literal; None when it names none, or none that exists."""
+        return self.of_words(literal.unit, literal.unit_span or literal.span) if literal.unit else None
+
+    def of_words(self, words: str, span: Span) -> Unit | None:
+        """The unit that *words*, `tokens per second`, mean; None, and an error at *span*, when one means nothing."""
+        result = PLAIN
+        for place, word in enumerate(words.split(" per ")):
+            unit = base_unit(word)
+            if unit is None and word in self._features:
+                unit = parse_unit(self._vocabulary.features[self._features[word]].unit)
+                self._names.find(word)
+            if unit is None:
+                self._unknown(word, span, last=place > 0)
+                return None
+            result = unit if place == 0 else result / unit
+        return result
+
+    def _unknown(self, word: str, span: Span, *, last: bool) -> None:
+        source = self._findings.text[span.start : span.end]
+        at = source.rfind(word) if last else source.find(word)
+        place = Span(span.start + at, span.start + at + len(word)) if at >= 0 else span
+        if word in _TIMES:
+            help_text = "durations are written 500ms, 2s, 5m, 1h, without a space"
+        else:
+            help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
+        help_text = help_text or did_you_mean(word, ("when", "as", "and", "or", "retry", "else", "if", "in"))
+        self._findings.error("unit", place, f"unknown unit `{word}`", help_text)
+
+    def agree(self, *types: Type) -> bool:
+        """Whether all are of one unit; a literal without one fits any, and what is no number has none."""
+        units = {each.unit for each in types if each.sort is Sort.NUMBER and each.unit is not None}
+        return len(units) <= 1
+
+    def duration(self, found: Type, span: Span) -> Type:
+        """*found*, which must be a number of seconds; a bare literal is none."""
+        if found.broken:
+            return BROKEN
+        if found.sort is not Sort.NUMBER:
+            self._findings.error("duration", span, f"expected a duration, found {found}", "e.g. 500ms or 2s")
+        elif found.unit != SECONDS:
+            self._findings.error("duration", span, f"expected a duration, found {describe(found)}", "e.g. 500ms or 2s")
+        else:
+            return found
+        return BROKEN
+
+    def mismatch(self, expr: tree.Binary, left: Type, right: Type) -> None:
+        """Report an addition, subtraction or comparison of different units."""
+        a, b = describe(left), describe(right)
+        message = {"+": f"cannot add {a} and {b}", "-": f"cannot subtract {b} from {a}"}.get(
+            expr.op, f"cannot compare {a} with {b}"
+        )
+        self._findings.error("units", expr.span, message, self._unit_of_name(expr, left, right) or _SCALE)
+
+    def _unit_of_name(self, expr: tree.Binary, left: Type, right: Type) -> str:
+        """Help where one side is a name whose number was defined without a unit."""
+        for side, found, other in ((expr.left, left, right), (expr.right, right, left)):
+            if not isinstance(side, tree.Name) or found.unit is None or not found.unit.plain or other.unit is None:
+                continue
+            statement = self._names.statement(side.name)
+            if isinstance(statement, tree.Param | tree.Let) and isinstance(statement.value, tree.Number):
+                word = "param" if isinstance(statement, tree.Param) else "let"
+                return f"give `{side.name}` its unit where it is defined: `{word} {side.name} = … {other.unit}`"
+        return ""
+
+
+def describe(found: Type) -> str:
+    """The unit of a number, as messages name it."""
+    return "a plain number" if found.unit is None or found.unit.plain else str(found.unit)

@@ -1,0 +1,132 @@
+"""The names of a policy file, in the order of their definition, and what to say of one that is not there.
+
+What a name stands for is a `Type` here; its value is the compiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from smetric.policy import tree
+from smetric.policy.builtin import BUILTINS, UNAVAILABLE
+from smetric.policy.diagnostic import position
+from smetric.policy.findings import Findings
+from smetric.policy.suggestion import did_you_mean
+from smetric.policy.tree import Span
+from smetric.policy.types import BROKEN, Type
+from smetric.policy.vocabulary import Vocabulary
+
+Declaration = tree.Param | tree.Let | tree.Def
+
+
+@dataclass(slots=True)
+class Named:
+    """A name of the file: where it was defined, its statement if that could be parsed, and its type unless a `def`."""
+
+    span: Span
+    statement: Declaration | None
+    type: Type = BROKEN
+    used: bool = False
+
+
+class Names:
+    """Names defined so far.
+
+    Args:
+        file: for the names defined further below, which are no use yet.
+        vocabulary: features, which no name may hide.
+        findings: where errors go.
+    """
+
+    def __init__(self, file: tree.File, vocabulary: Vocabulary, findings: Findings) -> None:
+        self._vocabulary = vocabulary
+        self._findings = findings
+        self._defined: dict[str, Named] = {}
+        self._ever = {
+            statement.name
+            for statement in file.statements
+            if isinstance(statement, tree.Param | tree.Let | tree.Def | tree.Broken)
+        }
+
+    def define(self, name: str, span: Span, statement: Declaration | None, type_: Type = BROKEN) -> None:
+        """Add a name; an error when it is taken, and the first definition stays."""
+        if self._is_taken(name, span, "name"):
+            return
+        earlier = self._defined.get(name)
+        if earlier is None:
+            self._defined[name] = Named(span, statement, type_)
+            return
+        line = position(self._findings.text, earlier.span.start)[0]
+        self._findings.error(
+            "redefined", span, f"`{name}` is already defined on line {line}", "names are never redefined"
+        )
+
+    def define_arguments(self, definition: tree.Def) -> None:
+        """Check the argument names of a definition; they may repeat names of the file, but no others."""
+        seen: set[str] = set()
+        for argument in definition.arguments:
+            if argument.name in seen:
+                self._findings.error("redefined", argument.span, f"`{argument.name}` is an argument already")
+            seen.add(argument.name)
+            self._is_taken(argument.name, argument.span, "argument")
+
+    def find(self, name: str, horizon: int | None = None) -> Named | None:
+        """The name, which counts as used from now on; None when it is not defined above, or not before *horizon*."""
+        found = self._defined.get(name)
+        if found is None or (horizon is not None and found.span.start >= horizon):
+            return None
+        found.used = True
+        return found
+
+    def statement(self, name: str) -> Declaration | None:
+        """The statement that defines *name*, without using it."""
+        found = self._defined.get(name)
+        return found.statement if found is not None else None
+
+    def definitions(self) -> set[str]:
+        """The names of all `def`s so far."""
+        return {name for name, found in self._defined.items() if isinstance(found.statement, tree.Def)}
+
+    def unused(self) -> Iterable[tuple[str, Named]]:
+        """Names that nothing has asked for."""
+        return [(name, found) for name, found in self._defined.items() if not found.used and found.statement]
+
+    def unknown(self, name: str, span: Span, arguments: Iterable[str]) -> None:
+        """Report a name that is not there."""
+        if name in BUILTINS or name in UNAVAILABLE:
+            self._findings.error("unknown-name", span, f"`{name}` is a function", f"call it: {name}(…)")
+            return
+        if name in self._vocabulary.request:
+            help_text = f"request fields are written `req.{name}`"
+        elif name in self._ever:
+            help_text = "define it above this line"
+        else:
+            help_text = did_you_mean(name, {*arguments, *self._defined, *self._vocabulary.features})
+        self._findings.error("unknown-name", span, f"unknown name `{name}`", help_text)
+
+    def unknown_function(self, name: str, span: Span, inside: Iterable[str]) -> None:
+        """Report a function that is not there; *inside* are the definitions being expanded."""
+        if name in UNAVAILABLE:
+            self._findings.error("unavailable", span, f"`{name}` is not available in this version")
+            return
+        if name in inside:
+            help_text = "define it above this line; a definition cannot use itself"
+        elif name in self._ever:
+            help_text = "define it above this line"
+        else:
+            help_text = did_you_mean(name, {*self.definitions(), *BUILTINS, *UNAVAILABLE})
+        self._findings.error("unknown-function", span, f"unknown function `{name}`", help_text)
+
+    def _is_taken(self, name: str, span: Span, what: str) -> bool:
+        if name in self._vocabulary.features:
+            owner = "a feature"
+        elif name in BUILTINS or name in UNAVAILABLE:
+            owner = "a built-in"
+        elif name == "req":
+            owner = "the request"
+        else:
+            return False
+        article = "an" if what == "argument" else "a"
+        self._findings.error("hidden", span, f"`{name}` is {owner}; {article} {what} cannot hide it")
+        return True

@@ -1,0 +1,89 @@
+"""Which features a decision reads: always, or only behind a guard that may spare them.
+
+What one expression reads is part of its `Type`; here it is put together along the paths of a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from smetric.policy.tree import Span
+from smetric.policy.types import NOTHING, Type
+from smetric.policy.vocabulary import Vocabulary
+
+#: The entry of a feature that every decision reads.
+ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One conjunct of a `when`: how traces call it, its place, and its type, which knows what it reads."""
+
+    label: str
+    span: Span
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A filter or an outcome: its guards, then the mask or pick `value` with its source text; outcomes end."""
+
+    guards: Sequence[Guard]
+    value: Type
+    text: str
+    ends: bool
+
+
+@dataclass(slots=True)
+class _Paths:
+    """What is read for certain from each guard on, and from each step on, of one policy."""
+
+    behind: list[list[frozenset[str]]] = field(default_factory=list)
+    from_step: list[frozenset[str]] = field(default_factory=list)
+
+
+def reads(steps: Sequence[Step], vocabulary: Vocabulary) -> Mapping[str, str]:
+    """The features that *steps* may read: `always`, or the label of the first guard whose failing or holding spares it.
+
+    A feature that only a tie, a default or one side of an expression asks for has that expression's label or text.
+    """
+    paths = _certain(steps)
+    always = paths.from_step[0] if steps else NOTHING
+    may = NOTHING.union(*(_may(step) for step in steps))
+    return {
+        name: ALWAYS if name in always else _spared_by(name, steps, paths)
+        for name in sorted(may & vocabulary.features.keys())
+    }
+
+
+def _certain(steps: Sequence[Step]) -> _Paths:
+    paths = _Paths()
+    after: frozenset[str] = NOTHING
+    for step in reversed(steps):
+        held = step.value.must if step.ends else step.value.must | after
+        behind = [held]
+        for guard in reversed(step.guards):
+            behind.append(guard.type.must | (behind[-1] & after))
+        behind.reverse()
+        paths.behind.append(behind)
+        after = behind[0]
+        paths.from_step.append(after)
+    paths.behind.reverse()
+    paths.from_step.reverse()
+    return paths
+
+
+def _spared_by(name: str, steps: Sequence[Step], paths: _Paths) -> str:
+    for at, step in enumerate(steps):
+        failed = paths.from_step[at + 1] if at + 1 < len(steps) else NOTHING
+        for place, guard in enumerate(step.guards):
+            if name in guard.type.may or (name in paths.behind[at][place + 1]) != (name in failed):
+                return guard.label
+        if name in step.value.may:
+            return step.text
+    raise AssertionError(f"nothing reads `{name}`")
+
+
+def _may(step: Step) -> frozenset[str]:
+    return step.value.may.union(*(guard.type.may for guard in step.guards))
