@@ -114,8 +114,7 @@ class Fleet:
                     measured = self._measured(candidates, now)
                 read, certain = SCRAPED[name]
                 cells = [
-                    None if at is None else read(instance)
-                    for at, instance in zip(measured, candidates, strict=True)
+                    None if at is None else read(instance) for at, instance in zip(measured, candidates, strict=True)
                 ]
                 stamps[name] = measured
                 if None in cells:

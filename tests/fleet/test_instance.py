@@ -1,0 +1,102 @@
+"""The ledger: what is charged is released exactly once, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.fleet.instance import CacheConfig, Instance, Lease, Scrape
+
+
+def scrape(running: float, waiting: float, own: int, at: float = 0.0) -> Scrape:
+    return Scrape(measured_at=at, running=running, waiting=waiting, kv_usage=None, own=own)
+
+
+def test_a_charge_counts_prompts_and_new_tokens_until_it_ends() -> None:
+    instance = Instance("a", "http://a")
+    lease = instance.charge(2, 1000, 600)
+    assert (instance.own, instance.unprefilled, instance.sent_tokens) == (2, 400, 1000)
+    lease.first_byte()
+    assert (instance.own, instance.unprefilled, instance.sent_tokens) == (2, 0, 1000)
+    lease.release()
+    assert (instance.own, instance.unprefilled, instance.sent_tokens) == (0, 0, 0)
+
+
+def test_a_lease_is_released_once_however_often_it_is_asked_to() -> None:
+    instance = Instance("a", "http://a")
+    other = instance.charge(1, 10)
+    lease = instance.charge(1, 10)
+    for _ in range(3):
+        lease.release()
+        lease.first_byte()
+    assert (instance.own, instance.unprefilled, instance.sent_tokens) == (1, 10, 10)
+    other.release()
+    assert instance.own == 0
+
+
+def test_a_hit_beyond_the_prompt_leaves_nothing_to_prefill() -> None:
+    instance = Instance("a", "http://a")
+    instance.charge(1, 100, 160)
+    assert instance.unprefilled == 0
+
+
+def test_a_lease_belongs_to_the_object_not_to_the_name() -> None:
+    old = Instance("a", "http://a")
+    lease = old.charge(1, 10)
+    new = Instance("a", "http://a")
+    lease.release()
+    assert (old.own, new.own) == (0, 0)
+
+
+def test_requests_are_scraped_plus_sent_since_minus_ended_since() -> None:
+    instance = Instance("a", "http://a")
+    before = [instance.charge(1, 10) for _ in range(3)]
+    # The engine runs our three and four of somebody else's.
+    instance.scrape = scrape(running=5, waiting=2, own=3)
+    assert instance.requests() == 7
+    instance.charge(1, 10)
+    assert instance.requests() == 8
+    before[0].release()
+    before[1].release()
+    assert instance.requests() == 6
+
+
+def test_an_engine_that_has_not_seen_our_requests_yet_does_not_hide_them() -> None:
+    instance = Instance("a", "http://a")
+    for _ in range(5):
+        instance.charge(1, 10)
+    instance.scrape = scrape(running=1, waiting=0, own=5)
+    assert instance.requests() == 5
+
+
+def test_without_metrics_the_load_is_the_routers_own() -> None:
+    instance = Instance("a", "http://a")
+    assert instance.requests() == 0
+    instance.charge(3, 10)
+    assert instance.requests() == 3
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_any_order_of_events_ends_at_zero(seed: int, steps: int) -> None:
+    rng = random.Random(seed)
+    instance = Instance("a", "http://a")
+    leases: list[Lease] = []
+    for _ in range(steps):
+        if leases and rng.random() < 0.6:
+            rng.choice([leases[0].first_byte, leases[-1].first_byte, rng.choice(leases).release])()
+        else:
+            leases.append(instance.charge(rng.randint(0, 4), rng.randint(0, 500), rng.randint(0, 600)))
+        assert instance.own >= 0
+        assert 0 <= instance.unprefilled <= instance.sent_tokens
+        assert instance.requests() >= instance.own
+    for lease in leases:
+        lease.release()
+    assert (instance.own, instance.unprefilled, instance.sent_tokens) == (0, 0, 0)
+
+
+def test_capacity_is_known_once_the_engine_has_said_both_numbers() -> None:
+    assert CacheConfig().capacity_tokens is None
+    assert CacheConfig(block_size=16).capacity_tokens is None
+    assert CacheConfig(block_size=16, num_blocks=100).capacity_tokens == 1600
