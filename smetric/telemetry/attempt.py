@@ -39,7 +39,7 @@ class Attempt:
         telemetry = self._exchange.telemetry
         model = telemetry.models.of(self._record.request.model)
         name = f"{attributes.operation_of(self._record.request)} {model}".rstrip()
-        about = attributes.of_attempt(self._record, path, number)
+        about = attributes.of_attempt(self._record, self._exchange.method, path, number)
         return telemetry.tracing.child(name, server, SpanKind.CLIENT, about, self._now_ns())
 
     def _now_ns(self) -> int:

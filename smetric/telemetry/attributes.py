@@ -38,9 +38,12 @@ _LOADS = {
 
 def safe(text: str) -> str:
     """*text* bounded, with control characters escaped: it may come from a client."""
-    if len(text) > CLIENT_TEXT_MAX:
-        text = text[: CLIENT_TEXT_MAX - 1] + "…"
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    if len(text) <= CLIENT_TEXT_MAX and text.isprintable():
+        return text
+    text = text[: CLIENT_TEXT_MAX + 1]
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode("ascii")
+    return text if len(text) <= CLIENT_TEXT_MAX else text[: CLIENT_TEXT_MAX - 1] + "…"
 
 
 def method_of(method: str) -> str:
@@ -72,13 +75,13 @@ def operation_of(request: InferenceRequest) -> str:
     return _OPERATIONS.get(request.api, "chat")
 
 
-def of_attempt(record: DecisionRecord, path: str, number: int) -> dict[str, Any]:
+def of_attempt(record: DecisionRecord, method: str, path: str, number: int) -> dict[str, Any]:
     """The CLIENT span's attributes as it starts."""
     request, instance = record.request, record.instance
     assert instance is not None
     parts = urlsplit(instance.url)
     result: dict[str, Any] = {
-        names.HTTP_METHOD.name: "POST",
+        names.HTTP_METHOD.name: method_of(method),
         names.URL_FULL.name: instance.url + safe(path),
         names.SERVER_ADDRESS.name: parts.hostname or "",
         names.INSTANCE_ID.name: instance.id,
@@ -96,14 +99,41 @@ def of_attempt(record: DecisionRecord, path: str, number: int) -> dict[str, Any]
     return result
 
 
+def left_out(decision: Decision, instances: Sequence[Instance], model: str) -> str:
+    """Why the instances the policy was not given were left out, e.g. `draining=1 model=3`; empty for none.
+
+    Args:
+        decision: on what was given.
+        instances: all, as they are in the tick of the decision.
+        model: the model asked for.
+    """
+    given = decision.snapshot.ids
+    if len(given) == len(instances):
+        return ""
+    reasons: dict[str, int] = {}
+    ids = set(given)
+    for instance in instances:
+        if instance.id in ids:
+            continue
+        if not instance.serves(model):
+            reason = "model"
+        elif instance.draining:
+            reason = "draining"
+        else:
+            reason = "excluded" if instance.healthy else "unhealthy"
+        reasons[reason] = reasons.get(reason, 0) + 1
+    return " ".join(f"{name}={count}" for name, count in sorted(reasons.items()))
+
+
 def of_decision(
-    record: DecisionRecord, instances: Sequence[Instance], *, top: int, ui_hints: bool, salt: bytes
+    record: DecisionRecord, *, configured: int, left_out: str, top: int, ui_hints: bool, salt: bytes
 ) -> dict[str, Any]:
     """The attributes of a `route` span.
 
     Args:
         record: the decision.
-        instances: all that are configured, as they are in the tick of the decision.
+        configured: how many instances there were.
+        left_out: why the policy was not given all of them.
         top: candidates shown.
         ui_hints: whether to add what tracing UIs lay out.
         salt: key of the session hash.
@@ -119,7 +149,7 @@ def of_decision(
         names.POLICY_HASH.name: policy.digest,
         names.POLICY_SOURCE.name: policy.path.rpartition("/")[2],
         names.POLICY_GENERATION.name: record.generation,
-        names.CANDIDATES.name: len(instances),
+        names.CANDIDATES.name: configured,
         names.INSTANCE_RANK.name: record.rank,
         names.PROMPT_TOKENS.name: request.prompt_len,
         names.PROMPT_SOURCE.name: record.tokens_source,
@@ -135,7 +165,11 @@ def of_decision(
         result[names.SESSION_HASH.name] = session
     if decision is not None:
         result[names.RULE.name] = decision.rule
-        _add_candidates(result, decision, instances, request.model)
+        result[names.ELIGIBLE.name] = len(decision.snapshot.ids)
+        if decision.survivors:
+            result[names.FILTERED.name] = len(decision.snapshot.ids) - len(decision.survivors[-1])
+        if left_out:
+            result[names.FILTER_REASONS.name] = left_out
         _add_score(result, decision)
         _add_snapshot(result, decision)
         result[names.CANDIDATES_JSON.name] = candidate_rows.as_json(decision, top)
@@ -152,7 +186,7 @@ def of_decision(
             {"turn": request.turn, "prompt_len": request.prompt_len, "est_hit": request.est_hit}
         ).decode()
         result[names.UI_INPUT_TYPE.name] = "application/json"
-        result[names.UI_OUTPUT.name] = summary if decision is None else candidate_rows.as_text(decision, top)
+        result[names.UI_OUTPUT.name] = summary if decision is None else candidate_rows.as_text(decision, summary, top)
         result[names.UI_OUTPUT_TYPE.name] = "text/plain"
         if session:
             result[names.UI_SESSION.name] = session
@@ -173,27 +207,6 @@ def summary_of(record: DecisionRecord) -> str:
 def session_hash(session: str, salt: bytes) -> str:
     """A keyed hash of a session id, 16 hex digits; empty for none."""
     return hashlib.blake2b(session.encode(), digest_size=8, key=salt).hexdigest() if session else ""
-
-
-def _add_candidates(result: dict[str, Any], decision: Decision, instances: Sequence[Instance], model: str) -> None:
-    given = decision.snapshot.ids
-    result[names.ELIGIBLE.name] = len(given)
-    if decision.survivors:
-        result[names.FILTERED.name] = len(given) - len(decision.survivors[-1])
-    if len(given) < len(instances):
-        reasons: dict[str, int] = {}
-        ids = set(given)
-        for instance in instances:
-            if instance.id in ids:
-                continue
-            if not instance.serves(model):
-                reason = "model"
-            elif instance.draining:
-                reason = "draining"
-            else:
-                reason = "excluded" if instance.healthy else "unhealthy"
-            reasons[reason] = reasons.get(reason, 0) + 1
-        result[names.FILTER_REASONS.name] = " ".join(f"{name}={count}" for name, count in sorted(reasons.items()))
 
 
 def _add_score(result: dict[str, Any], decision: Decision) -> None:

@@ -74,9 +74,8 @@ def summary(decision: Decision) -> str:
     return text if len(text) <= _SUMMARY_MAX else text[: _SUMMARY_MAX - 1] + "…"
 
 
-def as_text(decision: Decision, top: int, limit: int = LIMIT) -> str:
-    """Summary, blank line, aligned table; at most *limit* bytes."""
-    head = summary(decision)
+def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT) -> str:
+    """*head*, a blank line, and the aligned table; at most *limit* bytes."""
     if top == 0:
         return head
     room = limit - len(head.encode()) - 2

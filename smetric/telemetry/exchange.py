@@ -9,8 +9,9 @@ The proxy makes five kinds of call, all synchronous, none of which raises or wai
     exchange.end(200, bytes_out=5120, usage=Usage(...))                        once, whatever happened
 
 Spans start late: whether a trace is recorded is decided once, in `decided`, when the outcome is known, and an
-unrecorded request never makes one. Where the end shows that an unrecorded request went wrong, its SERVER and `route`
-spans are still made, with the times they really had. A request that ends before any decision has a SERVER span only.
+unrecorded request never makes one. `route` spans are made at the end, with the times they really had: rendering one
+takes longer than deciding. Where the end shows that an unrecorded request went wrong, its SERVER and `route` spans are
+still made. A request that ends before any decision has a SERVER span only.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Exchange:
         "_attempts",
         "_ended",
         "_route",
+        "_routes",
         "_scope",
         "_started",
         "_trace_id",
@@ -113,6 +115,8 @@ class Exchange:
         self._started = time.perf_counter()
         self._scope = scope
         self._route = route
+        #: Decisions of a recorded trace: record, number of instances, why some were left out.
+        self._routes: list[tuple[DecisionRecord, int, str]] = []
         self._trace_id = 0
         self._attempts = 0
         self._ended = False
@@ -126,6 +130,12 @@ class Exchange:
         if not self.telemetry.tracing.enabled:
             return ""
         return f"{self.own_trace_id():032x}"
+
+    @property
+    def method(self) -> str:
+        """The request's method, as it came."""
+        method: str = self._scope["method"]
+        return method
 
     @property
     def sampled(self) -> bool:
@@ -150,7 +160,7 @@ class Exchange:
         if self.server is None and (previous is None or record.outcome not in names.ORDINARY):
             self.server = self._start_server(record.outcome)
         if self.server is not None:
-            self._make_route(self.server, record)
+            self._note_route(self.server, record)
 
     def attempt(self, path: str) -> Attempt:
         """The request is about to be sent to the chosen instance, to *path*."""
@@ -181,8 +191,9 @@ class Exchange:
             elif failed:
                 self.server = self._start_server(names.ERROR)
                 if self.server is not None:
-                    self._make_route(self.server, record)
+                    self._note_route(self.server, record)
         if self.server is not None:
+            self._make_routes(self.server)
             self._finish_server(self.server, status, error_type, failed, duration_s)
         model = ""
         if record is not None:
@@ -222,22 +233,29 @@ class Exchange:
         name = f"{about[names.HTTP_METHOD.name]} {self._route}"
         return tracing.root(name, trace_id, parent, about, self.arrival_ns)
 
-    def _make_route(self, server: Span, record: DecisionRecord) -> None:
+    def _note_route(self, server: Span, record: DecisionRecord) -> None:
+        """Remember what a `route` span needs of this tick; its texts are rendered when nobody waits any more."""
+        server.set_attributes({names.DECISION_ID.name: record.id, names.OUTCOME.name: record.outcome})
+        instances, decision = self.telemetry.instances(), record.decision
+        left_out = attributes.left_out(decision, instances, record.request.model) if decision is not None else ""
+        self._routes.append((record, len(instances), left_out))
+
+    def _make_routes(self, server: Span) -> None:
         from opentelemetry.trace import SpanKind
 
-        telemetry = self.telemetry
-        tracing = telemetry.tracing
-        server.set_attributes({names.DECISION_ID.name: record.id, names.OUTCOME.name: record.outcome})
-        about = attributes.of_decision(
-            record,
-            telemetry.instances(),
-            top=tracing.candidates,
-            ui_hints=tracing.ui_hints,
-            salt=telemetry.salt,
-        )
-        start_ns = record.time_ns - int(record.evaluate_s * 1e9)
-        span = tracing.child(f"route {record.policy.name}", server, SpanKind.INTERNAL, about, start_ns)
-        span.end(record.time_ns)
+        tracing = self.telemetry.tracing
+        for record, configured, left_out in self._routes:
+            about = attributes.of_decision(
+                record,
+                configured=configured,
+                left_out=left_out,
+                top=tracing.candidates,
+                ui_hints=tracing.ui_hints,
+                salt=self.telemetry.salt,
+            )
+            start_ns = record.time_ns - int(record.evaluate_s * 1e9)
+            span = tracing.child(f"route {record.policy.name}", server, SpanKind.INTERNAL, about, start_ns)
+            span.end(record.time_ns)
 
     def _finish_server(self, server: Span, status: int, error_type: str, failed: bool, duration_s: float) -> None:
         from opentelemetry.trace import StatusCode

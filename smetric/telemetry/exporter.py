@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 from smetric.errors import ConfigError
+from smetric.telemetry.tracing import ENDPOINTS
 
 _DEFAULT_QUEUE = 2048
 
@@ -102,8 +103,8 @@ def build(kind: str, environ: Mapping[str, str]) -> SpanExporter:
     """
     if kind == "console":
         return ConsoleSpanExporter(out=sys.stdout)
-    endpoint_of(environ)
-    protocol = protocol_of(environ)
+    _check_endpoint(environ)
+    protocol = _protocol(environ)
     if protocol == "grpc":
         try:
             module = importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
@@ -121,7 +122,7 @@ def build(kind: str, environ: Mapping[str, str]) -> SpanExporter:
     return OTLPSpanExporter()
 
 
-def protocol_of(environ: Mapping[str, str]) -> str:
+def _protocol(environ: Mapping[str, str]) -> str:
     """The OTLP protocol asked for."""
     return (
         environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "").strip()
@@ -130,21 +131,13 @@ def protocol_of(environ: Mapping[str, str]) -> str:
     )
 
 
-def endpoint_of(environ: Mapping[str, str]) -> str:
-    """The endpoint configured, empty for the SDK's default.
-
-    Raises:
-        ConfigError: it is no http or https address.
-    """
-    for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+def _check_endpoint(environ: Mapping[str, str]) -> None:
+    for name in ENDPOINTS:
         value = environ.get(name, "").strip()
-        if not value:
-            continue
         parts = urlsplit(value)
-        if protocol_of(environ) != "grpc" and (parts.scheme not in ("http", "https") or not parts.hostname):
+        # gRPC endpoints may be written without a scheme.
+        if value and _protocol(environ) != "grpc" and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ConfigError(f"{name}: {value!r} is not an address such as http://collector:4318")
-        return value
-    return ""
 
 
 def _queue_size(environ: Mapping[str, str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -25,6 +26,8 @@ FORMATS = ("auto", "json", "console")
 #: One record a minute for each message of a library's logger, and at most so many messages told apart.
 EVERY_S = 60.0
 _MOST_MESSAGES = 256
+#: Frames of a traceback written.
+_FRAMES = 12
 
 
 def configure(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
@@ -47,6 +50,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
     processors: list[Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _without_text,
         _bounded,
         structlog.dev.ConsoleRenderer(colors=out.isatty())
         if console
@@ -99,14 +103,22 @@ class LibraryHandler(logging.Handler):
             fields["message"] = record.getMessage()
         if kept_back:
             fields["kept_back"] = kept_back
-        if record.exc_info and record.exc_info[0] is not None:
-            fields["exception"] = record.exc_info[0].__name__
-            trace = record.exc_info[2]
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            if trace is not None:
-                fields["place"] = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
         structlog.get_logger("smetric.library").log(record.levelno, names.LIBRARY_EVENT.name, **fields)
+
+
+def _without_text(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Write of an exception its type and where it was raised, innermost frame first; never its text."""
+    given = event.pop("exc_info", None)
+    if given is True:
+        given = sys.exc_info()
+    error = given[1] if isinstance(given, tuple) else given
+    if isinstance(error, BaseException):
+        event["exception"] = type(error).__name__
+        frames = traceback.extract_tb(error.__traceback__, limit=-_FRAMES)
+        event["raised_at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
+    return event
 
 
 def _bounded(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -209,6 +209,13 @@ SPANS_DROPPED = Metric("smetric_trace_spans_dropped_total", "counter", (), "Span
 BUILD_INFO = Metric("smetric_build_info", "gauge", ("version", "python"), "1 for the running version.")
 
 REQUEST_EVENT = Event("request", "Info: one line per request, when it has ended.")
+RELOADED_EVENT = Event("smetric.policy.reloaded", "Info: the policy file changed and its new policy acts.")
+KEPT_EVENT = Event("smetric.policy.kept", "Error: the policy file changed but cannot be used; the last good one stays.")
+FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
+RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process answers; its cache counts as empty.")
+SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
+DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
+STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
 TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")
 LIBRARY_EVENT = Event("library", "A record of a library's own logger, at most one a minute for each message.")
 

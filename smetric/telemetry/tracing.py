@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 #: Seconds an export may hold up the end of the process.
 SHUTDOWN_S = 2.0
+
+#: The variables that name an OTLP endpoint; the first one set counts.
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 log = structlog.get_logger("smetric.telemetry")
 
@@ -67,7 +71,8 @@ class Tracing:
         kind = _exporter_kind(environ)
         if kind:
             self._build(kind, environ, resource or {})
-        log.info(names.TRACING_EVENT.name, exporter=kind or "off")
+        to = _address(environ) if kind == "otlp" else ""
+        log.info(names.TRACING_EVENT.name, exporter=kind or "off", **({"to": to} if to else {}))
 
     def _build(self, kind: str, environ: Mapping[str, str], extra: Mapping[str, str]) -> None:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -191,6 +196,13 @@ def _empty() -> Any:
     return Context()
 
 
+def _address(environ: Mapping[str, str]) -> str:
+    """Host and port of the endpoint configured; its path and credentials stay out of the log."""
+    named = (environ.get(name, "").strip() for name in ENDPOINTS)
+    parts = urlsplit(next(filter(None, named), "http://localhost:4318"))
+    return parts.netloc.rpartition("@")[2] or parts.path
+
+
 def _exporter_kind(environ: Mapping[str, str]) -> str:
     """`otlp`, `console`, or empty for off."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -202,5 +214,4 @@ def _exporter_kind(environ: Mapping[str, str]) -> str:
         return ""
     if asked:
         raise ConfigError(f"OTEL_TRACES_EXPORTER: {asked!r} is not one of otlp, console, none")
-    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    return "otlp" if any(environ.get(name, "").strip() for name in endpoints) else ""
+    return "otlp" if any(environ.get(name, "").strip() for name in ENDPOINTS) else ""

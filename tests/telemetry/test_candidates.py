@@ -46,13 +46,13 @@ def test_json_and_text_stay_below_two_kilobytes_with_1024_instances(id: str, top
     rows = orjson.loads(text)
     assert len(rows) <= top
     assert bool(rows) == bool(top)
-    assert len(candidates.as_text(made, top).encode()) <= candidates.LIMIT
+    assert len(candidates.as_text(made, candidates.summary(made), top).encode()) <= candidates.LIMIT
 
 
 def test_text_is_the_summary_a_blank_line_and_a_table() -> None:
     made = decision(4)
-    head, blank, *table = candidates.as_text(made, 8).split("\n")
-    assert head == candidates.summary(made)
+    head, blank, *table = candidates.as_text(made, "Why.", 8).split("\n")
+    assert head == "Why."
     assert blank == ""
     assert any("gpu-3" in line for line in table)
 

@@ -7,6 +7,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from structlog.testing import capture_logs
 
 from smetric.telemetry import names
+from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.record import Usage
 from tests.telemetry.otlp_receiver import Receiver, receiving
@@ -285,3 +286,25 @@ async def test_the_path_is_bounded_and_the_query_never_shown(
     assert "\r" not in server.attributes["url.path"]
     assert len(server.attributes["url.path"]) < 600
     assert "secret" not in str(server.attributes)
+
+
+class Canary:
+    def __repr__(self) -> str:
+        return "canary-prompt"
+
+
+async def test_no_prompt_session_or_credential_leaves_by_any_door(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    with capture_logs() as lines:
+        app = tracing_to()
+        for outcome in (names.ROUTED, names.PINNED, names.REJECTED, names.NO_CANDIDATE, names.ERROR):
+            made = record(outcome, session="canary-session", prefix="canary-prefix", tenant="canary-tenant")
+            made.request.prompt = Canary()  # type: ignore[assignment]
+            run_one(app, made, (b"authorization", b"Bearer canary-key"), (b"cookie", b"canary"))
+        assert await app.tracing.shutdown()
+    page, _ = await app.metrics.page()
+    shown = [full(each) for each in app.decisions.recent(10)]
+    assert len(receiver.named("route")) == len(shown) == 5
+    told = str([(each.name, each.attributes) for each in receiver.spans]) + str(lines) + page.decode() + str(shown)
+    assert "canary" not in told

@@ -69,7 +69,21 @@ def test_library_records_are_limited_and_lose_their_arguments(out: io.StringIO) 
     first, second = lines(out)
     assert (first["event"], first["logger"], first["message"]) == ("library", "aiohttp.client", "cannot parse %r")
     assert (second["exception"], second["message"]) == ("ValueError", "Task exception was never retrieved")
-    assert "test_logs.py:" in str(second["place"])
+    assert "test_logs.py:" in str(second["raised_at"])
+
+
+def test_an_exception_of_ours_is_written_without_its_text(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    try:
+        raise KeyError("canary")
+    except KeyError as error:
+        structlog.get_logger().exception("smetric.policy.failed")
+        structlog.get_logger().error("again", exc_info=error)
+    assert "canary" not in out.getvalue()
+    for line in lines(out):
+        assert line["exception"] == "KeyError"
+        assert "test_an_exception_of_ours" in str(line["raised_at"])
+        assert "exc_info" not in line
 
 
 def test_the_exporters_messages_keep_their_arguments_and_say_how_many_were_kept_back(out: io.StringIO) -> None:

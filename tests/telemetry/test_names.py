@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import smetric
 from smetric.telemetry import names
 
 TYPES = {"string", "int", "double", "bool"}
@@ -73,3 +77,11 @@ def test_the_names_others_build_on_do_not_change_by_accident() -> None:
         "smetric.upstream.attempt",
         "smetric.upstream.result",
     ]
+
+
+def test_every_log_event_is_in_the_table() -> None:
+    written: set[str] = set()
+    for path in Path(smetric.__file__).parent.rglob("*.py"):
+        written |= set(re.findall(r"\blog\.(?:debug|info|warning|error|exception)\(\s*\"([^\"]+)\"", path.read_text()))
+    assert written
+    assert written <= {event.name for event in names.EVENTS}
