@@ -64,11 +64,8 @@ class Scrape:
 
     interval: float = setting(Duration("50ms", "1m"), "Time between two scrapes of one instance.", 1.0)
     timeout: float = setting(Duration("10ms", "1m"), "Longest wait for one page.", 2.0)
-    stale_after: float = setting(
-        Duration("50ms", "10m"), "Age from which a value counts as unknown; the router's own count corrects it.", 3.0
-    )
     unknown_after: float = setting(
-        Duration("1s", "1h"), "Age from which the mean of the known instances replaces the last known value.", 30.0
+        Duration("1s", "1h"), "Age from which a value, corrected by the router's own count till then, is unknown.", 30.0
     )
 
 
@@ -235,8 +232,7 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
         found.append((("admin", "port"), f"{admin.port} is listen.port too; use another port"))
     scrape, lookup = settings.scrape, settings.lookup
     for section, smaller, low, larger, high in (
-        ("scrape", "interval", scrape.interval, "stale_after", scrape.stale_after),
-        ("scrape", "stale_after", scrape.stale_after, "unknown_after", scrape.unknown_after),
+        ("scrape", "interval", scrape.interval, "unknown_after", scrape.unknown_after),
         ("lookup", "deadline_base", lookup.deadline_base, "deadline_cap", lookup.deadline_cap),
     ):
         if low > high:

@@ -181,7 +181,7 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
         ),
         ("instances:\n - http://a:1\n - http://a:1\n", "smetric.yaml:3: instances[1]: id a:1 stands twice"),
         ("admin: {port: 8080}", "smetric.yaml:1: admin.port: 8080 is listen.port too; use another port"),
-        ("scrape: {interval: 5s}", "default: scrape.stale_after: 3s is less than interval, 5s"),
+        ("scrape: {interval: 40s}", "default: scrape.unknown_after: 30s is less than interval, 40s"),
         ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]: expected a network such as 10.0.0.0/8"),
         ("listen: {port: 1}\nlisten: {port: 2}", "smetric.yaml:2: listen is set twice; keep one of the two"),
         ("listen: {host: '${NOBODY}'}", "smetric.yaml:1: ${NOBODY} is not set; set it or write ${NOBODY:-default}"),
@@ -311,3 +311,10 @@ def test_the_table_has_a_sentence_for_every_setting_and_a_default_of_its_kind() 
                 assert kind.show(row.default) is not None
 
     rows(SETTINGS)
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    package = Path(__file__).parents[2] / "smetric"
+    code = "\n".join(path.read_text() for path in package.rglob("*.py") if "config" not in path.parts)
+    unread = [name for name in SETTINGS.names() if not re.search(rf"settings\.{re.escape(name)}\b", code)]
+    assert unread == []
