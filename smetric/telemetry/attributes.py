@@ -126,7 +126,7 @@ def left_out(decision: Decision, instances: Sequence[Instance], model: str) -> s
 
 
 def of_decision(
-    record: DecisionRecord, *, configured: int, left_out: str, top: int, ui_hints: bool, salt: bytes
+    record: DecisionRecord, *, configured: int, left_out: str, top: int, limit: int, ui_hints: bool, salt: bytes
 ) -> dict[str, Any]:
     """The attributes of a `route` span.
 
@@ -134,7 +134,8 @@ def of_decision(
         record: the decision.
         configured: how many instances there were.
         left_out: why the policy was not given all of them.
-        top: candidates shown.
+        top: candidates shown at most.
+        limit: bytes of the attributes that show them.
         ui_hints: whether to add what tracing UIs lay out.
         salt: key of the session hash.
     """
@@ -172,7 +173,7 @@ def of_decision(
             result[names.FILTER_REASONS.name] = left_out
         _add_score(result, decision)
         _add_snapshot(result, decision)
-        result[names.CANDIDATES_JSON.name] = candidate_rows.as_json(decision, top)
+        result[names.CANDIDATES_JSON.name] = candidate_rows.as_json(decision, top, limit)
     hit = record.hit()
     if hit is not None:
         result[names.HIT_TOKENS.name] = hit[0]
@@ -186,7 +187,9 @@ def of_decision(
             {"turn": request.turn, "prompt_len": request.prompt_len, "est_hit": request.est_hit}
         ).decode()
         result[names.UI_INPUT_TYPE.name] = "application/json"
-        result[names.UI_OUTPUT.name] = summary if decision is None else candidate_rows.as_text(decision, summary, top)
+        result[names.UI_OUTPUT.name] = (
+            summary if decision is None else candidate_rows.as_text(decision, summary, top, limit)
+        )
         result[names.UI_OUTPUT_TYPE.name] = "text/plain"
         if session:
             result[names.UI_SESSION.name] = session

@@ -16,7 +16,7 @@ from smetric.policy import explain
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
 
-#: Bytes of one attribute.
+#: Bytes of one attribute at most.
 LIMIT = 2000
 _ID_MAX = 200
 _SUMMARY_MAX = 480
@@ -79,6 +79,8 @@ def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT) -> str:
     if top == 0:
         return head
     room = limit - len(head.encode()) - 2
+    if room <= 0:
+        return head
     return f"{head}\n\n{explain.table(decision, top=top, limit_bytes=room)}"
 
 

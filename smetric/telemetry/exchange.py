@@ -250,6 +250,7 @@ class Exchange:
                 configured=configured,
                 left_out=left_out,
                 top=tracing.candidates,
+                limit=tracing.value_limit,
                 ui_hints=tracing.ui_hints,
                 salt=self.telemetry.salt,
             )

@@ -19,6 +19,7 @@ import structlog
 import smetric
 from smetric.errors import ConfigError
 from smetric.telemetry import names
+from smetric.telemetry.candidates import LIMIT
 from smetric.telemetry.context import Parent, Propagation
 from smetric.telemetry.sampling import Sampler
 
@@ -63,6 +64,8 @@ class Tracing:
         self.ui_hints = ui_hints
         self.propagation = Propagation.from_environ(environ)
         self.sampler = Sampler.from_environ(environ)
+        #: Bytes of the candidates' attributes: the SDK, too, would cut what is longer than the user's limit.
+        self.value_limit = LIMIT
         self._processor: BoundedProcessor | None = None
         self._tracer: Tracer | None = None
         self._ids: Any = None  # the SDK's id generator; its class exists only once the SDK is imported
@@ -76,7 +79,7 @@ class Tracing:
 
     def _build(self, kind: str, environ: Mapping[str, str], extra: Mapping[str, str]) -> None:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace import SpanLimits, TracerProvider
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
         from smetric.telemetry import exporter
@@ -85,10 +88,15 @@ class Tracing:
         own = {"service.name": "smetric", "service.version": smetric.__version__, **extra}
         # What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say wins over what we say of ourselves.
         resource = Resource.create({**own, **OTELResourceDetector().detect().attributes})
+        limits = SpanLimits()
+        if limits.max_span_attribute_length is not None:
+            self.value_limit = min(LIMIT, limits.max_span_attribute_length)
         self._ids = GivenIds()
         self._processor = exporter.BoundedProcessor(exporter.build(kind, environ), environ)
         # Whether a trace is recorded has been decided before its first span is made: the SDK is to make each of them.
-        provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
+        provider = TracerProvider(
+            ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids, span_limits=limits
+        )
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer(names.SCOPE, smetric.__version__)
 

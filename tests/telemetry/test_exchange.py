@@ -2,16 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import orjson
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from structlog.testing import capture_logs
 
+from smetric.features import VOCABULARY
+from smetric.policy import Decision, Snapshot, load
 from smetric.telemetry import names
 from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Telemetry
-from smetric.telemetry.record import Usage
+from smetric.telemetry.record import DecisionRecord, Usage
 from tests.telemetry.otlp_receiver import Receiver, receiving
-from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, scope, telemetry
+from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope, telemetry
 
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 
@@ -308,3 +311,37 @@ async def test_no_prompt_session_or_credential_leaves_by_any_door(
     assert len(receiver.named("route")) == len(shown) == 5
     told = str([(each.name, each.attributes) for each in receiver.spans]) + str(lines) + page.decode() + str(shown)
     assert "canary" not in told
+
+
+async def test_a_filter_that_leaves_nobody_is_named(tracing_to: Callable[..., Telemetry], receiver: Receiver) -> None:
+    source = "policy strict\nkeep requests < 1 as idle\nroute rr_argmin(requests) as balance\n"
+    strict = load(source, VOCABULARY, path="strict.policy")
+    snapshot = Snapshot(["a", "b"], {"requests": [1.0, 2.0]})
+    asked = request()
+    decision = strict.decide(snapshot, asked, {}, 1)
+    assert isinstance(decision, Decision)
+    made = DecisionRecord(
+        time_ns=1, outcome=names.NO_CANDIDATE, request=asked, policy=strict, generation=1, decision=decision
+    )
+    app = tracing_to()
+    run_one(app, made)
+    assert await app.tracing.shutdown()
+    about = receiver.named("route strict")[0].attributes
+    assert about["smetric.decision.reason"] == "all_filtered"
+    assert about["smetric.rule"] == "idle"
+    assert about["smetric.candidate.filtered_count"] == about["smetric.candidate.eligible_count"] == 2
+    assert "smetric.instance.id" not in about
+    assert "a" in full(made)["explanation"]
+
+
+@pytest.mark.parametrize("limit", [150, 700])
+async def test_no_json_is_cut_by_the_users_own_limit(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver, limit: int
+) -> None:
+    app = tracing_to(OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT=str(limit))
+    run_one(app, record(hits=[0.0] * 32, loads=[2.0] * 32))
+    assert await app.tracing.shutdown()
+    about = receiver.named("route")[0].attributes
+    assert len(about["smetric.candidates.json"]) <= limit
+    assert orjson.loads(about["smetric.candidates.json"])
+    assert len(about["output.value"]) <= limit
