@@ -275,7 +275,7 @@ def _op(op: str, span: tree.Span, *operands: Term) -> Term:
             return Const(not first.value, span=span, shape=Shape.SCALAR)
         if op == "neg":
             return Const(-first.value, span=span, shape=Shape.SCALAR)
-        if op in _FOLD and isinstance(operands[1], Const):
+        if op in _FOLD and isinstance(operands[1], Const) and (op != "/" or operands[1].value):
             return Const(_FOLD[op](first.value, operands[1].value), span=span, shape=Shape.SCALAR)
     if op == "if" and operands[1].shape is Shape.PICK:
         return Op(op, operands, span=span, shape=Shape.PICK)

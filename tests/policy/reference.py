@@ -1,0 +1,195 @@
+"""The language evaluated the plain way: every statement, in order, eagerly, over trees. Slow and obvious.
+
+The compiled policies must agree with it. It takes a file's picks in the order in which the compiler numbers them, so
+that ties fall alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smetric.policy import Policy, Snapshot, Vocabulary, tree
+from smetric.policy.guard import conjuncts
+from smetric.policy.runtime import drawn, rotated
+from smetric.policy.seed import stream_of
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "and": lambda a, b: a and b,
+    "or": lambda a, b: a or b,
+    "in": lambda a, b: a in b,
+    "not in": lambda a, b: a not in b,
+}
+
+
+@dataclass
+class Value:
+    """A value: one, or a list with one per candidate; what it was computed from."""
+
+    data: Any
+    fields: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+
+    def at(self, i: int) -> Any:
+        return self.data[i] if isinstance(self.data, list) else self.data
+
+
+class Reference:
+    """One policy file on one snapshot."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        file: tree.File,
+        vocabulary: Vocabulary,
+        snapshot: Snapshot,
+        request: Any,
+        cursors: Mapping[str, str],
+        seed: int,
+    ) -> None:
+        self.vocabulary, self.snapshot, self.request = vocabulary, snapshot, request
+        self.cursors, self.seed, self.file = cursors, seed, file
+        self.n = len(snapshot.ids)
+        self.left = list(range(self.n))
+        self.names: dict[str, Value] = {}
+        self.defs: dict[str, tree.Def] = {}
+        self.keys = {binding.value.span.start: key for binding, key in zip(policy.plan.picks, policy.plan.keys)}
+
+    def decide(self) -> tuple[str, str | None]:
+        """The rule that fires, numbered from 0 among filters and outcomes, and the instance."""
+        number = -1
+        for statement in self.file.statements:
+            match statement:
+                case tree.Param(name=name, value=value):
+                    self.names[name] = self.value(value, {})
+                case tree.Let(name=name, value=value):
+                    self.names[name] = self.value(value, {})
+                case tree.Def(name=name):
+                    self.defs[name] = statement
+                case tree.Filter(word=word, mask=mask, when=when):
+                    number += 1
+                    if self.holds(when):
+                        kept = self.value(mask, {})
+                        left = [i for i in self.left if kept.at(i)]
+                        if not left and word == "keep":
+                            return str(number), None
+                        self.left = left or self.left
+                case tree.Route(pick=pick, when=when):
+                    number += 1
+                    index = self.value(pick, {}).data
+                    if self.holds(when) and index >= 0:
+                        return str(number), self.snapshot.ids[index]
+                case tree.Reject(when=when):
+                    number += 1
+                    if self.holds(when):
+                        return str(number), None
+        raise AssertionError("nothing decided")
+
+    def holds(self, when: tree.Expr | None) -> bool:
+        guards = [self.value(guard, {}) for guard in conjuncts(when)]
+        return all(
+            guard.data and not any(getattr(self.request, name) is None for name in guard.fields) for guard in guards
+        )
+
+    def value(self, expr: tree.Expr, scope: Mapping[str, Value]) -> Value:
+        match expr:
+            case tree.Number(value=value) | tree.Text(value=value) | tree.Truth(value=value):
+                return Value(value)
+            case tree.Name(name=name):
+                if name in scope:
+                    return scope[name]
+                if name in self.names:
+                    return self.names[name]
+                return Value(self.snapshot.columns[name], features=frozenset({name}))
+            case tree.Field(name=name):
+                value = getattr(self.request, name)
+                return Value(self.vocabulary.request[name].default if value is None else value, frozenset({name}))
+            case tree.SetOf(items=items):
+                return self.each(lambda *xs: set(xs), *(self.value(item, scope) for item in items))
+            case tree.Unary(op=op, operand=operand):
+                return self.each(lambda x: not x if op == "not" else -x, self.value(operand, scope))
+            case tree.Binary(op=op, left=left, right=right):
+                return self.each(_BINARY[op], self.value(left, scope), self.value(right, scope))
+            case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
+                parts = [self.value(part, scope) for part in (condition, then, otherwise)]
+                return self.each(lambda c, a, b: a if c else b, *parts)
+            case tree.At(vector=vector, pick=pick):
+                return self.each(lambda v: v, self.value(vector, scope), at=self.value(pick, scope))
+            case tree.Call():
+                return self.call(expr, scope)
+        raise AssertionError(expr)
+
+    def each(self, function: Callable[..., Any], *operands: Value, at: Value | None = None) -> Value:
+        fields = frozenset().union(*(o.fields for o in (*operands, *((at,) if at else ()))))
+        features = frozenset().union(*(o.features for o in operands))
+        if at is not None:
+            return Value(operands[0].at(at.data), fields, features)
+        if any(isinstance(operand.data, list) for operand in operands):
+            return Value([function(*(o.at(i) for o in operands)) for i in range(self.n)], fields, features)
+        return Value(function(*(operand.data for operand in operands)), fields, features)
+
+    def call(self, call: tree.Call, scope: Mapping[str, Value]) -> Value:
+        if call.function in self.defs:
+            definition = self.defs[call.function]
+            given = [self.value(argument.value, scope) for argument in call.arguments]
+            return self.value(definition.body, dict(zip((a.name for a in definition.arguments), given, strict=True)))
+        plain = [self.value(a.value, scope) for a in call.arguments if not a.name]
+        where = next((self.value(a.where, scope) for a in call.arguments if a.where is not None), Value(True))
+        thens = [self.value(a.value, scope) for a in call.arguments if a.name == "then"]
+        default = next((self.value(a.value, scope) for a in call.arguments if a.name == "default"), Value(None))
+        fields = frozenset().union(*(value.fields for value in (*plain, where, *thens, default)))
+        features = frozenset().union(*(value.features for value in (*plain, where, *thens, default)))
+        those = [i for i in self.left if where.at(i)]
+        over = [plain[0].at(i) for i in those] if plain else [True] * len(those)
+        name = call.function
+        result: Any
+        if name in ("mean", "min", "max"):
+            function = {"mean": lambda v: sum(v) / len(v), "min": min, "max": max}[name]
+            result = function(over) if over else default.data
+        elif name in ("sum", "any", "all"):
+            result = {"sum": sum, "any": any, "all": all}[name](over)  # type: ignore[operator]
+        elif name == "count":
+            result = over.count(True)
+        elif name in ("least", "greatest"):
+            return self.each({"least": min, "greatest": max}[name], *plain)  # type: ignore[arg-type]
+        elif name == "clamp":
+            return self.each(lambda x, low, high: min(max(x, low), high), *plain)
+        elif name == "abs":
+            return self.each(abs, *plain)
+        elif name == "ratio":
+            return self.each(lambda a, b, d: a / b if b != 0 else d, *plain, default)
+        elif name == "norm":
+            low, high = min(over), max(over)
+            return self.each(lambda v: (v - low) / (high - low) if high > low else 0.0, plain[0])
+        elif name in ("known", "fresh"):
+            known = [all(self.snapshot.is_known(f)[i] for f in plain[0].features) for i in range(self.n)]
+            age = [max([0.0, *(self.snapshot.age(f)[i] for f in plain[0].features)]) for i in range(self.n)]
+            result = known if name == "known" else [k and a <= plain[1].data for k, a in zip(known, age, strict=True)]
+        elif name == "first":
+            result = next((pick.data for pick in plain if pick.data >= 0), -1)
+        else:
+            result = self.pick(call, plain[0], thens, those)
+        return Value(result, fields, features)
+
+    def pick(self, call: tree.Call, value: Value, thens: list[Value], those: list[int]) -> int:
+        if not those:
+            return -1
+        tied = those
+        for criterion, best in ((value, max if call.function.endswith("max") else min), *((t, min) for t in thens)):
+            target = best(criterion.at(i) for i in tied)
+            tied = [i for i in tied if criterion.at(i) == target]
+        key = self.keys[call.span.start]
+        if call.function.startswith("rr_"):
+            return rotated(tied, self.snapshot.ids, self.cursors.get(key, ""))
+        return drawn(tied, self.snapshot.ids, self.seed, stream_of(key))

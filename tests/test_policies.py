@@ -1,0 +1,242 @@
+"""The shipped policies: their own tests, Figure 13 as an oracle, and one state on which each pick is known."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.policy import Decision, Need, Policy, Snapshot, load
+from smetric.policy.testing import TestResult, run_test
+from smetric.request import InferenceRequest
+
+FILES = sorted((Path(__file__).parent.parent / "policies").glob("*.policy"))
+
+
+def shipped(name: str, **settings: Any) -> Policy:
+    path = FILES[0].with_name(f"{name}.policy")
+    return load(path.read_text(), VOCABULARY, path=str(path), settings=settings)
+
+
+POLICIES = {path.stem: shipped(path.stem) for path in FILES}
+
+
+def decided(decision: Decision | Need) -> Decision:
+    assert isinstance(decision, Decision)
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("policy", "test"),
+    [
+        pytest.param(policy, test, id=f"{name}: {test.sentence}")
+        for name, policy in POLICIES.items()
+        for test in policy.tests
+    ],
+)
+def test_a_policy_passes_its_own_test(policy: Policy, test: Any) -> None:
+    result: TestResult = run_test(policy, test, VOCABULARY)
+    assert result.passed, result.failure
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_shipped_policy_is_named_like_its_file_documented_and_tested(name: str) -> None:
+    policy = POLICIES[name]
+    assert policy.name == name
+    assert "Source:" in policy.doc
+    assert len(policy.tests) >= 3
+    for line, before in zip(policy.source.splitlines()[1:], policy.source.splitlines(), strict=False):
+        if line.startswith("param"):
+            assert before.startswith("##"), f"{line} says neither what it is nor where its default comes from"
+
+
+def test_exactly_the_policies_of_this_version_are_shipped() -> None:
+    assert set(POLICIES) == {"smetric", "smetric_basic", "bailian", "lmetric", "load_only", "round_robin"}
+
+
+# ── Figure 13 ────────────────────────────────────────────────────────────────
+
+
+def figure_13(
+    ids: list[str],
+    c: list[float],
+    l: list[float],  # noqa: E741 - the paper's letter
+    turn: int | None,
+    est_hit: float | None,
+    last: str,
+    *,
+    overload: float = 2.0,
+    hit_ratio: float = 0.5,
+) -> tuple[str, set[str]]:
+    """The paper's figure in plain Python: the rule, and the instances it allows where the paper leaves a tie open."""
+    if turn is not None and turn != 0:
+        # Line 5: the highest KV$ hit; ties to the least loaded, then open.
+        hottest = [i for i in range(len(ids)) if c[i] == max(c)]
+        lightest = [i for i in hottest if l[i] == min(l[j] for j in hottest)]
+        # Lines 17-24; all of the tied have the same hit and the same load.
+        s = lightest[0]
+        if l[s] <= overload * (sum(l) / len(l)) and est_hit is not None and c[s] > hit_ratio * est_hit:
+            return "stick", {ids[i] for i in lightest}
+    least = sorted(ids[i] for i in range(len(ids)) if l[i] == min(l))
+    return "balance", {next((id for id in least if id > last), least[0])}
+
+
+def random_cells(rng: random.Random, size: int, highest: int) -> list[float | None]:
+    unknown = rng.choice([0.0, 0.1, 0.5, 1.0])
+    return [None if rng.random() < unknown else rng.randint(0, highest) for _ in range(size)]
+
+
+def test_smetric_is_figure_13_on_thousands_of_random_snapshots_with_unknown_cells() -> None:
+    rng = random.Random(13)
+    seen = {"stick": 0, "balance": 0}
+    variants = [
+        ({}, "requests"),
+        ({"OVERLOAD": 1.2, "HIT_RATIO": 0.0}, "requests"),
+        ({"LOAD": "unprefilled"}, "unprefilled"),
+    ]
+    loaded = [(shipped("smetric", **settings), settings, load_feature) for settings, load_feature in variants]
+    for _ in range(6000):
+        policy, settings, load_feature = rng.choice(loaded)
+        ids = [f"gpu-{i}" for i in rng.sample(range(40), k=rng.randint(1, 9))]
+        columns: dict[str, list[Any]] = {}
+        known: dict[str, list[bool] | None] = {}
+        for name, highest in (
+            ("hit_len", rng.choice([1, 1000])),
+            ("requests", rng.choice([2, 30])),
+            ("unprefilled", 5),
+        ):
+            feature = VOCABULARY.features[name]
+            columns[name], known[name] = feature.fill(random_cells(rng, len(ids), highest))
+        request = InferenceRequest(
+            turn=rng.choice([None, 0, 1, 7]), est_hit=rng.choice([None, 0, 1, 500, 1500]), prompt_len=1000
+        )
+        cursors = rng.choice([{}, {"balance": rng.choice(ids)}, {"balance": "gone"}])
+        decision = decided(policy.decide(Snapshot(ids, columns, known), request, cursors, rng.getrandbits(63)))
+        rule, allowed = figure_13(
+            ids,
+            columns["hit_len"],
+            columns[load_feature],
+            request.turn,
+            request.est_hit,
+            cursors.get("balance", ""),
+            overload=float(settings.get("OVERLOAD", 2.0)),
+            hit_ratio=float(settings.get("HIT_RATIO", 0.5)),
+        )
+        assert decision.rule == rule
+        assert decision.instance in allowed
+        seen[rule] += 1
+    assert min(seen.values()) > 500
+
+
+def test_ties_among_the_warmest_are_drawn_evenly() -> None:
+    ids = ["a", "b", "c", "d"]
+    snapshot = Snapshot(ids, {"hit_len": [500, 500, 500, 500], "requests": [1, 1, 1, 5]})
+    request = InferenceRequest(turn=1, est_hit=600, prompt_len=1000)
+    rng = random.Random(5)
+    wins = dict.fromkeys(ids, 0)
+    for _ in range(3000):
+        decision = decided(POLICIES["smetric"].decide(snapshot, request, {}, rng.getrandbits(63)))
+        wins[decision.instance or ""] += 1
+    assert wins["d"] == 0
+    assert all(850 < wins[id] < 1150 for id in "abc")
+
+
+def test_balanced_requests_go_around_whatever_sticks_in_between() -> None:
+    policy = POLICIES["smetric"]
+    snapshot = Snapshot(["a", "b", "c"], {"hit_len": [500, 0, 0], "requests": [1, 1, 1]})
+    cursors: dict[str, str] = {}
+    chosen = []
+    for at in range(6):
+        first = decided(policy.decide(snapshot, InferenceRequest(turn=0, prompt_len=900), cursors, at))
+        cursors.update(first.cursors)
+        chosen.append(first.instance)
+        later = decided(policy.decide(snapshot, InferenceRequest(turn=1, est_hit=600, prompt_len=900), cursors, at))
+        assert (later.rule, later.instance, later.cursors) == ("stick", "a", {})
+    assert chosen == ["a", "b", "c", "a", "b", "c"]
+
+
+# ── what costs a look-up ─────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "lookups", "always"),
+    [
+        ("smetric", {"hit_len": ("not_overloaded",)}, set()),
+        ("smetric_basic", {"hit_len": ("stick",)}, set()),
+        ("bailian", {"hit_len": ("route_1",)}, {"hit_len"}),
+        ("lmetric", {"hit_len": ("route_1",)}, {"hit_len"}),
+        ("load_only", {}, set()),
+        ("round_robin", {}, set()),
+    ],
+)
+def test_what_a_policy_looks_up_and_what_asks_for_it(
+    name: str, lookups: dict[str, tuple[str, ...]], always: set[str]
+) -> None:
+    policy = POLICIES[name]
+    assert {feature: lookup.asked_by for feature, lookup in policy.lookups.items()} == lookups
+    assert policy.lookups_always == always
+
+
+@pytest.mark.parametrize("name", ["smetric", "smetric_basic"])
+def test_a_first_turn_causes_no_look_up(name: str) -> None:
+    snapshot = Snapshot(["a", "b"], {"requests": [2, 1]})
+    decision = decided(POLICIES[name].decide(snapshot, InferenceRequest(turn=0), {}, 1))
+    assert (decision.rule, decision.instance) == ("balance", "b")
+    needs = POLICIES[name].decide(snapshot, InferenceRequest(turn=1), {}, 1)
+    assert isinstance(needs, Need)
+    assert needs.features == {"hit_len"}
+
+
+# ── one state, six policies ──────────────────────────────────────────────────
+
+#: A second turn of 4096 tokens with a history of 3500: a is warm and busy, c is cold and idle.
+STATE = Snapshot(
+    ["a", "b", "c"],
+    {
+        "hit_len": [3072, 1024, 0],
+        "requests": [6, 2, 0],
+        "running": [5, 2, 0],
+        "waiting": [1, 0, 0],
+        "unprefilled": [2000, 500, 0],
+        "kv_usage": [0.62, 0.35, 0.05],
+    },
+)
+REQUEST = InferenceRequest(turn=1, prompt_len=4096, est_hit=3500)
+
+
+@pytest.mark.parametrize(
+    ("name", "pick", "rule"),
+    [
+        ("smetric", "c", "balance"),
+        ("smetric_basic", "a", "stick"),
+        ("bailian", "a", "route_1"),
+        ("lmetric", "c", "route_1"),
+        ("load_only", "c", "route_1"),
+    ],
+)
+def test_each_policy_picks_its_own_instance_on_one_state(name: str, pick: str, rule: str) -> None:
+    for seed in range(20):
+        decision = decided(POLICIES[name].decide(STATE, REQUEST, {}, seed))
+        assert (decision.instance, decision.rule) == (pick, rule)
+
+
+def test_smetric_finds_the_warm_instance_of_that_state_overloaded_by_requests_and_by_tokens() -> None:
+    for settings in ({}, {"LOAD": "unprefilled"}):
+        decision = decided(shipped("smetric", **settings).decide(STATE, REQUEST, {}, 1))
+        assert (decision.instance, decision.failed_guard) == ("c", "not_overloaded")
+
+
+def test_bailian_scores_of_that_state() -> None:
+    decision = decided(POLICIES["bailian"].decide(STATE, REQUEST, {}, 1))
+    assert decision.score == pytest.approx([0.475, 0.625, 0.70])
+    assert (decision.runner_up, decision.margin) == ("b", pytest.approx(0.15))
+
+
+def test_lmetric_as_printed_and_as_released() -> None:
+    printed = decided(shipped("lmetric", OWN=0).decide(STATE, REQUEST, {}, 1))
+    assert printed.score == [1024 * 6, 3072 * 2, 0]
+    released = decided(shipped("lmetric", QUEUED=True).decide(STATE, REQUEST, {}, 1))
+    assert released.score == [21168, 10716, 4096]
