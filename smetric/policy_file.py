@@ -93,6 +93,9 @@ class PolicyFile:
         if digest == self._seen:
             return False
         self._seen = digest
+        if source == self.current.policy.source:
+            self.problem = None
+            return False
         try:
             policy = self._load(source)
         except PolicyError as error:

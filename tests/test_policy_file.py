@@ -1,0 +1,191 @@
+"""The acting policy follows its file, and never the wrong way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from smetric.errors import ConfigError
+from smetric.features import VOCABULARY
+from smetric.policy import PolicyError
+from smetric.policy_file import MAX_BYTES, Generation, PolicyFile
+
+GOOD = "policy p\nroute argmin(requests) as least\n"
+BETTER = "policy p\nroute argmax(hit_len) as warmest\n"
+BAD = "policy p\nroute argmin(requets)\n"
+
+
+class Heard:
+    """Remembers what was reported."""
+
+    def __init__(self) -> None:
+        self.swaps: list[int] = []
+        self.failures: list[str] = []
+
+    def __call__(self, generation: Generation, error: str | None) -> None:
+        if error is None:
+            self.swaps.append(generation.number)
+        else:
+            self.failures.append(error)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "p.policy"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def policy_file(path: Path, heard: Heard) -> PolicyFile:
+    return PolicyFile(path, VOCABULARY, on_reload=heard)
+
+
+def test_a_file_that_does_not_check_refuses_to_start(path: Path) -> None:
+    path.write_text(BAD)
+    with pytest.raises(PolicyError, match="did you mean `requests`"):
+        PolicyFile(path, VOCABULARY)
+
+
+def test_a_file_that_is_missing_refuses_to_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.policy: cannot be read: No such file"):
+        PolicyFile(tmp_path / "none.policy", VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "huge", "binary"])
+def test_what_is_no_policy_file_refuses_to_start_and_never_hangs(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "p.policy"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "huge":
+        path.write_bytes(b"#" * (MAX_BYTES + 1))
+    else:
+        path.write_bytes(b"policy \xff")
+    with pytest.raises(ConfigError, match=r"p\.policy"):
+        PolicyFile(path, VOCABULARY)
+
+
+def test_parameters_are_checked_against_the_policy(path: Path) -> None:
+    with pytest.raises(PolicyError, match="NOPE"):
+        PolicyFile(path, VOCABULARY, {"NOPE": 1.0})
+
+
+def test_a_changed_file_is_swapped_in_as_a_new_generation(path: Path, policy_file: PolicyFile, heard: Heard) -> None:
+    before = policy_file.current
+    assert before.number == 1
+    assert not policy_file.refresh()
+    path.write_text(BETTER)
+    assert policy_file.refresh()
+    assert policy_file.current.number == 2
+    assert policy_file.current.policy.digest != before.policy.digest
+    assert heard.swaps == [2]
+
+
+@pytest.mark.parametrize("content", [BAD, "", GOOD[:20], "\x00", "# only a comment\n"])
+def test_a_bad_file_keeps_the_last_good_policy_and_says_so_once(
+    path: Path, policy_file: PolicyFile, heard: Heard, content: str
+) -> None:
+    before = policy_file.current
+    path.write_text(content)
+    for _ in range(3):
+        assert not policy_file.refresh()
+    assert policy_file.current is before
+    assert len(heard.failures) == 1
+    assert policy_file.problem == heard.failures[0]
+    path.write_text(BETTER)
+    assert policy_file.refresh()
+    assert policy_file.problem is None
+
+
+def test_a_deleted_file_keeps_the_last_good_policy_until_it_is_back(
+    path: Path, policy_file: PolicyFile, heard: Heard
+) -> None:
+    path.unlink()
+    assert not policy_file.refresh()
+    assert not policy_file.refresh()
+    assert len(heard.failures) == 1
+    path.write_text(BETTER)
+    assert policy_file.refresh()
+    assert policy_file.current.number == 2
+
+
+def test_restoring_the_acting_text_after_a_bad_one_is_no_new_generation(
+    path: Path, policy_file: PolicyFile, heard: Heard
+) -> None:
+    path.write_text(BAD)
+    policy_file.refresh()
+    path.write_text(GOOD)
+    assert not policy_file.refresh()
+    assert (policy_file.current.number, policy_file.problem, heard.swaps) == (1, None, [])
+
+
+def test_a_file_half_written_is_picked_up_when_it_is_whole(path: Path, policy_file: PolicyFile) -> None:
+    text = BETTER.encode()
+    for end in range(1, len(text)):
+        path.write_bytes(text[:end])
+        policy_file.refresh()
+        # A prefix that happens to be a whole policy may be taken; anything else must not be.
+        assert policy_file.current.policy.source in (GOOD, text[:end].decode())
+    path.write_bytes(text)
+    policy_file.refresh()
+    assert policy_file.current.policy.source == BETTER
+
+
+@pytest_asyncio.fixture
+async def watched(policy_file: PolicyFile) -> AsyncIterator[asyncio.Event]:
+    changed = asyncio.Event()
+    task = asyncio.create_task(policy_file.watch(changed=changed.set))
+    yield changed
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _until_generation(policy_file: PolicyFile, changed: asyncio.Event, number: int) -> None:
+    async with asyncio.timeout(10):
+        while policy_file.current.number < number:
+            changed.clear()
+            await changed.wait()
+
+
+async def test_the_file_is_watched_whether_it_is_written_or_replaced(
+    path: Path, policy_file: PolicyFile, watched: asyncio.Event
+) -> None:
+    await asyncio.sleep(0.1)  # the watch is set up in a thread that reports nothing when it is ready
+    path.write_text(BETTER)  # noqa: ASYNC240 - a few bytes
+    await _until_generation(policy_file, watched, 2)
+    replacement = path.with_suffix(".new")
+    replacement.write_text(GOOD)
+    replacement.rename(path)
+    await _until_generation(policy_file, watched, 3)
+    assert policy_file.current.policy.source == GOOD
+
+
+async def test_a_swap_of_the_link_above_the_file_is_seen(tmp_path: Path) -> None:
+    """As Kubernetes mounts a ConfigMap: p.policy → ..data/p.policy, and ..data is replaced."""
+    for name, text in (("one", GOOD), ("two", BETTER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "p.policy").write_text(text)
+    (tmp_path / "..data").symlink_to("one")
+    (tmp_path / "p.policy").symlink_to("..data/p.policy")
+    policy_file = PolicyFile(tmp_path / "p.policy", VOCABULARY)
+    changed = asyncio.Event()
+    task = asyncio.create_task(policy_file.watch(changed=changed.set))
+    await asyncio.sleep(0.1)
+    (tmp_path / "..tmp").symlink_to("two")
+    (tmp_path / "..tmp").rename(tmp_path / "..data")
+    await _until_generation(policy_file, changed, 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert policy_file.current.policy.source == BETTER
