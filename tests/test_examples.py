@@ -1,0 +1,90 @@
+"""Every example runs: configurations load, policies pass their tests, command lines parse."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from smetric.cli import main
+from smetric.config import Settings
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(EXAMPLES.rglob("*.md"))]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The `smetric …` lines of the shell blocks of a page, without placeholders for the reader to fill."""
+    for block in re.findall(r"^\s*```(?:sh|console)\n(.*?)^\s*```", text, re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                words.pop(0)
+            if words and Path(words[0]).name == "smetric":
+                yield list(words[1 : words.index("&")] if "&" in words else words[1:])
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line without running it."""
+    command: click.Command = main
+    while isinstance(command, click.Group) and not words[0].startswith("-"):
+        name, *words = words
+        below = command.get_command(click.Context(command), name)
+        if below is None:
+            raise click.UsageError(f"no such command: {name}")
+        command = below
+    if not {"--help", "-h", "--version"} & set(words):
+        command.make_context(command.name, words)
+
+
+def test_a_command_line_that_does_not_parse_is_found() -> None:
+    page = "```sh\nTZ=UTC smetric serve --prot 1 \\\n  --host a  # why\nsmetric config shw\n```\n"
+    lines = list(command_lines(page))
+    assert lines == [["serve", "--prot", "1", "--host", "a"], ["config", "shw"]]
+    for words in lines:
+        with pytest.raises(click.UsageError):
+            parse(words)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_command_line_in_the_manual_parses(path: Path) -> None:
+    for words in command_lines(path.read_text()):
+        try:
+            parse(words)
+        except click.UsageError as error:
+            pytest.fail(f"{relative(path)}: smetric {shlex.join(words)}: {error.message}")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=relative)
+def test_every_example_configuration_loads(path: Path) -> None:
+    settings = Settings.load(path, {})
+    assert settings.instances
+    assert "/" not in settings.policy or Path(settings.policy).exists()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.policy")), ids=relative)
+def test_every_example_policy_passes_its_own_tests(path: Path) -> None:
+    result = CliRunner().invoke(main, ["test", str(path)])
+    assert result.exit_code == 0, result.output
+    assert not result.output.startswith("0 passed")
+
+
+def test_the_custom_policys_page_says_what_its_snapshot_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = f"examples{os.sep}custom-policy{os.sep}"
+    explain = ["explain", f"{folder}two_pools.policy", "--snapshot", f"{folder}snapshot.json"]
+    first = CliRunner().invoke(main, explain).output
+    second = CliRunner().invoke(main, [*explain, "--set", "OVERLOAD=1.2"]).output
+    assert "route to gpu-0" in first
+    assert "→ stick" in first
+    assert "route to gpu-1" in second
+    assert "✗ not_overloaded" in second
