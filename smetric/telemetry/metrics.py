@@ -119,7 +119,7 @@ class Metrics:
             self._actual_hit_tokens.of(model).inc(usage.cached_tokens)
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
-        """A scrape of *instance* ended; *result* is from a closed list: ok, timeout, connect_error, status, parse."""
+        """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
         self._scrapes.of(self._instance(instance), result).inc()
         self._scrape_seconds.observe(duration_s)
 

@@ -213,6 +213,10 @@ RELOADED_EVENT = Event("smetric.policy.reloaded", "Info: the policy file changed
 KEPT_EVENT = Event("smetric.policy.kept", "Error: the policy file changed but cannot be used; the last good one stays.")
 FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
 RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process answers; its cache counts as empty.")
+SCRAPE_EVENT = Event("smetric.scrape.changed", "Warning: scrapes of an instance began to end otherwise than before.")
+MODELS_EVENT = Event(
+    "smetric.models.unreadable", "Warning: an instance's model list cannot be read; the old one stays."
+)
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
