@@ -214,6 +214,7 @@ KEPT_EVENT = Event("smetric.policy.kept", "Error: the policy file changed but ca
 FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
 RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process answers; its cache counts as empty.")
 SCRAPE_EVENT = Event("smetric.scrape.changed", "Warning: scrapes of an instance began to end otherwise than before.")
+CRASHED_EVENT = Event("smetric.scrape.crashed", "Error: scraping an instance raised: a bug; it goes on.")
 MODELS_EVENT = Event(
     "smetric.models.unreadable", "Warning: an instance's model list cannot be read; the old one stays."
 )
