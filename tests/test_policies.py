@@ -92,7 +92,7 @@ def random_cells(rng: random.Random, size: int, highest: int) -> list[float | No
 def test_smetric_is_figure_13_on_thousands_of_random_snapshots_with_unknown_cells() -> None:
     rng = random.Random(13)
     seen = {"stick": 0, "balance": 0}
-    variants = [
+    variants: list[tuple[dict[str, Any], str]] = [
         ({}, "requests"),
         ({"OVERLOAD": 1.2, "HIT_RATIO": 0.0}, "requests"),
         ({"LOAD": "unprefilled"}, "unprefilled"),
@@ -113,7 +113,7 @@ def test_smetric_is_figure_13_on_thousands_of_random_snapshots_with_unknown_cell
         request = InferenceRequest(
             turn=rng.choice([None, 0, 1, 7]), est_hit=rng.choice([None, 0, 1, 500, 1500]), prompt_len=1000
         )
-        cursors = rng.choice([{}, {"balance": rng.choice(ids)}, {"balance": "gone"}])
+        cursors: dict[str, str] = rng.choice([{}, {"balance": rng.choice(ids)}, {"balance": "gone"}])
         decision = decided(policy.decide(Snapshot(ids, columns, known), request, cursors, rng.getrandbits(63)))
         rule, allowed = figure_13(
             ids,
@@ -232,7 +232,8 @@ def test_smetric_finds_the_warm_instance_of_that_state_overloaded_by_requests_an
 def test_bailian_scores_of_that_state() -> None:
     decision = decided(POLICIES["bailian"].decide(STATE, REQUEST, {}, 1))
     assert decision.score == pytest.approx([0.475, 0.625, 0.70])
-    assert (decision.runner_up, decision.margin) == ("b", pytest.approx(0.15))
+    assert decision.runner_up == "b"
+    assert decision.margin == pytest.approx(0.15)
 
 
 def test_lmetric_as_printed_and_as_released() -> None:

@@ -5,7 +5,8 @@ It imports nothing of smetric; the words that policies may read are handed to it
 
 from smetric.policy.decision import Decision, FilterTrace, Need, Outcome, RuleTrace
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity
-from smetric.policy.policy import Lookup, Parameter, Policy, load
+from smetric.policy.parameter import Parameter
+from smetric.policy.policy import Lookup, Policy, load
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import LARGEST, NEVER, Feature, Kind, RequestField, Unknown, Vocabulary
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from smetric.policy import tree
+from smetric.policy.check import Checked, check_text
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
-from smetric.policy.parser import parse
 from smetric.policy.plan import Pick, Plan, Term, features_of
-from smetric.policy.resolver import ParameterValue, Resolver
+from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Vocabulary
 
@@ -30,15 +30,6 @@ class Lookup:
     asked_by: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """The value of a `param`: a number in `unit`, a string, a truth value, or the name of a feature."""
-
-    value: float | str | bool
-    unit: str
-    configured: bool
-
-
 class Policy:
     """One policy file with its parameters settled. Make one with `load`.
 
@@ -48,9 +39,8 @@ class Policy:
     def __init__(
         self,
         file: tree.File,
+        checked: Checked,
         vocabulary: Vocabulary,
-        plan: Plan,
-        params: Mapping[str, Parameter],
     ) -> None:
         #: As the file says, the file's name, its documentation, and the first 12 hex digits of its SHA-256.
         self.name = file.name
@@ -58,10 +48,14 @@ class Policy:
         self.doc = file.doc
         self.digest = hashlib.sha256(file.text.encode()).hexdigest()[:12]
         self.source = file.text
-        self.params = params
-        self.plan = plan
+        self.params = checked.params
+        #: What the checker found that does no harm.
+        self.warnings = checked.warnings
+        #: Filters and outcomes, in the order of the file.
+        self.plan: Plan = Resolver(file, vocabulary, checked.params).plan()
         self.tests = tuple(s for s in file.statements if isinstance(s, tree.Test))
         self._vocabulary = vocabulary
+        plan = self.plan
         compiled = Compiler(plan, vocabulary, file.text, file.path).compile()
         terms = [guard.value for step in plan.steps for guard in step.guards]
         terms += [step.value for step in plan.steps if step.value is not None]
@@ -130,23 +124,5 @@ def load(
     Raises:
         PolicyError: with everything that is wrong with it.
     """
-    settings = settings or {}
-    file = parse(source, path)
-    params: dict[str, Parameter] = {}
-    values: dict[str, ParameterValue] = {}
-    for statement in file.statements:
-        if isinstance(statement, tree.Param):
-            default = statement.value
-            configured = statement.name in settings
-            if isinstance(default, tree.Name):
-                name = str(settings.get(statement.name, default.name))
-                values[statement.name] = tree.Name(name, span=default.span)
-                params[statement.name] = Parameter(name, "", configured)
-            else:
-                assert isinstance(default, tree.Number | tree.Text | tree.Truth)
-                value = settings.get(statement.name, default.value)
-                values[statement.name] = value
-                unit = default.unit if isinstance(default, tree.Number) else ""
-                params[statement.name] = Parameter(value, unit, configured)
-    plan = Resolver(file, vocabulary, values).plan()
-    return Policy(file, vocabulary, plan, params)
+    file, checked = check_text(source, vocabulary, settings, path)
+    return Policy(file, checked, vocabulary)

@@ -11,6 +11,7 @@ from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.guard import conjuncts, label_of
+from smetric.policy.parameter import Parameter
 from smetric.policy.plan import (
     At,
     Binding,
@@ -32,9 +33,6 @@ from smetric.policy.plan import (
     count_uses,
 )
 from smetric.policy.vocabulary import Vocabulary
-
-#: A parameter's value: a constant, or the feature it names.
-ParameterValue = float | str | bool | tree.Name
 
 _REDUCTIONS = frozenset({"mean", "min", "max", "sum", "any", "all", "count"})
 _PICKS = frozenset({"argmin", "argmax", "rr_argmin", "rr_argmax"})
@@ -73,10 +71,10 @@ class Resolver:
     Args:
         file: a file that the checker accepted.
         vocabulary: the words it may read.
-        parameters: the value of each `param`.
+        parameters: the checker's account of each `param`.
     """
 
-    def __init__(self, file: tree.File, vocabulary: Vocabulary, parameters: Mapping[str, ParameterValue]) -> None:
+    def __init__(self, file: tree.File, vocabulary: Vocabulary, parameters: Mapping[str, Parameter]) -> None:
         self._file = file
         self._features = vocabulary.features
         self._parameters = parameters
@@ -106,11 +104,10 @@ class Resolver:
         return Plan(tuple(steps), tuple(self._picks.bindings), tuple(self._picks.keys))
 
     def _parameter(self, name: str) -> Callable[[tree.Span], Term]:
-        value = self._parameters[name]
-        if isinstance(value, tree.Name):
-            feature = value.name
-            return lambda span: Column(feature, span=span, shape=Shape.VECTOR)
-        return lambda span: Const(value, span=span, shape=Shape.SCALAR)
+        parameter = self._parameters[name]
+        if parameter.is_feature:
+            return lambda span: Column(str(parameter.value), span=span, shape=Shape.VECTOR)
+        return lambda span: Const(parameter.value, span=span, shape=Shape.SCALAR)
 
     def _step(self, statement: tree.Filter | tree.Route | tree.Reject, before: list[Step]) -> Step:
         value: Term | None

@@ -31,6 +31,14 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "in": lambda a, b: a in b,
     "not in": lambda a, b: a not in b,
 }
+_REDUCE: dict[str, Callable[..., Any]] = {
+    "mean": lambda values: sum(values) / len(values),
+    "min": min,
+    "max": max,
+    "sum": sum,
+    "any": any,
+    "all": all,
+}
 
 
 @dataclass
@@ -64,7 +72,9 @@ class Reference:
         self.left = list(range(self.n))
         self.names: dict[str, Value] = {}
         self.defs: dict[str, tree.Def] = {}
-        self.keys = {binding.value.span.start: key for binding, key in zip(policy.plan.picks, policy.plan.keys)}
+        self.keys = {
+            binding.value.span.start: key for binding, key in zip(policy.plan.picks, policy.plan.keys, strict=True)
+        }
 
     def decide(self) -> tuple[str, str | None]:
         """The rule that fires, numbered from 0 among filters and outcomes, and the instance."""
@@ -155,14 +165,14 @@ class Reference:
         name = call.function
         result: Any
         if name in ("mean", "min", "max"):
-            function = {"mean": lambda v: sum(v) / len(v), "min": min, "max": max}[name]
-            result = function(over) if over else default.data
+            reduce = _REDUCE[name]
+            result = reduce(over) if over else default.data
         elif name in ("sum", "any", "all"):
-            result = {"sum": sum, "any": any, "all": all}[name](over)  # type: ignore[operator]
+            result = _REDUCE[name](over)
         elif name == "count":
             result = over.count(True)
         elif name in ("least", "greatest"):
-            return self.each({"least": min, "greatest": max}[name], *plain)  # type: ignore[arg-type]
+            return self.each(_REDUCE["min" if name == "least" else "max"], *plain)
         elif name == "clamp":
             return self.each(lambda x, low, high: min(max(x, low), high), *plain)
         elif name == "abs":

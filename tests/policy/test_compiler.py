@@ -72,7 +72,7 @@ def decide(body: str, snap: Snapshot | None = None, *, seed: int = 1, last: str 
         ("requests if any(healthy) else running", [4, 1, 3]),
         ('requests if role in {"both", "prefill"} and not draining else 0', [4, 0, 3]),
         ('requests if zone not in {"x"} else 0', [0, 1, 0]),
-        ("requests + hit_len[argmax(hit_len)] / 100", [10, 7, 9]),
+        ("requests * hit_len[argmax(hit_len)]", [2400, 600, 1800]),
     ],
 )
 def test_an_expression_has_the_value_the_manual_says(expression: str, score: list[float]) -> None:
@@ -142,12 +142,12 @@ def test_a_filter_applies_only_where_its_condition_holds() -> None:
 
 
 def test_picks_reductions_and_norm_see_survivors_only() -> None:
-    body = "keep healthy\nlet n = norm(unprefilled)\nroute argmax(n + 0 * max(unprefilled))"
+    body = "keep healthy\nlet n = norm(unprefilled)\nroute argmax(n * max(unprefilled))"
     decision = decide(body)
     assert decision.instance == "a"
     assert decision.score is not None
-    assert decision.score[:2] == [1, 0]
-    assert decide("keep healthy\nroute argmin(kv_usage * 0 + max(unprefilled))").score == [100, 100, 100]
+    assert decision.score[:2] == [100, 0]
+    assert decide("keep healthy\nroute argmin(0 * unprefilled + max(unprefilled))").score == [100, 100, 100]
 
 
 # ── picks ────────────────────────────────────────────────────────────────────
@@ -192,14 +192,18 @@ def test_each_rotating_pick_has_a_cursor_named_after_its_rule_or_let() -> None:
 
 
 def test_draws_depend_on_the_seed_and_the_pick_not_on_edits_elsewhere() -> None:
-    snap = snapshot(requests=[1, 1, 1])
+    def draws(body: str) -> list[str | None]:
+        loaded, snap = policy(body), snapshot(requests=[1, 1, 1])
+        decisions = [loaded.decide(snap, request(), {}, seed) for seed in range(60)]
+        return [decision.instance for decision in decisions if isinstance(decision, Decision)]
+
     body = "route argmin(requests) as even"
-    drawn = [decide(body, snap, seed=seed).instance for seed in range(60)]
+    drawn = draws(body)
     assert set(drawn) == {"a", "b", "c"}
     edited = "let busy = max(waiting)\nroute argmin(kv_usage) when busy > 9\n\n\n" + body
-    assert [decide(edited, snap, seed=seed).instance for seed in range(60)] == drawn
+    assert draws(edited) == drawn
     renamed = body.replace("even", "other")
-    assert [decide(renamed, snap, seed=seed).instance for seed in range(60)] != drawn
+    assert draws(renamed) != drawn
 
 
 def test_reject_carries_status_message_and_delay() -> None:
@@ -231,11 +235,11 @@ def asked(body: str, **fields: Any) -> frozenset[str]:
         ("route argmin(requests) when req.turn > 3 or max(hit_len) > 0\nroute argmin(running)", {"turn": 1}, True),
         ("route argmin(requests, then: hit_len)", {}, False),
         ("route argmin(0, then: hit_len)", {}, True),
-        ("route argmin(min(running where healthy, default: max(hit_len)) + requests)", {}, False),
-        ("route argmin(min(running where draining, default: max(hit_len)) + requests)", {}, True),
-        ("param DEEP = false\nroute argmin(requests + (hit_len if DEEP else 0))", {}, False),
-        ("route argmin(requests + (hit_len if req.turn > 3 else 0 * hit_len + 1))", {"turn": 0}, True),
-        ("route argmin(requests if req.turn > 3 else hit_len)", {"turn": 4}, False),
+        ("route argmin(min(unprefilled where healthy, default: max(hit_len)) + unprefilled)", {}, False),
+        ("route argmin(min(unprefilled where draining, default: max(hit_len)) + unprefilled)", {}, True),
+        ("param DEEP = false\nroute argmin(unprefilled + (hit_len if DEEP else 0))", {}, False),
+        ("route argmin(unprefilled + (hit_len if req.turn > 3 else 0 * hit_len + 1))", {"turn": 0}, True),
+        ("route argmin(unprefilled if req.turn > 3 else hit_len)", {"turn": 4}, False),
         ("let m = req.turn > 3 and hit_len > 0\nroute first(argmin(requests where m), argmin(requests))", {}, False),
         ("keep draining or healthy\nkeep known(hit_len)\nroute argmin(requests)", {}, True),
     ],
@@ -270,7 +274,7 @@ def test_a_guard_that_reads_an_unknown_number_of_the_request_fails() -> None:
 
 
 def test_a_pick_reads_the_default_of_an_unknown_number_of_the_request() -> None:
-    assert decide("route argmin(requests + req.est_hit / 1000)", est_hit=None).score == COLUMNS["requests"]
+    assert decide("route argmin(unprefilled + req.est_hit)", est_hit=None).score == COLUMNS["unprefilled"]
 
 
 def test_known_age_and_fresh_follow_what_a_value_is_computed_from() -> None:
@@ -281,7 +285,7 @@ def test_known_age_and_fresh_follow_what_a_value_is_computed_from() -> None:
         stamps={"requests": [9.0, 9.0, 2.0]},
         now=10.0,
     )
-    body = "let l = requests + kv_usage * 0\nroute argmin({} * 1)"
+    body = "let l = requests * kv_usage\nroute argmin({} * 1)"
     assert decide(body.format("(1 if known(l) else 0)"), snap).score == [1, 0, 1]
     assert decide(body.format("age(l)"), snap).score == [1, 1e9, 8]
     assert decide(body.format("(1 if fresh(l, 2s) else 0)"), snap).score == [1, 0, 0]
@@ -321,10 +325,10 @@ def test_reads_of_a_decision_are_what_its_visited_statements_ask_for() -> None:
 
 
 def test_a_traceback_points_into_the_policy_file() -> None:
-    source = "policy p\nlet l = requests\n\nroute argmin(l\n  + kv_usage)\n"
+    source = "policy p\nlet l = requests\n\nroute argmin(l\n  * kv_usage)\n"
     loaded = load(source, VOCABULARY, path="some/where.policy")
     with pytest.raises(TypeError) as error:
-        loaded.decide(snapshot(kv_usage=["not", "a", "number"]), request(), {}, 1)
+        loaded.decide(snapshot(kv_usage=[None, None, None]), request(), {}, 1)
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.value.__traceback__)]
     assert ("some/where.policy", 4) in places
 

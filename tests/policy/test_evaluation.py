@@ -7,10 +7,10 @@ import types
 from typing import Any
 
 import pytest
-from tests.policy.reference import Reference
 
 from smetric.policy import Decision, Feature, Kind, Need, RequestField, Snapshot, Unknown, Vocabulary, load
 from smetric.policy.parser import parse
+from tests.policy.reference import Reference
 
 _WORDS: dict[str, Any] = {"source": "random", "staleness": "none"}
 VOCABULARY = Vocabulary(
@@ -36,7 +36,7 @@ VOCABULARY = Vocabulary(
 
 
 class Author:
-    """Writes random policies that are valid."""
+    """Writes random policies that are valid, and in which no constant settles what is read."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -81,7 +81,7 @@ class Author:
             lambda: "count()",
             lambda: f"({n(d)} {self.rng.choice('+-*')} {n(d)})",
             lambda: f"({n(d)} if {self.truth(d)} else {n(d)})",
-            lambda: f"ratio({n(d)}, {n(d)}, default: {n(d)})",
+            lambda: f"ratio({n(d)}, {n(d)} - req.size, default: {n(d)})",
             lambda: f"least({n(d)}, {n(d)})",
         ]
         if self.picks:
@@ -109,7 +109,7 @@ class Author:
         t, d = self.truth, depth - 1
         return self.one_of(
             lambda: t(0),
-            lambda: f"{self.number(d)} {self.rng.choice(['<', '<=', '>', '>='])} {self.number(d)}",
+            lambda: f"{self.number(d)} {self.rng.choice(['<', '<=', '>', '>='])} {self.number(d)} * req.size",
             lambda: f"{self.rng.choice(['any', 'all'])}({self.mask(d)})",
             lambda: f"any({self.mask(d)} where {self.mask(d)})",
             lambda: f"({t(d)} {self.rng.choice(['and', 'or'])} {t(d)})",
@@ -124,8 +124,8 @@ class Author:
         options = [lambda: plain]
         if not maybe:
             options.append(lambda: f"first({self.pick(1, maybe=True)}, {plain})")
-            options += [lambda: name for name in self.picks]
             if self.picks:
+                options.append(lambda: self.rng.choice(self.picks))
                 options.append(lambda: f"{self.rng.choice(self.picks)} if {self.truth(1)} else {plain}")
         return self.one_of(*options)
 
