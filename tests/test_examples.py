@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(EXAMPLES.rglob("*.md"))]
 
+#: Where a command line ends for the command.
+SHELL = {"&", "&&", "|", ">", ">>", "<", ";"}
+
 
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -30,7 +33,8 @@ def command_lines(text: str) -> Iterator[list[str]]:
             while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 words.pop(0)
             if words and Path(words[0]).name == "smetric":
-                yield list(words[1 : words.index("&")] if "&" in words else words[1:])
+                ends = [i for i, word in enumerate(words) if word in SHELL]
+                yield words[1 : min(ends, default=None)]
 
 
 def parse(words: list[str]) -> None:

@@ -7,6 +7,7 @@ import click
 from smetric.cli.policy_argument import read_all
 from smetric.features import VOCABULARY
 from smetric.policy import Parameter, Policy, PolicyError, load
+from smetric.policy.diagnostic import report
 
 
 @click.command()
@@ -16,6 +17,7 @@ def check(policies: tuple[str, ...], verbose: bool) -> None:
     """Check policies; all shipped ones when none is named.
 
     Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1.
+    Warnings are printed and change nothing.
     """
     found = False
     for source in read_all(policies):
@@ -25,6 +27,8 @@ def check(policies: tuple[str, ...], verbose: bool) -> None:
             click.echo(f"{error}\n", err=True)
             found = True
         else:
+            if policy.warnings:
+                click.echo(f"{report(policy.warnings, source.text, source.path)}\n", err=True)
             if verbose:
                 click.echo(_reads(policy))
     raise SystemExit(1 if found else 0)

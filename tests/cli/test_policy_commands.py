@@ -16,9 +16,10 @@ from smetric.resources import shipped_policies
 GOOD = """
 policy mine
 param OVERLOAD = 2.0 in 1..8
-let least = argmin(requests)
-route least when req.turn == 0 as first_turn
-route argmax(hit_len) as warmest
+let idle = argmin(requests)
+route idle when req.turn == 0 as first_turn
+route argmax(hit_len) when max(requests) <= OVERLOAD * mean(requests) as warmest
+route idle as spread
 
 test "a first turn goes to the least loaded"
   given turn = 0
@@ -80,6 +81,13 @@ def test_check_reports_the_mistakes_of_every_file_and_ends_with_1(tmp_path: Path
     assert f"{paths[1]}:3:1" in result.output
 
 
+def test_check_prints_warnings_and_ends_with_0() -> None:
+    result = run("check", "-", stdin="policy p\nlet unused = mean(requests)\nroute argmin(requests)\n")
+    assert result.exit_code == 0
+    assert "warning: " in result.output
+    assert "--> <stdin>:2:" in result.output
+
+
 def test_check_says_what_a_policy_reads_and_when_it_looks_up(good: str) -> None:
     printed = run("check", "-v", good, "smetric").output
     assert "parameters  OVERLOAD = 2" in printed
@@ -117,7 +125,7 @@ def test_a_failing_test_is_printed_with_what_was_decided_instead(tmp_path: Path)
     path.write_text(GOOD.replace("expect b", "expect a"))
     result = run("test", str(path))
     assert result.exit_code == 1
-    assert f"FAILED {path}:8 a first turn goes to the least loaded" in result.output
+    assert f"FAILED {path}:9 a first turn goes to the least loaded" in result.output
     assert "expected a, got b" in result.output
     assert "→ first_turn" in result.output
     assert result.output.rstrip().endswith("0 passed, 1 failed")
@@ -140,6 +148,9 @@ def test_explain_says_why_on_a_snapshot(three: str) -> None:
 def test_explain_takes_parameters(three: str) -> None:
     result = run("explain", "smetric", "--snapshot", three, "--set", "OVERLOAD=5")
     assert result.output.startswith("smetric: route to gpu-0")
+    result = run("explain", "smetric", "--snapshot", three, "--set", "OVERLOD=5")
+    assert result.exit_code == 1
+    assert "did you mean `OVERLOAD`?" in result.output
 
 
 def test_explain_treats_a_look_up_that_nothing_is_said_about_as_unknown() -> None:
