@@ -1,0 +1,153 @@
+"""Writes the tables of the manual from the tables of the code, between markers; `--check` only says what is stale.
+
+    python docs/generate.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from smetric.config.section import ListOf, Section
+from smetric.config.settings import SETTINGS
+from smetric.features import VOCABULARY
+from smetric.policy.builtin import BUILTINS
+from smetric.policy.vocabulary import LARGEST, Feature, RequestField, Unknown
+from smetric.telemetry import names
+
+DOCS = Path(__file__).parent
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; bars in cells are escaped."""
+    head = list(head)
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _range(item: Feature | RequestField) -> str:
+    if item.kind.value != "number":
+        return item.kind.value
+    most = getattr(item, "at_most", "")
+    high = f"`req.{most}`" if most else ("" if item.high >= LARGEST else f"{item.high:g}")
+    return f"{item.low:g} … {high}".rstrip()
+
+
+def _value(value: Any) -> str:
+    """A default as a policy or a YAML file would write it; a dash for nothing."""
+    if value is None or value == "" or value == () or value == {} or value == []:
+        return "–"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def features() -> str:
+    """Features of instances."""
+    return table(
+        ("feature", "unit", "range", "meaning", "source", "staleness", "when unknown, arithmetic sees"),
+        (
+            (
+                f"`{f.name}`" + (" **L**" if f.lookup else ""),
+                f.unit or "–",
+                _range(f),
+                f.doc,
+                f.source,
+                f.staleness,
+                "the mean of the known, at least the router's own count"
+                if f.unknown is Unknown.MEAN
+                else _value(f.default),
+            )
+            for f in VOCABULARY.features.values()
+        ),
+    )
+
+
+def request() -> str:
+    """Fields of the request."""
+    return table(
+        ("field", "unit", "range", "meaning"),
+        (
+            (f"`req.{f.name}`", f.unit or "–", _range(f), f.doc + (" May be unknown." if f.may_be_unknown else ""))
+            for f in VOCABULARY.request.values()
+        ),
+    )
+
+
+def builtins() -> str:
+    """Built-in functions."""
+    return table(("function", "gives"), ((f"`{b.signature}`", b.doc) for b in BUILTINS.values()))
+
+
+def settings() -> str:
+    """Every setting by its full name."""
+    return table(("setting", "default", "meaning"), _settings_below(SETTINGS, ""))
+
+
+def _settings_below(section: Section[Any], prefix: str) -> Iterable[tuple[str, str, str]]:
+    for key, row in section.settings.items():
+        name = prefix + key
+        if isinstance(row.kind, Section):
+            yield from _settings_below(row.kind, f"{name}.")
+            continue
+        default = None if row.default is None or row.required else row.kind.show(row.default)
+        yield f"`{name}`", "required" if row.required else _value(default), row.doc
+        if isinstance(row.kind, ListOf) and isinstance(row.kind.item, Section):
+            yield from _settings_below(row.kind.item, f"{name}[].")
+
+
+def attributes() -> str:
+    """Span attributes."""
+    rows = ((f"`{a.name}`", a.type, a.unit or "–", a.doc) for a in names.ATTRIBUTES)
+    return table(("attribute", "type", "unit", "meaning"), rows)
+
+
+def metrics() -> str:
+    """Prometheus metrics."""
+    rows = ((f"`{m.name}`", m.kind, ", ".join(m.labels) or "–", m.doc) for m in names.METRICS)
+    return table(("metric", "kind", "labels", "meaning"), rows)
+
+
+def events() -> str:
+    """Log events."""
+    return table(("event", "written"), ((f"`{e.name}`", e.doc) for e in names.EVENTS))
+
+
+PAGES: dict[str, tuple[Callable[[], str], ...]] = {
+    "features.md": (features, request),
+    "policy-language.md": (builtins,),
+    "configuration.md": (settings,),
+    "telemetry.md": (attributes, metrics, events),
+}
+
+
+def rendered(page: str) -> str:
+    """The text of *page* with its tables as they should be."""
+    text = (DOCS / page).read_text()
+    for make in PAGES[page]:
+        begin, end = f"<!-- {make.__name__} -->\n", f"<!-- end of {make.__name__} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise SystemExit(f"docs/{page}: the markers {begin.strip()} and {end} are missing")
+        text = before + begin + make() + "\n" + end + after
+    return text
+
+
+def main() -> int:
+    """Write all pages, or with `--check` name those that are stale."""
+    stale = [page for page in PAGES if rendered(page) != (DOCS / page).read_text()]
+    if "--check" in sys.argv:
+        for page in stale:
+            print(f"docs/{page} is stale; run: python docs/generate.py")
+        return 1 if stale else 0
+    for page in stale:
+        (DOCS / page).write_text(rendered(page))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
