@@ -59,14 +59,18 @@ class PrefixIndex:
         self._held: dict[Instance, _Held] = {}
         self._holdings = 0
         self._tick = 0
+        #: Holdings forgotten to stay within the bound or within an instance's capacity.
+        self.evictions = 0
 
     @property
-    def size_bytes(self) -> int:
+    def blocks(self) -> int:
+        """Blocks that at least one instance holds."""
+        return len(self._holders)
+
+    @property
+    def memory_bytes(self) -> int:
         """Memory the index takes, by the costs above."""
         return len(self._holders) * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
-
-    def __len__(self) -> int:
-        return len(self._holders)
 
     async def start(self) -> None:
         """Nothing runs in the background."""
@@ -110,7 +114,7 @@ class PrefixIndex:
         if prompt is None or instance.cache.prefix_caching is False:
             return
         held = self._of(instance)
-        room = self._max_bytes // (BYTES_PER_BLOCK + BYTES_PER_HOLDING)
+        room = ours = self._max_bytes // (BYTES_PER_BLOCK + BYTES_PER_HOLDING)
         capacity = instance.cache.capacity_tokens
         if capacity is not None:
             room = min(room, int(capacity * prompt.bytes_per_token / BLOCK_BYTES))
@@ -125,13 +129,16 @@ class PrefixIndex:
             mine[block] = tick
         self._holdings += len(mine) - before
         while len(mine) > room:
+            held.lossy |= room == ours
             self._drop_oldest(held)
-        while self.size_bytes > self._max_bytes:
+            self.evictions += 1
+        while self.memory_bytes > self._max_bytes:
             oldest = min((h for h in self._held.values() if h.blocks), key=_oldest_tick)
             oldest.lossy = True
             until = _oldest_tick(oldest)
-            while self.size_bytes > self._max_bytes and oldest.blocks and _oldest_tick(oldest) == until:
+            while self.memory_bytes > self._max_bytes and oldest.blocks and _oldest_tick(oldest) == until:
                 self._drop_oldest(oldest)
+                self.evictions += 1
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted or is gone: it holds nothing of what it was sent before."""

@@ -94,7 +94,7 @@ def test_with_too_little_room_it_claims_no_hit_that_is_not_there_and_stays_in_it
         for cell, one in zip(hits(index, request(blocks), fleet), fleet, strict=True):
             assert cell is None or cell <= naive.hit(one.id, blocks)
             assert cell != 0 or naive.hit(one.id, blocks) == 0 or what == "restart"
-        assert index.size_bytes <= entries * ENTRY
+        assert index.memory_bytes <= entries * ENTRY
 
 
 @settings(deadline=None)
@@ -105,7 +105,7 @@ def test_an_instance_holds_at_most_its_capacity_and_the_latest_prompt_first(prom
     index = PrefixIndex()
     for blocks in prompts:
         index.prefilled(request(blocks), instance)
-        assert len(index) <= capacity
+        assert index.blocks <= capacity
         assert hits(index, request(blocks), fleet) == [min(len(blocks), capacity)]
 
 
@@ -118,6 +118,7 @@ def test_of_a_prompt_the_end_is_forgotten_before_the_beginning_and_the_oldest_pr
     index.prefilled(request("z"), instance)
     assert hits(index, request("abcd"), fleet) == [3]
     assert hits(index, request("xy"), fleet) == [2]
+    assert (index.blocks, index.evictions) == (6, 1)
 
 
 def test_one_walk_answers_for_all_instances_in_the_order_asked() -> None:
@@ -140,7 +141,7 @@ def test_an_incarnation_inherits_nothing_even_before_anybody_says_it_restarted()
     index.prefilled(request("ab"), fleet[0])
     fleet[0].restarted()
     assert hits(index, request("ab"), fleet) == [0]
-    assert len(index) == 0
+    assert index.blocks == 0
 
 
 def test_what_was_lost_for_want_of_room_is_unknown_and_not_zero() -> None:
@@ -188,7 +189,7 @@ def test_the_bound_counts_real_bytes(holders: int) -> None:
             for holder in range(holders):
                 index.prefilled(InferenceRequest(prompt=prompt), fleet[(number + holder) % 8])
             taken = tracemalloc.get_traced_memory()[0] - before
-            assert number < 8 or taken <= index.size_bytes
+            assert number < 8 or taken <= index.memory_bytes
     finally:
         tracemalloc.stop()
-    assert taken > index.size_bytes / 2
+    assert taken > index.memory_bytes / 2

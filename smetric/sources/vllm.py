@@ -1,0 +1,259 @@
+"""Polls vLLM instances: load and restarts from `/metrics`, served names from `/v1/models`, whether they answer at all.
+
+Each instance has its own loop, so one that hangs delays no other. What a page says is read in
+`smetric.sources.vllm_page`; how a scrape is corrected and grows old is in `smetric.fleet`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+import structlog
+
+from smetric.fleet.instance import CacheConfig, Instance, Scrape
+from smetric.request import InferenceRequest
+from smetric.sources.source import Cells
+from smetric.sources.vllm_page import Page, parse_page
+
+#: Largest page and largest model list that are read, in bytes. Real pages are 50 to 75 KB for each engine.
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+MAX_MODELS_BYTES = 1024 * 1024
+#: Pages above this are parsed in a thread.
+INLINE_PAGE_BYTES = 256 * 1024
+#: Most names taken from one instance's model list.
+MAX_MODELS = 4096
+#: Seconds between two looks at an instance's model list.
+MODELS_INTERVAL_S = 30.0
+#: Refused connections in a row that make an instance ill.
+REFUSALS = 2
+
+log = structlog.get_logger("smetric.sources.vllm")
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+_CARDS = msgspec.json.Decoder(_Cards)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is remembered of one instance between two scrapes."""
+
+    result: str = "ok"
+    refusals: int = 0
+    started_at: float | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+    models_due: float = float("-inf")
+
+
+class _Unreadable(Exception):
+    """An answer that is no page; the message is the result it is counted as."""
+
+
+class VllmSource:
+    """A `Source` that only polls: it writes scrapes, cache configuration, model names and health to the instances.
+
+    Args:
+        instances: those to poll.
+        interval_s: seconds between two scrapes of one instance.
+        timeout_s: seconds one request may take, connecting included.
+        on_restart: called after an instance was seen to have restarted and its incarnation was counted.
+        on_scrape: called after each scrape with its result (ok, timeout, connect_error, http_error, bad_page) and the
+            seconds it took.
+        clock: monotonic seconds, the fleet's.
+    """
+
+    name = "vllm"
+    fills: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        *,
+        interval_s: float = 1.0,
+        timeout_s: float = 2.0,
+        on_restart: Callable[[Instance], None],
+        on_scrape: Callable[[Instance, str, float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seen = {instance: _Seen() for instance in instances}
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._on_restart = on_restart
+        self._on_scrape = on_scrape
+        self._clock = clock
+        self._session: aiohttp.ClientSession | None = None
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Open the connections' pool and begin one loop for each instance."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=3, ttl_dns_cache=10),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            trust_env=False,
+        )
+        self._loops = [
+            asyncio.create_task(self._poll(instance, self._interval_s * number / len(self._seen)), name=instance.id)
+            for number, instance in enumerate(self._seen)
+        ]
+
+    async def stop(self) -> None:
+        """End the loops and close the connections."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+        """Nothing is looked up here."""
+        return {}
+
+    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
+        """Nothing is kept of requests."""
+
+    def forget(self, instance: Instance) -> None:
+        """What is known of an instance here is about its counters, not its cache."""
+
+    async def _poll(self, instance: Instance, offset_s: float) -> None:
+        """Scrape for ever, at a steady pace; the first one at once, so that a cold start knows its instances."""
+        due = self._clock() + offset_s
+        while True:
+            try:
+                await self.scrape(instance)
+            except Exception:
+                # A fault of ours (or of a callback) must not blind the router to this instance for good.
+                log.exception("smetric.scrape.crashed", instance=instance.id)
+            due = max(due + self._interval_s, self._clock())
+            await asyncio.sleep(due - self._clock())
+
+    async def scrape(self, instance: Instance) -> str:
+        """Read one instance's metrics, and its model list when that is due; returns the result as counted."""
+        seen = self._seen[instance]
+        sent_at, own = self._clock(), instance.own
+        try:
+            text = await self._get(instance.url + "/metrics", MAX_PAGE_BYTES)
+            page = parse_page(text) if len(text) <= INLINE_PAGE_BYTES else await asyncio.to_thread(parse_page, text)
+            result = self._take(instance, seen, page, sent_at, own)
+        except _Unreadable as error:
+            result = str(error)
+        self._judge_health(instance, seen, result)
+        if result != seen.result:
+            seen.result = result
+            log.warning("smetric.scrape.changed", instance=instance.id, result=result)
+        self._on_scrape(instance, result, self._clock() - sent_at)
+        if (
+            not instance.models_fixed
+            and self._clock() >= seen.models_due
+            and result not in ("connect_error", "timeout")
+        ):
+            await self._read_models(instance, seen)
+        return result
+
+    def _take(self, instance: Instance, seen: _Seen, page: Page, sent_at: float, own: int) -> str:
+        """Write what *page* says; unknown values leave the last known ones to grow old."""
+        if self._restarted(seen, page):
+            instance.restarted()
+            instance.scrape = None
+            seen.counters.clear()
+            seen.models_due = float("-inf")
+            self._on_restart(instance)
+        moved = not page.counters or page.counters != seen.counters
+        seen.counters.update(page.counters)
+        seen.started_at = page.started_at if page.started_at is not None else seen.started_at
+        if page.cache:
+            instance.cache = _cache_config(page.cache)
+        if page.running is None or page.waiting is None:
+            return "bad_page"
+        last = instance.scrape
+        values = (page.running, page.waiting, page.kv_usage)
+        busy = page.running + page.waiting > 0
+        frozen = busy and not moved and last is not None and values == (last.running, last.waiting, last.kv_usage)
+        # A busy engine whose series stand still has not looked since: its values are as old as their last change.
+        if not frozen:
+            instance.scrape = Scrape(sent_at, page.running, page.waiting, page.kv_usage, own)
+        return "bad_page" if page.refused else "ok"
+
+    @staticmethod
+    def _restarted(seen: _Seen, page: Page) -> bool:
+        if page.started_at is not None and seen.started_at is not None and abs(page.started_at - seen.started_at) > 1.0:
+            return True
+        return any(value < seen.counters.get(name, 0.0) for name, value in page.counters.items())
+
+    @staticmethod
+    def _judge_health(instance: Instance, seen: _Seen, result: str) -> None:
+        """Two refused connections in a row are ill, any answer is well; a late one is neither."""
+        if result == "connect_error":
+            seen.refusals += 1
+            if seen.refusals >= REFUSALS:
+                instance.healthy = False
+        elif result != "timeout":
+            seen.refusals = 0
+            instance.healthy = True
+
+    async def _read_models(self, instance: Instance, seen: _Seen) -> None:
+        """Take the names an instance serves; what cannot be read leaves those known before."""
+        seen.models_due = self._clock() + MODELS_INTERVAL_S
+        try:
+            cards = _CARDS.decode(await self._get(instance.url + "/v1/models", MAX_MODELS_BYTES))
+        except (_Unreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
+            reason = str(error) if isinstance(error, _Unreadable) else "bad_page"
+            log.warning("smetric.models.unreadable", instance=instance.id, result=reason)
+            return
+        instance.models = frozenset(card.id for card in cards.data[:MAX_MODELS])
+
+    async def _get(self, url: str, limit: int) -> bytes:
+        """The body of a 200 answer of at most *limit* bytes.
+
+        Raises:
+            _Unreadable: there is none.
+        """
+        assert self._session is not None, "start() comes first"
+        body = bytearray()
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise _Unreadable("http_error")
+                if "Content-Encoding" in response.headers:
+                    raise _Unreadable("bad_page")
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > limit:
+                        raise _Unreadable("bad_page")
+        except TimeoutError:
+            raise _Unreadable("timeout") from None
+        except (aiohttp.ClientConnectionError, OSError):
+            raise _Unreadable("connect_error") from None
+        except aiohttp.ClientError:
+            raise _Unreadable("bad_page") from None
+        return bytes(body)
+
+
+def _cache_config(labels: dict[str, str]) -> CacheConfig:
+    """The cache configuration; what an engine writes as None, or absurdly, stays unknown."""
+    return CacheConfig(
+        block_size=_whole(labels.get("block_size"), 65536),
+        num_blocks=_whole(labels.get("num_gpu_blocks"), 10**9),
+        prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+        labels=labels,
+    )
+
+
+def _whole(text: str | None, highest: int) -> int | None:
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 10:
+        return None
+    return int(text) if 0 < int(text) <= highest else None
