@@ -7,7 +7,7 @@ Validation is the engine's business: what it might accept passes, and what is pa
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -71,11 +71,13 @@ class Reading:
         block_size: tokens per KV block; the expected hit is floored to it.
         tenant_header: header that names the tenant, in lower case; empty for none.
         trust_session_headers: `x-session-turn` overrides the turn read from the body.
+        aliases: names that stand for another model; ratio and cache key are that model's.
     """
 
     block_size: int = 16
     tenant_header: str = ""
     trust_session_headers: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 #: Headers in which agents name their session, best first (Claude Code, Codex, OpenCode, Dynamo).
@@ -110,7 +112,6 @@ def parse(
     headers: Iterable[tuple[bytes, bytes]],
     ratio: TokenRatio,
     reading: Reading,
-    adapters: Collection[str] = (),
 ) -> InferenceRequest:
     """Read what routing needs of a request.
 
@@ -120,7 +121,6 @@ def parse(
         headers: names in lower case, and values.
         ratio: bytes per token of each model.
         reading: the settings.
-        adapters: names that are adapters.
 
     Raises:
         RequestError: the body is no JSON object, or a field that routing needs has a type no engine takes. Bodies of
@@ -142,16 +142,15 @@ def parse(
                 param=name if name in _REFUSED else None,
             )
     request.model = _string(found, "model")
-    if request.model in adapters:
-        request.lora = request.model
     request.stream = bytes(found.get("stream", b"")) in _TRUE
     if api is Api.OTHER:
         return request
     if "priority" in found and not is_null(found["priority"]):
         request.priority = -_number("priority", found["priority"])
     copies = _number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1
-    bytes_per_token = ratio.of(request.model)
-    key = b"%b\0%b" % (request.model.encode(), bytes(found.get("cache_salt", b"")))
+    served = reading.aliases.get(request.model, request.model)
+    bytes_per_token = ratio.of(served)
+    key = b"%b\0%b" % (served.encode(), bytes(found.get("cache_salt", b"")))
     if api is Api.COMPLETIONS:
         prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key)
     else:

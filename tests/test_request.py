@@ -26,9 +26,8 @@ def read(
     ratio: TokenRatio | None = None,
     **more: Any,
 ) -> InferenceRequest:
-    adapters = more.pop("adapters", ())
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse(api, raw, headers or [], ratio or TokenRatio(), Reading(**more), adapters)
+    return parse(api, raw, headers or [], ratio or TokenRatio(), Reading(**more))
 
 
 def chat(**more: Any) -> InferenceRequest:
@@ -191,9 +190,17 @@ def test_stream_is_read_as_leniently_as_engines_do(sent: Any, read_as: bool) -> 
     assert chat(stream=sent).stream is read_as
 
 
-def test_a_model_that_is_an_adapter_is_the_lora() -> None:
-    assert read(Api.CHAT, CHAT, adapters={"m"}).lora == "m"
-    assert read(Api.CHAT, CHAT, adapters={"other"}).lora == ""
+def test_an_alias_has_the_ratio_and_the_cache_key_of_the_model_it_stands_for() -> None:
+    ratio = TokenRatio()
+    ratio.learn("m", 2000, 1000)
+    long = CHAT | {"messages": [{"role": "user", "content": "x" * 3000}]}
+    direct = read(Api.CHAT, long, ratio=ratio)
+    alias = read(Api.CHAT, long | {"model": "alias"}, ratio=ratio, aliases={"alias": "m"})
+    assert alias.model == "alias"
+    assert alias.prompt_len == direct.prompt_len
+    assert alias.prompt is not None
+    assert direct.prompt is not None
+    assert alias.prompt.blocks == direct.prompt.blocks
 
 
 def test_model_and_salt_keep_equal_prompts_apart() -> None:
