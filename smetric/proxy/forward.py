@@ -125,18 +125,19 @@ class Forwarding:
         tried: list[Instance] = []
         while True:
             routing = await router.route(self._request, exclude=tried, leased=self._leased)
-            record = self._record(routing)
-            self._exchange.decided(record)
             lease = routing.lease
-            if lease is None:
-                assert routing.error is not None
-                if failure is not None:
-                    break  # nobody else: the first instance's own answer says more than ours
-                raise routing.error
             try:
+                record = self._record(routing)
+                self._exchange.decided(record)
+                if lease is None:
+                    assert routing.error is not None
+                    if failure is not None:
+                        break  # nobody else: the first instance's own answer says more than ours
+                    raise routing.error
                 attempted = await self._attempt(routing, record)
             finally:
-                lease.release()
+                if lease is not None:
+                    lease.release()
             if attempted is None:
                 return
             failure = attempted

@@ -25,17 +25,19 @@ HOP_BY_HOP = frozenset(
 #: Set anew for the upstream request; trace context goes upstream as ours.
 OURS = frozenset({b"host", b"content-length", b"traceparent", b"tracestate", b"baggage"})
 NOT_FORWARDED = HOP_BY_HOP | OURS
+#: What gateways and this router tell each other; from a client it is a forgery.
+RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
 
 
 def request_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
     """The client's header fields that go to the instance; names are lower-case as ASGI gives them.
 
-    Fields that only the router may set (`x-smetric-…`, also spelt with underscores) are dropped.
+    Fields that only the router may set are dropped: `x-smetric-…`, with underscores too, as many servers read both as one.
     """
     passed = [
         (name, value)
         for name, value in received
-        if name not in NOT_FORWARDED and not (name[:1] == b"x" and name.startswith((b"x-smetric-", b"x_smetric_")))
+        if name not in NOT_FORWARDED and not (name[:1] == b"x" and name.replace(b"_", b"-").startswith(RESERVED))
     ]
     named = _named_by_connection(received)
     return [field for field in passed if field[0] not in named] if named else passed

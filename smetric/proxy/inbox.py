@@ -38,7 +38,18 @@ class ClientGone(Exception):
 class Inbox:
     """A request's body and its client's presence. Callable as an ASGI `receive`."""
 
-    __slots__ = ("_dropped", "_limits", "_receive", "_settled", "_task", "_watcher", "complete", "gone", "watchdog")
+    __slots__ = (
+        "_dropped",
+        "_limits",
+        "_receive",
+        "_settled",
+        "_task",
+        "_watcher",
+        "answered",
+        "complete",
+        "gone",
+        "watchdog",
+    )
 
     def __init__(
         self, receive: Receive, limits: Limits, watchdog: Watchdog, task: asyncio.Task[Any], *, has_body: bool
@@ -54,6 +65,8 @@ class Inbox:
         self.complete = not has_body
         #: The client has left.
         self.gone = False
+        #: The last of the answer has been handed to the server, which from then on says "gone" to every request.
+        self.answered = False
 
     async def __call__(self) -> Message:
         """Receive one ASGI message."""
@@ -102,7 +115,8 @@ class Inbox:
     async def _wait_until_gone(self) -> None:
         while not self.gone:
             await self()
-        self._task.cancel()
+        if not self.answered:
+            self._task.cancel()
 
     def drain(self) -> None:
         """Read and drop what is left of the body, so that the server can go on reading the connection."""

@@ -49,6 +49,8 @@ class Intake:
         try:
             problem = inspect_head(scope, self._limits)
             if problem is not None:
+                # Where this request ends is in doubt, and with it where the next one begins.
+                outbox.is_last = True
                 await send_error(outbox, scope["path"], problem)
             else:
                 watchdog.arm(self._limits.body_timeout_s, "body")

@@ -12,7 +12,7 @@ class Outbox:
     Such an answer must reach a client that is still sending, so the rest of the body is read and dropped meanwhile.
     """
 
-    __slots__ = ("_inbox", "_lingers", "_send", "_send_timeout_s", "_watchdog", "started")
+    __slots__ = ("_inbox", "_lingers", "_send", "_send_timeout_s", "_watchdog", "is_last", "started")
 
     def __init__(self, send: Send, inbox: Inbox, send_timeout_s: float) -> None:
         self._send = send
@@ -22,6 +22,8 @@ class Outbox:
         self._lingers = False
         #: The answer's head has been handed to the server.
         self.started = False
+        #: The connection ends with this answer.
+        self.is_last = False
 
     async def __call__(self, message: Message) -> None:
         """Send one ASGI message."""
@@ -29,12 +31,15 @@ class Outbox:
         if message["type"] == "http.response.start":
             self.started = True
             if not self._inbox.complete:
-                self._lingers = True
+                self._lingers = self.is_last = True
                 self._inbox.drain()
+            if self.is_last:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-        elif self._lingers and not message.get("more_body", False):
-            if message.get("body"):
-                await self._send({"type": "http.response.body", "body": message["body"], "more_body": True})
-            await self._inbox.linger()
-            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        elif not message.get("more_body", False):
+            if self._lingers:
+                if message.get("body"):
+                    await self._send({"type": "http.response.body", "body": message["body"], "more_body": True})
+                await self._inbox.linger()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            self._inbox.answered = True
         await self._send(message)

@@ -14,13 +14,20 @@ from smetric.telemetry.record import Usage
 TAIL_BYTES = 4096
 HEAD_BYTES = 1024
 
-#: What a complete stream of each API contains near its end.
+#: The lines that end a stream of each API, or the engine's own error. They begin with a line break, which no text of a
+#: model can hold: JSON escapes it.
 END_MARKERS: dict[Api, tuple[bytes, ...]] = {
-    Api.CHAT: (b"[DONE]",),
-    Api.COMPLETIONS: (b"[DONE]",),
-    Api.MESSAGES: (b"message_stop",),
-    Api.RESPONSES: (b"response.completed", b"response.incomplete", b"response.failed"),
+    Api.CHAT: (b"\ndata: [DONE]", b"\ndata:[DONE]"),
+    Api.COMPLETIONS: (b"\ndata: [DONE]", b"\ndata:[DONE]"),
+    Api.MESSAGES: (b"\nevent: message_stop", b"\nevent:message_stop", b"\nevent: error", b"\nevent:error"),
+    Api.RESPONSES: tuple(
+        b"\nevent:%b%b" % (space, kind)
+        for space in (b" ", b"")
+        for kind in (b"response.completed", b"response.incomplete", b"response.failed", b"error")
+    ),
 }
+#: Where an engine's error is an event like any other, this is how it begins.
+ENGINE_ERROR = (b'\ndata: {"error":', b'\ndata:{"error":')
 _OVERLAP = max(len(marker) for markers in END_MARKERS.values() for marker in markers) - 1
 
 
@@ -57,7 +64,8 @@ class Observer:
         self._is_stream = is_stream
         self._markers = END_MARKERS.get(api, ()) if is_stream else ()
         self._head = b""
-        self._tail = b""
+        #: A stream begins at the beginning of a line.
+        self._tail = b"\n"
         #: The stream's own end mark has passed; True for what has none.
         self.ended = not self._markers
         #: Bytes passed.
@@ -69,14 +77,14 @@ class Observer:
             self._head += piece[: HEAD_BYTES - self.size]
         self.size += len(piece)
         if not self.ended:
-            seam = self._tail[-_OVERLAP:] + piece if self._tail else piece
+            seam = self._tail[-_OVERLAP:] + piece
             self.ended = any(marker in seam for marker in self._markers)
         self._tail = piece[-TAIL_BYTES:] if len(piece) >= TAIL_BYTES else (self._tail + piece)[-TAIL_BYTES:]
 
     @property
     def is_engine_error(self) -> bool:
         """The stream's tail holds the engine's own error event."""
-        return b'"error"' in self._tail
+        return any(marker in self._tail for marker in ENGINE_ERROR)
 
     def usage(self) -> Usage | None:
         """The last usage object seen, or None."""

@@ -1,7 +1,7 @@
 """Serves the data port and the admin port with Hypercorn in this process and loop, and ends in order.
 
-Hypercorn is hardened here where its settings cannot: no cleartext HTTP/2, and no connection that outlives a client
-that never reads. Each deviation names its reason and has a test.
+Hypercorn is hardened here where its settings cannot: no cleartext HTTP/2, and no connection that outlives its client.
+Each deviation names its reason and has a test.
 """
 
 from __future__ import annotations
@@ -59,10 +59,23 @@ async def _close_bounded(self: TCPServer) -> None:
         await self.idle_task.stop()
 
 
+_read_data = TCPServer._read_data
+
+
+async def _read_then_stop_idling(self: TCPServer) -> None:
+    """Read until the client leaves, then stop waiting for its next request.
+
+    Hypercorn waits on, with three tasks for each connection, until the keep-alive time is over.
+    """
+    await _read_data(self)
+    await self.idle_task.stop()
+
+
 def harden() -> None:
     """Put the deviations in place, once per process."""
     hypercorn.protocol.H11Protocol = _NoUpgrade  # type: ignore[attr-defined]
     TCPServer._close = _close_bounded  # type: ignore[method-assign]
+    TCPServer._read_data = _read_then_stop_idling  # type: ignore[method-assign]
 
 
 def listen(host: str, port: int) -> socket.socket:

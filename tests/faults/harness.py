@@ -1,0 +1,176 @@
+"""A router in this process on free ports, with the proof that it is well again after whatever was done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from smetric.app import Application
+from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
+from smetric.proxy.server import address_of, listen, serve
+from tests.fakes import DONE, FakeEngine, RawClient, Response, capture, fetch, healthy, request, until
+
+#: Stands in prompts, and must never be seen anywhere but in them and in the engines.
+CANARY = "canary-7f3a9c51"
+#: Seconds until everything must be as it was; idle connections to engines live for three.
+LEAK_PROBE_S = 8.0
+
+
+def chat(*, stream: bool = False, model: str = "tiny", **fields: Any) -> bytes:
+    """A chat request whose prompt holds the canary."""
+    body = {"model": model, "messages": [{"role": "user", "content": f"say {CANARY}"}], "stream": stream, **fields}
+    return orjson.dumps(body)
+
+
+class Count:
+    """What must not grow: tasks by what they run, and open file descriptors."""
+
+    def __init__(self) -> None:
+        self.tasks = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
+        self.fds = len(os.listdir("/proc/self/fd"))
+
+    def exceeded(self) -> str:
+        """What is there now that was not when this was counted; empty for nothing."""
+        now = Count()
+        if now.tasks.total() <= self.tasks.total() and now.fds <= self.fds:
+            return ""
+        return f"{now.fds - self.fds} more file descriptors; more tasks: {now.tasks - self.tasks}"
+
+
+@dataclass
+class Running:
+    """A router that runs."""
+
+    application: Application
+    url: str
+    admin_url: str
+    engines: Sequence[FakeEngine]
+    #: What it has logged so far.
+    log: io.StringIO
+    baseline: Count | None = None
+
+    async def chat(self, **fields: Any) -> Response:
+        """One chat request on its own connection."""
+        return await fetch(self.url, "POST", "/v1/chat/completions", chat(**fields))
+
+    async def ask(self, method: str, target: str, body: bytes = b"", *headers: tuple[str, str]) -> Response:
+        """One request on its own connection."""
+        return await fetch(self.url, method, target, body, headers)
+
+    async def admin(self, target: str) -> Response:
+        """A page of the admin port."""
+        return await fetch(self.admin_url, "GET", target)
+
+    async def client(self, body: bytes = b"", target: str = "/v1/chat/completions") -> RawClient:
+        """A client that has sent a request, if *body* is given, and read nothing yet."""
+        client = await RawClient.connect(self.url)
+        if body:
+            await client.send(request("POST", target, body))
+        return client
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        """The log lines of *event*."""
+        return [line for line in map(orjson.loads, self.log.getvalue().splitlines()) if line["event"] == event]
+
+    def instance_of(self, engine: FakeEngine) -> Any:
+        """The router's instance for *engine*."""
+        return next(one for one in self.application.fleet.instances if one.url == engine.url)
+
+    def counted(self) -> tuple[int, int, int]:
+        """The ledger's sums: requests, tokens not prefilled, tokens sent."""
+        instances = self.application.fleet.instances
+        return (
+            sum(one.own for one in instances),
+            sum(one.unprefilled for one in instances),
+            sum(one.sent_tokens for one in instances),
+        )
+
+    async def warm_up(self) -> None:
+        """Serve a request on every engine, and count what is there then."""
+        for _ in self.engines:
+            assert (await self.chat()).status == 200
+        self.baseline = Count()
+
+    async def check_well(self) -> None:
+        """Healthy after: a normal request works; tasks, file descriptors and the ledger are back; no canary is out."""
+        for engine in self.engines:
+            engine.script = healthy
+        answer = await self.chat(stream=True)
+        assert (answer.status, answer.complete, answer.body[-len(DONE) :]) == (200, True, DONE)
+        await until(lambda: self.counted() == (0, 0, 0))
+        baseline = self.baseline
+        assert baseline is not None
+        gc.collect()
+        deadline = asyncio.get_running_loop().time() + LEAK_PROBE_S
+        while left := baseline.exceeded():
+            assert asyncio.get_running_loop().time() < deadline, left
+            await asyncio.sleep(0.05)
+        shown = [self.log.getvalue().encode()]
+        for page in ("/metrics", "/admin/decisions?limit=1000", "/admin/instances", "/admin/policy"):
+            shown.append((await self.admin(page)).body)
+        for decision in orjson.loads(shown[2])["decisions"][:5]:
+            shown.append((await self.admin(f"/admin/decisions/{decision['id']}")).body)
+        assert not any(CANARY.encode() in text for text in shown)
+
+
+@asynccontextmanager
+async def running(
+    *engines: FakeEngine,
+    policy: str = "load_only",
+    forward: Forward | None = None,
+    limits: Limits | None = None,
+    scrape: Scrape | None = None,
+    environ: dict[str, str] | None = None,
+    drain_s: float = 1.0,
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    """A router before *engines*; at the end it must be well again."""
+    from smetric.telemetry import logs
+
+    log = io.StringIO()
+    logs.configure("debug", "json", log)
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            if not engine.url:
+                await engine.start()
+            stack.push_async_callback(engine.stop)
+        application = Application(
+            Settings(
+                instances=tuple(InstanceSettings(url=engine.url, id=f"e{i}") for i, engine in enumerate(engines)),
+                policy=policy,
+                forward=forward or Forward(),
+                limits=limits or Limits(),
+                scrape=scrape or Scrape(interval=0.2, timeout=1.0),
+                **settings,
+            ),
+            environ or {},
+        )
+        data, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+        ended = asyncio.Event()
+        ports = [
+            asyncio.create_task(serve(application.data_app(), data, stop=ended.wait, drain_s=drain_s)),
+            asyncio.create_task(serve(application.admin_app(), admin, stop=ended.wait, drain_s=drain_s)),
+        ]
+        router = Running(application, address_of(data), address_of(admin), engines, log)
+        try:
+            await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
+            await router.warm_up()
+            for engine in engines:
+                engine.calls.clear()
+            yield router
+            await router.check_well()
+        finally:
+            ended.set()
+            await asyncio.gather(*ports)
+
+
+__all__ = ["CANARY", "Running", "capture", "chat", "running"]
