@@ -27,7 +27,7 @@ def span_of(token: Token) -> Span:
 
 
 def number_of(token: Token) -> float:
-    """The value of a NUMBER or DURATION (in seconds), cut to the largest there is; the lexer reports what exceeds it."""
+    """The value of a NUMBER or DURATION (in seconds), at most `LARGEST`; the lexer reports what exceeds it."""
     return min(magnitude(token), LARGEST)
 
 

@@ -6,6 +6,7 @@ A policy whose parameter may name one of several features is checked once for ea
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,16 +80,17 @@ def _check(
         done.append(each)
         if len(each.findings.errors) >= MAX_DIAGNOSTICS:
             break
-    found = [*errors, *_merge(done, choices)]
+    found = [*errors, *_merge(done)]
+    if math.prod(len(features) for features in choices.values()) > MAX_COMBINATIONS:
+        message = f"the parameters of this policy choose among more than {MAX_COMBINATIONS} combinations of features"
+        found.append(Diagnostic("too-large", message, file.name_span, "let one parameter choose the load"))
     if found:
         raise PolicyError(found, file.text, file.path)
     chosen = done[0]
     chosen.statements.warn()
-    starts = [
-        file.text.rfind("policy", 0, file.name_span.start),
-        *(statement.span.start for statement in file.statements),
-    ]
-    warnings = [*chosen.findings.warnings, *stray_comments(file.text, starts)]
+    header = file.text.rfind("policy", 0, file.name_span.start)
+    stray = stray_comments(file.text, [header, *(statement.span.start for statement in file.statements)])
+    warnings = [*chosen.findings.warnings, *stray]
     return Checked(
         in_order(warnings), reads(chosen.statements.steps, vocabulary), dict(chosen.statements.parameters.declared)
     )
@@ -124,7 +126,7 @@ def _combinations(choices: Mapping[str, tuple[str, ...]], settings: Mapping[str,
     return [dict(zip(ordered, product, strict=True)) for product in products]
 
 
-def _merge(passes: Sequence[_Pass], choices: Mapping[str, tuple[str, ...]]) -> list[Diagnostic]:
+def _merge(passes: Sequence[_Pass]) -> list[Diagnostic]:
     """The errors of all passes, each once; one that only some choices bring says which."""
     found: dict[tuple[str, int, int], list[tuple[_Pass, Diagnostic]]] = {}
     for each in passes:

@@ -67,7 +67,7 @@ def tokenize(lark: Lark, text: str) -> Tokens:
     """All tokens of *text*; what the terminals do not allow is reported and stepped over."""
     found = Tokens()
     base, lines = 0, 0
-    while base < len(text) and len(found.errors) < MAX_DIAGNOSTICS:
+    while base < len(text) and len(found.errors) <= MAX_DIAGNOSTICS:
         try:
             for token in lark.lex(text[base:]):
                 start = base + (token.start_pos or 0)

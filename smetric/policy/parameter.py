@@ -237,7 +237,8 @@ class Parameters:
         chosen = self._features.get(name)
         items = statement.domain.items if isinstance(statement.domain, tree.Choices) else ()
         sound = True
-        for item in (default, *items):
+        # The default stands among the choices again; it is judged once.
+        for item in (default, *(item for item in items if item != default)):
             feature = self._vocabulary.features.get(item.name) if isinstance(item, tree.Name) else None
             if feature is None or feature.kind is not Kind.NUMBER:
                 shown = f"`{item.name}` is no feature" if isinstance(item, tree.Name) else "this is no feature"

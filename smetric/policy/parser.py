@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 from lark import Lark, Token
@@ -24,6 +25,8 @@ from smetric.policy.tree import Span
 #: Bytes of a policy file.
 MAX_BYTES = 64 * 1024
 
+#: What a text holds that was decoded from something else than UTF-8.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: In an installed wheel the grammar lies in the package, in a checkout beside it.
 _GRAMMARS = (_PACKAGE / "_data" / "grammar" / "smetric.lark", _PACKAGE.parent / "grammar" / "smetric.lark")
@@ -54,12 +57,16 @@ def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]
     """Parse what can be parsed: the file, with a `Broken` in place of each statement that could not be, and the errors.
 
     Raises:
-        PolicyError: the text is too long to look at.
+        PolicyError: the text is too long to look at, or no UTF-8.
     """
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
         fault = Diagnostic("too-long", f"this file has {size} bytes; a policy has at most {MAX_BYTES}", Span(0, 0))
         raise PolicyError([fault], text[:200], path)
+    foreign = _SURROGATE.search(text)
+    if foreign is not None:
+        fault = Diagnostic("encoding", "this character is no UTF-8", Span(*foreign.span()), "save the file as UTF-8")
+        raise PolicyError([fault], text, path)
     found = tokenize(_lark(), text)
     errors = list(found.errors)
     comments = Comments(text)

@@ -20,6 +20,9 @@ _FEATURES = (
     _feature("loras", kind=Kind.SET),
 )
 _REQUEST = (
+    RequestField(name="lora", doc="", kind=Kind.STRING, default=""),
+    RequestField(name="tenant", doc="", kind=Kind.STRING, default=""),
+    RequestField(name="session", doc="", kind=Kind.STRING, default=""),
     RequestField(name="prefill_zone", doc="", kind=Kind.STRING, default=""),
     RequestField(name="class_share", doc="", high=1.0),
 )

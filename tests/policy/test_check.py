@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from smetric.policy.check import Checked, check, check_text
+from smetric.policy.diagnostic import PolicyError
+from smetric.policy.parameter import Value
+from smetric.policy.parser import parse
+from tests.policy.words import WORDS
+
+_SMETRIC = """
+policy smetric
+param OVERLOAD = 2.0 in 1.0..
+param HIT_RATIO = 0.5 in 0.0..1.0
+## What load means.
+param LOAD = requests in {requests, unprefilled}
+param FLOOR = 0 LOAD in 0..
+let c = hit_len
+let l = LOAD
+let s = argmax(c, then: l)
+def not_overloaded(s, l) = l[s] <= greatest(OVERLOAD * mean(l), FLOOR)
+def session_not_evicted(s, c) = c[s] > HIT_RATIO * req.est_hit
+route s when req.turn != 0 and not_overloaded(s, l) and session_not_evicted(s, c) as stick
+route rr_argmin(l) as balance
+"""
+
+
+def _check(code: str, settings: Mapping[str, Value] | None = None) -> Checked:
+    return check_text(f"policy p\n{code}", WORDS, settings)[1]
+
+
+def _errors(code: str, settings: Mapping[str, Value] | None = None) -> list[str]:
+    with pytest.raises(PolicyError) as caught:
+        _check(code, settings)
+    return [found.message for found in caught.value.diagnostics]
+
+
+def test_parsing_first_gives_the_same_as_both_at_once() -> None:
+    checked = check(parse(_SMETRIC), WORDS)
+    assert (checked.params, checked.reads) == (_check(_SMETRIC[16:]).params, _check(_SMETRIC[16:]).reads)
+    assert checked.warnings == ()
+
+
+# ── reads ──
+
+
+def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
+    assert check(parse(_SMETRIC), WORDS).reads == {"hit_len": "req.turn != 0", "requests": "always"}
+
+
+@pytest.mark.parametrize(
+    ("code", "reads"),
+    [
+        ("route rr_argmin(0)", {}),
+        ("route argmin(requests, then: waiting)", {"requests": "always", "waiting": "argmin(requests, then: waiting)"}),
+        ("let unused = hit_len\nroute argmin(requests)", {"requests": "always"}),
+        (
+            "route argmax(hit_len) when req.turn != 0\nroute argmin(requests)",
+            {"hit_len": "req.turn != 0", "requests": "req.turn != 0"},
+        ),
+        (
+            "route argmax(hit_len) when max(requests) - min(requests) < 3\nroute argmin(requests)",
+            {"hit_len": "max(requests) - min(requests) < 3", "requests": "always"},
+        ),
+        (
+            "route argmax(hit_len) when max(requests) < 3\nroute argmax(hit_len, then: requests)",
+            {"hit_len": "always", "requests": "always"},
+        ),
+        ("keep healthy when req.turn == 0\nroute argmin(running)", {"healthy": "req.turn == 0", "running": "always"}),
+        ("keep healthy and kv_usage < 1\nroute rr_argmin(0)", {"healthy": "always", "kv_usage": "always"}),
+        (
+            "let l = unprefilled if req.turn == 0 else hit_len\nroute argmin(l)",
+            {"hit_len": "argmin(l)", "unprefilled": "argmin(l)"},
+        ),
+        ("param Q = false\nroute argmin(unprefilled if Q else hit_len)", {"hit_len": "always"}),
+    ],
+)
+def test_a_feature_is_read_always_or_behind_the_guard_that_spares_it(code: str, reads: dict[str, str]) -> None:
+    assert _check(code).reads == reads
+
+
+def test_a_configured_feature_is_the_one_read() -> None:
+    assert "unprefilled" in check(parse(_SMETRIC), WORDS, {"LOAD": "unprefilled"}).reads
+
+
+# ── parameters ──
+
+
+def test_parameters_have_value_unit_and_domain() -> None:
+    params = check(parse(_SMETRIC), WORDS, {"LOAD": "unprefilled", "OVERLOAD": 1.5}).params
+    assert [(p.name, p.value, p.unit, p.domain, p.configured) for p in params.values()] == [
+        ("OVERLOAD", 1.5, "", "1..", True),
+        ("HIT_RATIO", 0.5, "", "0..1", False),
+        ("LOAD", "unprefilled", "", "{requests, unprefilled}", True),
+        ("FLOOR", 0.0, "tokens", "0..", False),
+    ]
+    assert params["LOAD"].is_feature
+    assert params["LOAD"].doc == "What load means."
+
+
+@pytest.mark.parametrize("given", [18, 18.0, "18", "18s", "18 seconds"])
+def test_a_configured_number_may_carry_its_unit_or_none(given: Value) -> None:
+    checked = _check(
+        "param WAIT = 2s\nroute argmin(requests + 1) when req.priority * 1s > WAIT\nroute rr_argmin(0)", {"WAIT": given}
+    )
+    assert checked.params["WAIT"].value == 18.0
+
+
+@pytest.mark.parametrize(
+    ("declaration", "given", "message"),
+    [
+        ("N = 2 in 1..8", 9, "configuration sets `N` to 9, outside 1..8"),
+        ("N = 2 in {1, 2}", 3, "configuration sets `N` to 3, outside {1, 2}"),
+        ("N = 2", True, "configuration sets `N` to true, but it is a number"),
+        ("N = 2", "two", 'configuration sets `N` to "two", but it is a number'),
+        ("N = 2", float("nan"), "configuration sets `N` to nan, but numbers are at most 1e15"),
+        ("N = 2", 10**400, "but numbers are at most 1e15"),
+        ("N = 2 requests", "3 tokens", 'configuration sets `N` to "3 tokens", but its unit is requests'),
+        ("N = true", 1, "configuration sets `N` to 1, but it is true or false"),
+        ("N = requests in {requests, waiting}", "kv_usage", "outside {requests, waiting}"),
+    ],
+)
+def test_a_configured_value_is_held_against_its_declaration(declaration: str, given: Value, message: str) -> None:
+    (found,) = _errors(f"param {declaration}\nroute rr_argmin(0)", {"N": given})
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("declaration", "message"),
+    [
+        ("N = 2 in 8..1", "this range is empty"),
+        ("N = true in 0..1", "only a number has a range"),
+        ("N = 2 requests in 1 token..", "this has the unit tokens, but `N` is requests"),
+        ("N = 2 in {true, 2}", "the choices of `N` are of the kind of its default"),
+        ("N = 2 in {3, 4}", "the default of `N` is outside its own choices {3, 4}"),
+        ("N = role in {role, requests}", "`role` is no number"),
+        ("N = nothing in {nothing}", "`nothing` is no feature"),
+    ],
+)
+def test_a_parameter_is_held_against_itself(declaration: str, message: str) -> None:
+    assert _errors(f"param {declaration}\nroute rr_argmin(0)") == [message]
+
+
+# ── expressions ──
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "route argmin(norm(requests) + norm(hit_len))",
+        "route argmin(hit_len / req.prompt_len)",
+        "route argmin((req.prompt_len - hit_len) * (requests + 1))",
+        "route argmin(unprefilled / prefill_rate + 250ms)",
+        "route argmin(ratio(requests, max(requests), default: 0))",
+        "route argmin(clamp(requests, 1, 8 requests) / count())",
+        'route argmin(requests where role in {"decode", req.model} and not draining)\nroute rr_argmin(0)',
+        "route first(argmin(requests where healthy), argmin(requests))",
+        "let s = first(argmin(requests where healthy), argmin(requests))\nroute s when kv_usage[s] < 0.5\nroute s",
+        "route argmin(requests) when min(waiting where healthy, default: 0) < 4\nroute rr_argmin(0)",
+        "route argmax(hit_len where known(hit_len) and fresh(requests, 2s) and age(requests) < 1m)\nroute rr_argmin(0)",
+        'keep req.lora in loras when req.lora != ""\nroute argmin(requests)',
+        'reject 429 "full" retry 2s when all(waiting > 3)\nroute argmin(requests)',
+        "param SLOPE = 62us per token\nroute argmin(SLOPE * hit_len + 1s)",
+        "def f(x, k) = x > k\nroute argmin(requests) when any(f(requests, "
+        "5)) and any(f(hit_len, 5))\nroute rr_argmin(0)",
+    ],
+)
+def test_sound_policies_pass(code: str) -> None:
+    assert _check(code).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("argmin(least(requests, hit_len))", "`least` takes values of one unit, not requests and tokens"),
+        (
+            "argmin(requests if healthy else hit_len)",
+            "both sides of `if` are of one kind, not requests per instance and tokens per instance",
+        ),
+        ("argmin(hit_len - requests)", "cannot subtract requests from tokens"),
+        ("argmin(role)", "`argmin` needs a number, found string per instance"),
+        ("argmin(requests, then: role)", "`argmin` needs a number, found string per instance"),
+        ("argmin(requests, default: 3)", "`argmin` has no `default:`"),
+        ("argmin(requests, within: 3)", "`within:` is not available in this version"),
+        ("argmin(mean(3))", "`mean` needs a number per instance, found number"),
+        ("argmin(mean(requests, default: 0))", "`default:` is for `where`: without it there is always somebody"),
+        (
+            "argmin(mean(requests where healthy, default: 1 token))",
+            "`default:` has the unit of the result, requests, not tokens",
+        ),
+        ("argmin(ratio(requests, waiting))", "`ratio` needs `default:`"),
+        ("argmin(clamp(requests, 1))", "`clamp` takes 3 arguments, not 2"),
+        ("argmin(requests[3])", "a value is looked up by an instance, not by number"),
+        ("argmin(req.turn[argmin(requests)])", "only a value per instance can be looked up, and this is number"),
+        ("argmin(requests where req.turn == 0)", "`where` needs a truth value per instance, found bool"),
+        ("first(argmin(requests), 3)", "`first` needs an instance, found number"),
+        ("argmin(known(3))", "`known` asks about a value per instance, found number"),
+        ("argmin(mean)", "`mean` is a function"),
+        ("argmin(self.turn)", "`self` has no fields"),
+        ("argmin(not requests)", "`not` takes a truth value, found requests per instance"),
+        ("argmin(healthy + 1)", "`+` takes numbers, found bool per instance"),
+        ("argmin(requests / waiting)", "this divisor may be 0"),
+        ("argmin(req.prompt_len / (req.prompt_len - hit_len))", "this divisor may be 0"),
+        ("argmin(" + " * ".join(["unprefilled"] * 21) + ")", "this may grow past 1e300"),
+        ("argmin(role in pool)", "`in` looks in a set, not in string per instance"),
+        ("argmin(fresh(requests, 2))", "expected a duration, found a plain number"),
+    ],
+)
+def test_what_means_nothing_is_refused(code: str, message: str) -> None:
+    assert message in _errors(f"route {code}")[0]
+
+
+def test_an_error_of_a_definition_is_shown_at_each_outermost_call_with_its_own_line() -> None:
+    code = "def add(a, b) = a + b\ndef twice(x) = add(x, hit_len)\nroute argmin(twice(requests))"
+    with pytest.raises(PolicyError) as caught:
+        _check(code)
+    (found,) = caught.value.diagnostics
+    assert found.help.startswith("in `twice`, in `add`, line 2: ")
+    assert caught.value.text[found.span.start : found.span.end] == "twice(requests)"
+
+
+def test_a_definition_sees_only_names_above_it() -> None:
+    assert _errors("def f(x) = x + later\nlet later = 3\nroute argmin(f(requests))") == ["unknown name `later`"]
+
+
+def test_a_definition_that_nothing_calls_is_looked_into() -> None:
+    assert _errors("def f(x) = x + nothing\nroute rr_argmin(0)") == ["unknown name `nothing`"]
+
+
+# ── statements ──
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("let a = 3", "this policy decides nothing"),
+        ("keep req.turn == 0\nroute rr_argmin(0)", "`keep` needs a truth value per instance, found one for all"),
+        ('reject 429.5 "no" when any(healthy)\nroute rr_argmin(0)', "429.5 is not an error status"),
+        ('reject 429 "no" retry 5 when any(healthy)\nroute rr_argmin(0)', "expected a duration, found a plain number"),
+        ("let mean = 3\nroute rr_argmin(0)", "`mean` is a built-in; a name cannot hide it"),
+        ("let top = 3\nroute rr_argmin(0)", "`top` is a built-in; a name cannot hide it"),
+        ("let req = 3\nroute rr_argmin(0)", "`req` is the request; a name cannot hide it"),
+        ("def f(x, x) = x\nroute argmin(f(requests, requests))", "`x` is an argument already"),
+        ("let a = b\nlet b = 3\nroute argmin(a)", "unknown name `b`"),
+    ],
+)
+def test_statements_that_cannot_stand_are_refused(code: str, message: str) -> None:
+    assert message in _errors(code)
+
+
+def test_a_rejection_of_everything_may_end_a_policy() -> None:
+    assert _check('route argmin(requests where healthy)\nreject 503 "nobody is well"').warnings == ()
+
+
+def test_a_name_whose_definition_failed_is_accepted_in_silence() -> None:
+    assert _errors("let x = requets\nlet y = x + 1\nroute argmin(y * x)") == ["unknown name `requets`"]
+    assert len(_errors("let x = = 3\nroute argmin(x)")) == 1
+
+
+def test_an_error_of_every_choice_of_features_is_reported_once_and_plain() -> None:
+    code = "param LOAD = requests in {requests, waiting}\nroute argmin(LOAD + hit_len)"
+    assert _errors(code) == ["cannot add requests and tokens"]
+
+
+# ── warnings ──
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("let a = 3\nroute rr_argmin(0)", "value `a` is never used"),
+        ("def f(x) = x\nroute rr_argmin(0)", "definition `f` is never used"),
+        (
+            "route argmin(requests) when count() >= 1\nroute rr_argmin(0)",
+            "this condition is the same in every decision",
+        ),
+        ("## Nothing.\n\nroute rr_argmin(0)", "this `##` documents nothing"),
+        ("route rr_argmin(0) ## Nothing.", "this `##` documents nothing"),
+    ],
+)
+def test_what_does_no_harm_is_a_warning(code: str, message: str) -> None:
+    assert [warning.message for warning in _check(code).warnings] == [message]
+
+
+def test_a_switch_by_parameter_is_no_constant_condition() -> None:
+    assert _check("param ON = true\nroute argmin(requests) when ON\nroute rr_argmin(0)").warnings == ()
+
+
+# ── test blocks ──
+
+
+def _test(body: str) -> str:
+    return (
+        "param N = 2 in 1..8\nroute argmin(requests) when req.turn != 0 and any(kv_usage < 1 / N) as busy\n"
+        f'route rr_argmin(0) as rest\ntest "t"\n{body}'
+    )
+
+
+def test_sound_test_blocks_pass() -> None:
+    body = (
+        "with N = 3 given turn = ?, last = b, prompt_len = 10 tokens\ninstance | kv_usage | age(hit_len) | role\n"
+        'a | 0.5 | 2s | "x|y"\nb | ? | 3 | "z"\nexpect a or b as busy failing "req.turn != 0"'
+    )
+    assert _check(_test(body)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("with M = 3 instance | requests\na | 1\nexpect a", "this policy declares no `M`"),
+        ("with N = 9 instance | requests\na | 1\nexpect a", "this test sets `N` to 9, outside 1..8"),
+        (
+            "with N = 2 tokens instance | requests\na | 1\nexpect a",
+            "this test sets `N` to 2 tokens, but its unit is a plain number",
+        ),
+        ("given trun = 3 instance | requests\na | 1\nexpect a", "a request has no `trun`"),
+        ("given waiting = 3 instance | requests\na | 1\nexpect a", "a request has no `waiting`"),
+        ("given turn = true instance | requests\na | 1\nexpect a", "`turn` is a number"),
+        ("given prompt_len = ? instance | requests\na | 1\nexpect a", "`prompt_len` is never unknown"),
+        (
+            "given prompt_len = 5 requests instance | requests\na | 1\nexpect a",
+            "`prompt_len` is in tokens, not requests",
+        ),
+        ("given last = c instance | requests\na | 1\nexpect a", "`c` is not in the table"),
+        ("given turn = 1, turn = 2 instance | requests\na | 1\nexpect a", "`turn` is given twice"),
+        ("instance | requests | requests\na | 1 | 2\nexpect a", "this column is there already"),
+        ("instance | requests\na | 1\na | 2\nexpect a", "`a` is in the table already"),
+        ("instance | requests\na | true\nexpect a", "`requests` is a number"),
+        ("instance | kv_usage\na | 1.5\nexpect a", "`kv_usage` lies in 0..1"),
+        ("instance | known(hit_len)\na | 1\nexpect a", "unknown feature `known(hit_len)`"),
+        ("instance | requests\na | 1\nexpect a failing nothing", "no guard is called `nothing`"),
+        ('instance | requests\na | 1\nexpect a failing "req.turn == 0"', "no guard is called `req.turn == 0`"),
+        ("instance | requests\na | 1\nexpect reject 200", "200 is not an error status"),
+        ("instance | requests\na | 1\nexpect hold", "`hold` is not available in this version"),
+    ],
+)
+def test_test_blocks_are_held_against_the_file(body: str, message: str) -> None:
+    assert _errors(_test(body)) == [message]
+
+
+# ── bounds ──
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("route argmin(" + " + ".join(["requests"] * 90) + ")", ""),
+        ("route argmin(" + " + ".join(["requests"] * 200) + ")", "nests deeper than 100 operators"),
+        ("\n".join(f"let a{i} = {i}" for i in range(600)) + "\nroute rr_argmin(0)", "more than 500 parts"),
+        (
+            "def f0(x) = x + x\n"
+            + "\n".join(f"def f{i}(x) = f{i - 1}(x) + f{i - 1}(x)" for i in range(1, 30))
+            + "\nroute argmin(f29(requests))",
+            "more than 500 parts",
+        ),
+        (
+            "\n".join(f"param P{i} = requests in {{requests, waiting}}" for i in range(12))
+            + "\nroute argmin("
+            + " + ".join(f"P{i}" for i in range(12))
+            + ")",
+            "choose among more than 16 combinations",
+        ),
+    ],
+)
+def test_the_size_of_a_policy_is_bounded(code: str, message: str) -> None:
+    if message:
+        assert any(message in found for found in _errors(code))
+    else:
+        assert _check(code).warnings == ()

@@ -1,0 +1,351 @@
+"""Every mistake of the language reference, with its caret, message and help."""
+
+from __future__ import annotations
+
+import pytest
+
+from smetric.policy.check import check_text
+from smetric.policy.diagnostic import Diagnostic, PolicyError
+from tests.policy.words import WORDS
+
+#: What follows `policy p`, configured values, the text under the caret, message, help.
+_ROWS: list[tuple[str, dict[str, float], str, str, str]] = [
+    ("let l = requets", {}, "requets", "unknown name `requets`", "did you mean `requests`?"),
+    (
+        "route argmin(requests) when req.waiting > 3",
+        {},
+        "waiting",
+        "a request has no `waiting`",
+        "`waiting` belongs to the instances: write it without `req.`",
+    ),
+    (
+        "route argmin(requests) when turn == 0",
+        {},
+        "turn",
+        "unknown name `turn`",
+        "request fields are written `req.turn`",
+    ),
+    (
+        "let f = requests + hit_len",
+        {},
+        "requests + hit_len",
+        "cannot add requests and tokens",
+        "put both on one scale first, e.g. norm(...) of each, or divide by a rate",
+    ),
+    (
+        "param MAX = 16\nroute argmin(requests) when min(waiting) < MAX",
+        {},
+        "min(waiting) < MAX",
+        "cannot compare requests with a plain number",
+        "give `MAX` its unit where it is defined: `param MAX = … requests`",
+    ),
+    (
+        "let few = 5\nroute argmin(requests) when min(waiting) < few",
+        {},
+        "min(waiting) < few",
+        "cannot compare requests with a plain number",
+        "give `few` its unit where it is defined: `let few = … requests`",
+    ),
+    ("param T = 16 reqs", {}, "reqs", "unknown unit `reqs`", "did you mean `requests`?"),
+    ("param T = 5 ms", {}, "ms", "unknown unit `ms`", "durations are written 500ms, 2s, 5m, 1h, without a space"),
+    (
+        "route argmin(requests) when waiting > 3 requests",
+        {},
+        "waiting > 3 requests",
+        "a condition is one truth value, but this is bool per instance",
+        "wrap it in any(...) or all(...)",
+    ),
+    (
+        "route requests",
+        {},
+        "requests",
+        "`route` needs an instance, found requests per instance",
+        "pick one: route argmin(…)",
+    ),
+    (
+        "let s = argmin(requests)\nlet q = argmax(hit_len)\nroute s if waiting > 3 else q",
+        {},
+        "waiting > 3",
+        "an instance is chosen by one truth value, but this is bool per instance",
+        "wrap it in any(...) or all(...)",
+    ),
+    (
+        "route argmin(requests) when req.turn == 0",
+        {},
+        "route argmin(requests) when req.turn == 0",
+        "this may decide nothing",
+        "end with an unconditional `route …` whose pick has no `where`",
+    ),
+    (
+        "route argmin(requests where healthy)",
+        {},
+        "route argmin(requests where healthy)",
+        "this may decide nothing",
+        "end with an unconditional `route …` whose pick has no `where`",
+    ),
+    (
+        "let s = argmax(hit_len where healthy)\nroute s when requests[s] < 3",
+        {},
+        "s",
+        "this instance may be absent",
+        "give it a second choice: first(…, …)",
+    ),
+    (
+        "route argmin(requests)\nroute argmax(hit_len)",
+        {},
+        "route argmax(hit_len)",
+        "nothing can reach this: the rule above always applies",
+        "",
+    ),
+    (
+        "let s = argmax(hit_len)\nkeep healthy\nroute s",
+        {},
+        "keep healthy",
+        "filters come before picks, and `s` is already picked",
+        "move this line above it",
+    ),
+    (
+        "route argmin(kv_usage / (1 - kv_usage))",
+        {},
+        "1 - kv_usage",
+        "this divisor may be 0",
+        "keep it above 0: greatest(1 - kv_usage, 0.01); or say what x / 0 is: ratio(x, 1 - kv_usage, default: …)",
+    ),
+    (
+        "route argmin(requests) when min(waiting where healthy) < 4",
+        {},
+        "min(waiting where healthy)",
+        "`where` may leave nobody, and `min` of nobody is not a number",
+        "say what it is then: min(… where …, default: 0)",
+    ),
+    (
+        "route argmin(norm(requests where healthy))",
+        {},
+        "requests where healthy",
+        "`norm` does not take `where`",
+        "restrict the pick or the reduction instead: argmin(norm(…) where …)",
+    ),
+    (
+        "route argmin(requests) when req.turn = 0",
+        {},
+        "=",
+        "did not expect `=` here",
+        "compare with `==`; `=` only follows a name being defined",
+    ),
+    ("route argmin(requests) when 1 < req.turn < 3", {}, "<", "comparisons do not chain", "write `a < b and b < c`"),
+    (
+        "gaurd healthy",
+        {},
+        "gaurd",
+        "a statement cannot start with `gaurd`",
+        "a statement starts with use, param, let, def, keep, prefer, route, reject, hold or test",
+    ),
+    (
+        "let x = 5 requests\ngaurd healthy",
+        {},
+        "gaurd",
+        "a statement cannot start with `gaurd`",
+        "a statement starts with use, param, let, def, keep, prefer, route, reject, hold or test",
+    ),
+    ("let x = 5\ny = 3", {}, "y", "a statement cannot start with `y`", "to name a value write `let y = …`"),
+    ("let x = mean(requests\nlet y = 3", {}, "(", "`(` is not closed", ""),
+    (
+        'reject 429 "full when any(healthy)',
+        {},
+        '"full when any(healthy)',
+        "this string is not closed",
+        'end it with `"` on the same line',
+    ),
+    ("let hold = waiting", {}, "hold", "`hold` is a reserved word", "choose another name"),
+    ("param A = 1\nlet A = 2", {}, "A", "`A` is already defined on line 2", "names are never redefined"),
+    ("let requests = running", {}, "requests", "`requests` is a feature; a name cannot hide it", ""),
+    (
+        "route argmin(requests) when req.turn == 0 as a\nroute argmin(requests) when req.turn == 1 as a",
+        {},
+        "a",
+        "`a` already labels line 2",
+        "",
+    ),
+    ("param OVERLOAD = 0.5 in 1.0..", {}, "0.5", "the default of `OVERLOAD` is outside its own range 1..", ""),
+    (
+        "param OVERLOAD = 2.0 in 1.0..\nroute argmin(requests * OVERLOAD)",
+        {"OVERLOAD": 0.5},
+        "OVERLOAD",
+        "configuration sets `OVERLOAD` to 0.5, outside 1..",
+        "",
+    ),
+    (
+        "param OVERLOAD = 2.0 in 1.0..\nroute argmin(requests * OVERLOAD)",
+        {"OVERLAOD": 3.0},
+        "p",
+        "configuration sets `OVERLAOD`, which this policy does not declare",
+        "did you mean `OVERLOAD`?",
+    ),
+    (
+        "param LOAD = requests\nroute argmin(LOAD)",
+        {},
+        "requests",
+        "`LOAD` may be any feature",
+        "list the choices: `param LOAD = requests in {requests, …}`",
+    ),
+    (
+        "def sum_up(a, b) = a + b\nroute argmin(sum_up(requests, hit_len))",
+        {},
+        "sum_up(requests, hit_len)",
+        "cannot add requests and tokens",
+        "in `sum_up`, line 2: put both on one scale first, e.g. norm(...) of each, or divide by a rate",
+    ),
+    ("def f(a, b) = a + b\nroute argmin(f(requests))", {}, "f(requests)", "`f` takes 2 argument(s) (a, b), not 1", ""),
+    (
+        "def f(x) = f(x) + 1\nroute argmin(f(requests))",
+        {},
+        "f(requests)",
+        "unknown function `f`",
+        "in `f`, line 2: define it above this line; a definition cannot use itself",
+    ),
+    (
+        "let s = argmin(requests)\nroute s when s == s",
+        {},
+        "s == s",
+        "`==` does not compare instances",
+        "compare its values: `l[s]`",
+    ),
+    (
+        'reject 200 "no" when any(healthy)',
+        {},
+        "200",
+        "200 is not an error status",
+        "use 429 to shed and 503 when nobody can serve",
+    ),
+    (
+        "route argmin(requests) when !(req.turn == 0)",
+        {},
+        "!",
+        "unexpected character `!`",
+        "not equal is `!=`; negation is `not`",
+    ),
+    ("route argmin(requests * 1e999)", {}, "1e999", "`1e999` is too large", "numbers are at most 1e15"),
+    (
+        'route argmin(requests)\ntest "t"\n  instance | requests | waiting\n  a | 1\n  expect a',
+        {},
+        "a | 1",
+        "this row has 1 cells for 2 columns",
+        "",
+    ),
+    (
+        'route argmin(requests)\ntest "t"\n  instance | turn\n  a | 1\n  expect a',
+        {},
+        "turn",
+        "unknown feature `turn`",
+        "request fields go into `given turn = …`",
+    ),
+    (
+        'route argmin(requests)\ntest "t"\n  instance | requests\n  a | 1\n  expect b',
+        {},
+        "b",
+        "`b` is not in the table",
+        "",
+    ),
+    (
+        'route argmin(requests) as least\ntest "t"\n  instance | requests\n  a | 1\n  expect a as leest',
+        {},
+        "leest",
+        "no rule is labelled `leest`",
+        "did you mean `least`?",
+    ),
+    (
+        "param LOAD = requests in {requests, unprefilled}\nparam FLOOR = 2 "
+        "requests\nroute argmin(LOAD) when max(LOAD) <= FLOOR",
+        {},
+        "max(LOAD) <= FLOOR",
+        "cannot compare tokens with requests, if LOAD = unprefilled",
+        "a unit may be the parameter itself: `0 LOAD`",
+    ),
+    ("param RATE = 5 per second", {}, "per", "a unit is missing before `per`", "e.g. 5 requests per second"),
+    (
+        "def f(requests) = requests\nroute argmin(f(running))",
+        {},
+        "requests",
+        "`requests` is a feature; an argument cannot hide it",
+        "",
+    ),
+    ("route argmim(requests)", {}, "argmim", "unknown function `argmim`", "did you mean `argmin`?"),
+    ("def f() = 3", {}, ")", "a definition takes at least one argument", "a value without arguments is a `let`"),
+    ("param A = .5", {}, ".", "a number starts with a digit", "write `0.5`"),
+    ('keep role in {"a", 3}', {}, "3", "a set holds strings, not number", ""),
+    ("keep model < role", {}, "model < role", "`<` does not compare strings", ""),
+    ("route argmin(requests) when req.turn", {}, "req.turn", "a condition is a truth value, but this is number", ""),
+    ("keep requests", {}, "requests", "`keep` needs a truth value, found requests per instance", ""),
+    (
+        "let l = requets\nkeep healty\nroute argmin(l) whn any(healthy)",
+        {},
+        "requets",
+        "unknown name `requets`",
+        "did you mean `requests`?",
+    ),
+    (
+        "let l = requets\nkeep healty\nroute argmin(l) whn any(healthy)",
+        {},
+        "healty",
+        "unknown name `healty`",
+        "did you mean `healthy`?",
+    ),
+    (
+        "let l = requets\nkeep healty\nroute argmin(l) whn any(healthy)",
+        {},
+        "whn",
+        "did not expect `whn` here",
+        "did you mean `when`?",
+    ),
+    ("param A = 1\nroute argmin(requests)", {}, "A", "parameter `A` is never used", ""),
+    (
+        "route argmin(requests) when 1 < 2\nroute argmax(hit_len)",
+        {},
+        "1 < 2",
+        "this condition is the same in every decision",
+        "",
+    ),
+]
+
+#: A file with three errors, where one must not hide another.
+_SEVERAL = "let l = requets\nkeep healty\nroute argmin(l) whn any(healthy)"
+
+
+def _found(code: str, settings: dict[str, float]) -> tuple[Diagnostic, ...]:
+    try:
+        return check_text(f"policy p\n{code}", WORDS, settings, "p.policy")[1].warnings
+    except PolicyError as error:
+        return error.diagnostics
+
+
+@pytest.mark.parametrize(("code", "settings", "caret", "message", "help_text"), _ROWS)
+def test_a_mistake_is_named_with_its_place_and_the_way_out_and_has_no_echo(
+    code: str, settings: dict[str, float], caret: str, message: str, help_text: str
+) -> None:
+    text = f"policy p\n{code}"
+    # A row that is no whole policy decides nothing besides.
+    found = [d for d in _found(code, settings) if d.code != "undecided" or d.message == message]
+    assert (caret, message, help_text) in [(text[d.span.start : d.span.end], d.message, d.help) for d in found]
+    assert len(found) == (3 if code == _SEVERAL else 1)
+
+
+def test_a_report_shows_line_caret_and_help() -> None:
+    with pytest.raises(PolicyError) as caught:
+        check_text("policy p\nlet l = requets\nroute argmin(l)", WORDS, {}, "p.policy")
+    assert str(caught.value) == (
+        "error: unknown name `requets`\n"
+        " --> p.policy:2:9\n"
+        "  |\n"
+        "2 | let l = requets\n"
+        "  |         ^^^^^^^\n"
+        "  = help: did you mean `requests`?"
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["use common (x)", "hold for 2s", "route softmin(requests)", "route argmax(hrw(req.session))", "keep draw(2)"],
+)
+def test_what_this_version_does_not_run_is_said_to_be_unavailable(code: str) -> None:
+    (found,) = _found(f"{code}\nroute argmin(requests)", {})
+    assert found.message.endswith("is not available in this version")
