@@ -1,6 +1,8 @@
 """The manual names everything a user can name: each table of the code is compared with the page that documents it."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,12 @@ def test_every_name_that_telemetry_gives_away_is_documented(table: str) -> None:
 
 def test_every_command_is_documented() -> None:
     assert undocumented(commands_below(main, "smetric"), "operations") == []
+
+
+def test_the_tables_of_the_manual_are_those_of_the_code() -> None:
+    command = [sys.executable, "docs/generate.py", "--check"]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}run `python docs/generate.py`"
 
 
 def test_links_between_pages_lead_somewhere() -> None:

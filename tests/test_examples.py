@@ -75,6 +75,13 @@ def test_every_example_configuration_loads(path: Path) -> None:
     assert "/" not in settings.policy or Path(settings.policy).exists()
 
 
+def test_the_schema_that_editors_read_is_the_one_in_force() -> None:
+    shipped = (EXAMPLES / "smetric.schema.json").read_text()
+    assert shipped == CliRunner().invoke(main, ["config", "schema"]).output, (
+        "run `smetric config schema > examples/smetric.schema.json`"
+    )
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.policy")), ids=relative)
 def test_every_example_policy_passes_its_own_tests(path: Path) -> None:
     result = CliRunner().invoke(main, ["test", str(path)])
