@@ -15,9 +15,11 @@ from msgspec import Raw
 from smetric.errors import RequestError
 
 #: Up to this size a body cannot hold enough values to stall the loop, so they are not counted.
-UNCOUNTED_BYTES = 512 * 1024
+UNCOUNTED_BYTES = 256 * 1024
 #: Most strings, objects and lists a larger body may hold.
 MAX_VALUES = 65536
+#: Most members the top level may have; the widest API has about a hundred.
+MAX_MEMBERS = 1024
 
 _EVERYTHING_BUT_VALUES = bytes(byte for byte in range(256) if byte not in b'"{[')
 _DECODER = msgspec.json.Decoder(dict[str, Raw])
@@ -39,7 +41,7 @@ def members(body: bytes) -> dict[str, Raw]:
 
     Raises:
         RequestError: *body* is not one JSON object in UTF-8, gives a member twice, nests too deeply, or holds too many
-            values to be looked into.
+            members or values to be looked into.
     """
     if len(body) > UNCOUNTED_BYTES:
         _refuse_bomb(body)
@@ -51,6 +53,8 @@ def members(body: bytes) -> dict[str, Raw]:
         raise RequestError("the body must be a JSON object, such as {...}, at its top level") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(_malformed(body, error)) from None
+    if len(found) > MAX_MEMBERS:
+        raise RequestError(f"the body has more than {MAX_MEMBERS} top-level fields; no API has that many")
     for _ in spans(body, found):
         pass
     return found

@@ -210,27 +210,28 @@ def _read_prompts(request: InferenceRequest, value: Raw | None, bytes_per_token:
         return 1
     text = bytes(value)
     if text.startswith(b'"'):
-        prompts = [Prompt([_decode("prompt", _STRING, value).encode()], bytes_per_token, key=key)]
+        prompts = [_decode("prompt", _STRING, value).encode()]
     elif not text.startswith(b"["):
         raise RequestError("`prompt` must be a string, a list of strings or lists of token ids", param="prompt")
     elif text[1:64].lstrip()[:1] == b'"':
-        strings = _decode("prompt", _STRINGS, value)
-        prompts = [Prompt([one.encode()], bytes_per_token, key=key) for one in strings]
-    elif text[1:64].lstrip()[:1] == b"[":
-        prompts = [_of_ids(bytes(ids), key) for ids in _decode("prompt", _RAWS, value)]
+        prompts = [one.encode() for one in _decode("prompt", _STRINGS, value)]
     else:
-        prompts = [_of_ids(text, key)]
-    if not prompts:
-        return 1
-    request.prompt = prompts[0]
-    request.prompt_len = sum(prompt.length for prompt in prompts)
+        nested = text[1:64].lstrip()[:1] == b"["
+        return _read_token_ids(
+            request, [bytes(ids) for ids in _decode("prompt", _RAWS, value)] if nested else [text], key
+        )
+    if prompts:
+        request.prompt = Prompt([prompts[0]], bytes_per_token, key=key)
+        request.prompt_len = sum(max(1, int(len(one) / bytes_per_token)) for one in prompts)
+    return max(1, len(prompts))
+
+
+def _read_token_ids(request: InferenceRequest, prompts: list[bytes], key: bytes) -> int:
+    """The same for lists of token ids: their JSON text stands for the rendering, their number is exact."""
+    counts = [ids.count(b",") + 1 for ids in prompts]
+    request.prompt = Prompt([prompts[0]], len(prompts[0]) / counts[0], key=key, counted=True)
+    request.prompt_len = sum(counts)
     return len(prompts)
-
-
-def _of_ids(ids: bytes, key: bytes) -> Prompt:
-    """A prompt given as token ids: their JSON text stands for the rendering, their number is exact."""
-    count = ids.count(b",") + 1
-    return Prompt([ids], len(ids) / count, key=key, counted=True)
 
 
 def _chat(found: dict[str, Raw]) -> Conversation:
