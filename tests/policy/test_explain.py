@@ -1,0 +1,210 @@
+"""Sentences, tables and accounts of decisions, as people read them."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.policy import Decision, Policy, Snapshot, load
+from smetric.policy.explain import explain, summary, table
+
+SMETRIC = load((Path(__file__).parents[2] / "policies" / "smetric.policy").read_text(), VOCABULARY)
+IDS = ["gpu-0", "gpu-1", "gpu-2"]
+
+
+def decide(policy: Policy | str, snapshot: Snapshot, seed: int = 1, **fields: Any) -> Decision:
+    loaded = load(f"policy p\n{policy}\n", VOCABULARY) if isinstance(policy, str) else policy
+    defaults = {name: field.default for name, field in VOCABULARY.request.items()}
+    request = types.SimpleNamespace(**{**defaults, "prompt_len": 10_000, **fields})
+    decision = loaded.decide(snapshot, request, {}, seed)
+    assert isinstance(decision, Decision)
+    return decision
+
+
+HOT = Snapshot(IDS, {"hit_len": [9000, 512, 512], "requests": [20, 4, 3]})
+
+
+def test_the_account_of_a_hot_instance_that_sheds_a_session() -> None:
+    assert explain(decide(SMETRIC, HOT, turn=3, est_hit=9500)) == "\n".join(
+        [
+            "smetric: route to gpu-2",
+            "    stick      ✓ req.turn != 0   ✗ not_overloaded   · session_not_evicted",
+            "  → balance    always",
+            "                hit_len    requests",
+            "    gpu-0          9000          20",
+            "    gpu-1           512           4",
+            "    gpu-2           512           3  ←",
+        ]
+    )
+
+
+def test_the_account_of_a_rule_that_fires_shows_what_held() -> None:
+    account = explain(
+        decide(SMETRIC, Snapshot(IDS, {"hit_len": [9000, 0, 0], "requests": [4, 4, 4]}), turn=1, est_hit=9000)
+    )
+    assert "  → stick    ✓ req.turn != 0   ✓ not_overloaded   ✓ session_not_evicted" in account.splitlines()
+
+
+def test_an_unknown_cell_is_marked_beside_the_value_used() -> None:
+    snapshot = Snapshot(IDS, HOT.columns, known={"hit_len": [True, False, True]})
+    lines = explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()
+    assert lines[5] == "    gpu-1         ? 512           4"
+
+
+def test_a_feature_that_was_not_looked_up_has_no_column() -> None:
+    lines = explain(decide(SMETRIC, Snapshot(IDS, {"requests": [3, 2, 1]}), turn=0)).splitlines()
+    assert lines[3:] == [
+        "                requests",
+        "    gpu-0              3",
+        "    gpu-1              2",
+        "    gpu-2              1  ←",
+    ]
+
+
+def test_a_computed_score_has_a_column_of_its_own_name() -> None:
+    body = "let f = requests * 1.5\nroute argmin({})"
+    assert explain(decide(body.format("f"), HOT)).splitlines()[2:] == [
+        "                requests      f",
+        "    gpu-0             20     30",
+        "    gpu-1              4      6",
+        "    gpu-2              3    4.5  ←",
+    ]
+    assert "f + 1" in table(decide(body.format("f  +  1"), HOT))
+
+
+def test_filters_say_whom_they_left_and_mark_those_they_left_out() -> None:
+    body = """
+    keep   requests < 9            as calm
+    prefer requests > 99           as busy
+    prefer hit_len > 600 when req.turn > 5 as warm
+    route argmax(requests)
+    """
+    assert explain(decide(body, HOT, turn=1)).splitlines() == [
+        "p: route to gpu-1",
+        "    calm       left 2 of 3",
+        "    busy       ignored: it would leave nobody",
+        "    warm       does not apply",
+        "  → route_1    always",
+        "                requests    hit_len",
+        "    gpu-0             20       9000  ✗ calm",
+        "    gpu-1              4        512  ←",
+        "    gpu-2              3        512",
+    ]
+
+
+def test_a_rejected_request_is_explained_too() -> None:
+    decision = decide('reject 429 "full" when min(requests) > 2 as shed\nroute argmin(requests)', HOT)
+    assert summary(decision) == "shed: rejected with 429"
+    assert explain(decision).startswith("p: reject 429, full\n  → shed    ✓ min(requests) > 2\n")
+    nobody = decide("keep requests > 99 as busy\nroute argmin(requests)", HOT)
+    assert summary(nobody) == "busy: none of 3 instances is left"
+    assert explain(nobody).splitlines()[0] == "p: reject 503, no instance is left after `busy`"
+
+
+# ── one sentence ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("fields", "hits", "sentence"),
+    [
+        (
+            {"turn": 3, "est_hit": 9500},
+            [9000, 512, 512],
+            "balance: gpu-2 has the fewest requests (3); "
+            "gpu-0, with the highest hit_len (9000), failed not_overloaded (20 > 2 × 9)",
+        ),
+        (
+            {"turn": 0},
+            [0, 0, 0],
+            "balance: gpu-2 has the fewest requests (3); stick failed req.turn != 0 (req.turn is 0)",
+        ),
+        (
+            {"turn": None},
+            [0, 0, 0],
+            "balance: gpu-2 has the fewest requests (3); stick failed req.turn != 0 (req.turn is unknown)",
+        ),
+        (
+            {"turn": 3, "est_hit": 9500},
+            [0, 0, 4000],
+            "balance: gpu-2 has the fewest requests (3); "
+            "gpu-2, with the highest hit_len (4000), failed session_not_evicted (4000 ≤ 0.5 × 9500)",
+        ),
+        (
+            {"turn": 3, "est_hit": None},
+            [0, 0, 4000],
+            "balance: gpu-2 has the fewest requests (3); "
+            "gpu-2, with the highest hit_len (4000), failed session_not_evicted (req.est_hit is unknown)",
+        ),
+        ({"turn": 3, "est_hit": 9000}, [0, 9000, 0], "stick: gpu-1 has the highest hit_len (9000)"),
+    ],
+)
+def test_a_sentence_has_the_numbers_that_settled_it(fields: dict[str, Any], hits: list[float], sentence: str) -> None:
+    snapshot = Snapshot(IDS, {"hit_len": hits, "requests": [20, 4, 3]})
+    assert summary(decide(SMETRIC, snapshot, **fields)) == sentence
+
+
+def test_a_sentence_says_how_a_tie_was_settled() -> None:
+    even = Snapshot(IDS, {"hit_len": [0, 0, 0], "requests": [2, 2, 2]})
+    assert summary(decide("route rr_argmin(requests)", even)) == (
+        "route_1: gpu-0 has the fewest requests (2), as have 2 more: it is next in the rotation"
+    )
+    assert summary(decide("route rr_argmin(0)", even)) == "route_1: gpu-0 is next in the rotation among 3"
+    assert summary(decide("route argmax(hit_len, then: requests)", even)).endswith(
+        "has the highest hit_len (0), as have 2 more: taken by lowest requests, then drawn"
+    )
+
+
+def test_a_pick_that_found_nobody_is_told() -> None:
+    sentence = summary(decide("route argmin(requests where hit_len > 9999) as roomy\nroute argmin(requests)", HOT))
+    assert sentence == "route_2: gpu-2 has the fewest requests (3); roomy found nobody"
+
+
+def test_strings_of_a_request_are_never_printed() -> None:
+    body = 'route argmin(requests) when req.session == "other" as mine\nroute argmax(requests) as rest'
+    decision = decide(body, HOT, session="secret-session", tenant="secret-tenant")
+    for text in (summary(decision), explain(decision), table(decision), repr(decision)):
+        assert "secret" not in text
+
+
+# ── the table is bounded ─────────────────────────────────────────────────────
+
+
+def test_the_table_has_the_chosen_first_then_the_best_and_counts_the_rest() -> None:
+    ids = [f"gpu-{i}" for i in range(40)]
+    snapshot = Snapshot(ids, {"requests": [39 - i for i in range(40)]})
+    lines = table(decide("route argmin(requests)", snapshot), top=3).splitlines()
+    assert [line.split()[0] for line in lines] == ["requests", "gpu-39", "gpu-38", "gpu-37", "…"]
+    assert lines[1].endswith("←")
+    assert lines[-1] == "    … and 37 more"
+
+
+@pytest.mark.parametrize("limit", [0, 50, 300, 1900])
+def test_the_table_never_exceeds_its_bytes(limit: int) -> None:
+    ids = [f"an-instance-with-a-name-as-long-as-a-sentence-which-is-cut-{i}" for i in range(64)]
+    snapshot = Snapshot(ids, {"requests": [5] * 64, "hit_len": [7] * 64})
+    text = table(decide("route argmax(hit_len, then: requests)", snapshot), top=64, limit_bytes=limit)
+    assert len(text.encode()) <= limit
+    assert "\n" in text or limit < 300
+
+
+def test_the_account_of_a_large_fleet_lists_the_best() -> None:
+    ids = [f"gpu-{i}" for i in range(200)]
+    lines = explain(decide("route argmin(requests)", Snapshot(ids, {"requests": list(range(200))}))).splitlines()
+    assert lines[-1] == "    … and 168 more"
+    assert lines[3].split()[0] == "gpu-0"
+
+
+# ── what a decision knows of its pick ────────────────────────────────────────
+
+
+def test_runner_up_margin_and_ties_count_candidates_only() -> None:
+    snapshot = Snapshot(["a", "b", "c", "d"], {"requests": [1, 2, 5, 2], "hit_len": [0, 9, 9, 9]})
+    decision = decide("keep hit_len > 0\nroute argmin(requests where requests < 5)\nroute argmin(requests)", snapshot)
+    assert (decision.tied, decision.margin, list(decision.candidates)) == (2, 0, [1, 3])
+    assert {decision.instance, decision.runner_up} == {"b", "d"}
+    best = decide("route argmax(requests)", snapshot)
+    assert (best.instance, best.runner_up, best.margin, best.direction, best.tied) == ("c", "b", 3, "max", 1)
