@@ -1,0 +1,111 @@
+"""Plays the sessions through a router, one policy after the other, each on engines and an index that know nothing yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from smetric.app import Application
+from smetric.demo import stage
+from smetric.demo.agent import Answer, play
+from smetric.demo.dialect import Chat, Messages
+from smetric.demo.figures import Figures
+from smetric.demo.session import Session
+from smetric.emulator.fleet import EmulatedFleet
+from smetric.proxy.server import address_of, listen, serve
+from smetric.telemetry.record import DecisionRecord
+
+#: The sessions begin evenly spread over so many seconds.
+BEGIN_WITHIN_S = 6.0
+#: What still runs when the agents are done, seconds.
+_DRAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What came of one policy.
+
+    Args:
+        policy: its name.
+        answers: every answer, in the order they ended.
+        records: the routing decisions of those answers, by id, as far as the router keeps them.
+        figures: their sums.
+        took_s: how long it took.
+    """
+
+    policy: str
+    answers: Sequence[Answer]
+    records: dict[str, DecisionRecord]
+    figures: Figures
+    took_s: float
+
+
+async def compare(
+    policies: Sequence[str],
+    sessions: Sequence[Session],
+    *,
+    speed: float,
+    progress: Callable[[str, int, int], None],
+) -> list[Play]:
+    """Play *sessions* once for each of *policies*.
+
+    Args:
+        policies: shipped names or files.
+        sessions: all of them play at the same time.
+        speed: engines and gaps are so many times as fast as real ones.
+        progress: told of every answer: policy, answers so far, requests in all.
+
+    Raises:
+        ConfigError, PolicyError: a policy cannot be used.
+    """
+    async with stage.engines(speed) as engines:
+        return [await _perform(engines, policy, sessions, speed, progress) for policy in policies]
+
+
+async def _perform(
+    engines: EmulatedFleet,
+    policy: str,
+    sessions: Sequence[Session],
+    speed: float,
+    progress: Callable[[str, int, int], None],
+) -> Play:
+    engines.reset()
+    application = Application(stage.settings(engines.urls, policy))
+    name = application.policy_file.current.policy.name
+    total = sum(len(session.turns) for session in sessions)
+    answers: list[Answer] = []
+
+    def answered(answer: Answer) -> None:
+        answers.append(answer)
+        progress(name, len(answers), total)
+
+    sock = listen("127.0.0.1", 0)
+    # Connections queue from here on: the agents need not wait until the server is up.
+    sock.listen(1024)
+    stop = asyncio.Event()
+    started = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(application.data_app(), sock, stop=stop.wait, drain_s=_DRAIN_S))
+        await _act(sessions, address_of(sock), speed, answered)
+        took_s = time.monotonic() - started
+        stop.set()
+    kept = application.telemetry.decisions
+    records = {record.id: record for answer in answers if (record := kept.get(answer.decision)) is not None}
+    return Play(name, answers, records, Figures.of(answers, stage.INSTANCES), took_s)
+
+
+async def _act(
+    sessions: Sequence[Session], router: str, speed: float, answered: Callable[[Answer], None]
+) -> None:
+    """All agents at once; every other one speaks the other API."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as client, asyncio.TaskGroup() as group:
+        for number, session in enumerate(sessions):
+            delay_s = BEGIN_WITHIN_S / speed * number / len(sessions)
+            dialect = Chat() if number % 2 else Messages()
+            begun = play(session, dialect, client, router, delay_s=delay_s, speed=speed, answered=answered)
+            group.create_task(begun, name=session.id)
