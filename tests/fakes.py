@@ -1,4 +1,4 @@
-"""Fakes on raw sockets that several tests share: an engine that misbehaves by script, and a client that parses strictly.
+"""Fakes on raw sockets that tests share: an engine that misbehaves by script, and a client that parses strictly.
 
 Nothing here uses the HTTP libraries under test.
 """
@@ -141,7 +141,7 @@ class FakeEngine:
     async def start(self, port: int = 0) -> None:
         """Listen on *port*, or on a free one."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 20)
-        self.url = "http://127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         """Refuse connections and drop those that are open."""

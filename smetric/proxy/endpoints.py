@@ -157,6 +157,10 @@ def data_app(
         told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
         return Response(error_body(path, told), error.status_code, error.headers, "application/json")
 
+    async def apologise(request: Request, _: Exception) -> Response:
+        told = HttpError(500, "a fault in the router; its log says where", "internal_error")
+        return Response(error_body(request.url.path, told), 500, None, "application/json")
+
     routes: list[BaseRoute] = [
         *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
         Route("/v1/models", models, methods=["GET"]),
@@ -167,4 +171,4 @@ def data_app(
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse})
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse, Exception: apologise})

@@ -32,7 +32,8 @@ RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
 def request_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
     """The client's header fields that go to the instance; names are lower-case as ASGI gives them.
 
-    Fields that only the router may set are dropped: `x-smetric-…`, with underscores too, as many servers read both as one.
+    Fields that only the router may set are dropped: `x-smetric-…`, with underscores too, which some servers take for
+    dashes.
     """
     passed = [
         (name, value)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import re
 
+import structlog
+
 from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.error_response import send_error
 from smetric.proxy.inbox import ClientGone, Inbox, Limits, too_large
 from smetric.proxy.outbox import Outbox
 from smetric.proxy.watchdog import Watchdog
+
+log = structlog.get_logger("smetric.intake")
 
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 #: One value only: which of two would count is a matter of opinion, and opinions differ between servers.
@@ -57,6 +61,9 @@ class Intake:
                 await self._app(scope, inbox, outbox)
         except ClientGone:
             pass
+        except Exception:
+            # The app has answered 500 if nothing had been answered yet. The request is the only one to suffer.
+            log.exception("smetric.request.failed", method=scope["method"])
         except asyncio.CancelledError:
             expired = watchdog.expired
             if not inbox.gone and expired is None:

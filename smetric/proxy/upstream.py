@@ -7,6 +7,7 @@ are the caller's, as is the choice of another instance.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -23,6 +24,8 @@ Headers = list[tuple[bytes, bytes]]
 
 #: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
 KEEPALIVE_S = 3.0
+#: A body of at most this many bytes is handed to the socket as a whole.
+WHOLE_BYTES = 1024 * 1024
 
 #: Whether the connection used last in this task had served a request before.
 _reused: ContextVar[bool] = ContextVar("reused", default=False)
@@ -129,9 +132,11 @@ class Upstream:
     async def _request(
         self, session: aiohttp.ClientSession, method: str, url: URL, headers: list[tuple[str, str]], body: bytes | None
     ) -> aiohttp.ClientResponse:
+        # A large body goes out piece by piece, so that other requests are served in between.
+        data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
         try:
             return await session.request(
-                method, url, headers=headers, data=body, allow_redirects=False, timeout=self._timeout
+                method, url, headers=headers, data=data, allow_redirects=False, timeout=self._timeout
             )
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
             raise UpstreamFailed("connect_error") from error

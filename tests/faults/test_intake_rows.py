@@ -1,0 +1,219 @@
+"""Rows A: what a client may send, and what must never come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import orjson
+import pytest
+
+from smetric.config.settings import Forward, Limits
+from smetric.errors import HttpError
+from smetric.proxy.asgi import Receive, Scope, Send
+from smetric.proxy.error_response import send_error
+from smetric.proxy.inbox import Limits as IntakeLimits
+from smetric.proxy.intake import Intake
+from smetric.proxy.server import address_of, listen, serve
+from tests.fakes import FakeEngine, RawClient, Response, request, until
+from tests.faults.harness import CANARY, Running, chat, running
+
+MIB = 1024 * 1024
+
+
+async def only_answer(router: Running, raw: bytes) -> Response:
+    """The answer to *raw*; nothing follows it but the end of the connection."""
+    async with await RawClient.connect(router.url) as client:
+        await client.send(raw)
+        answer = await client.response()
+        assert await client.at_end()
+    return answer
+
+
+async def test_a1_content_length_and_transfer_encoding_together_are_refused_and_nothing_follows() -> None:
+    async with running(FakeEngine()) as router:
+        body = chat()
+        chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        second = request("POST", "/v1/chat/completions", body)
+        fields = [b"Content-Length: %d\r\n" % len(chunked), b"Transfer-Encoding: chunked\r\n"]
+        for order in (fields, fields[::-1]):
+            raw = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + b"".join(order) + b"\r\n" + chunked + second
+            answer = await only_answer(router, raw)
+            assert answer.status == 400
+            assert orjson.loads(answer.body)["error"]["type"] == "invalid_request_error"
+            assert answer.values("connection") == ["close"]
+        assert router.engines[0].calls == []
+
+
+async def upload(client: RawClient, head: bytes, size: int, *, chunked: bool) -> None:
+    """Send *size* bytes of a body, for as long as the server takes them."""
+    piece = b" " * 65536
+    with contextlib.suppress(ConnectionError, RuntimeError):  # uvloop raises the latter once the transport is closed
+        await client.send(head)
+        while size:
+            data = piece[:size]
+            size -= len(data)
+            await client.send(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+        if chunked:
+            await client.send(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_a5_a_body_over_the_limit_is_answered_413_while_it_is_still_being_sent(framing: str) -> None:
+    async with running(FakeEngine(), forward=Forward(max_body=MIB)) as router:
+        for size in (MIB + 1, 100 * MIB):
+            length = f"Content-Length: {size}" if framing == "length" else "Transfer-Encoding: chunked"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode()
+            async with await RawClient.connect(router.url) as client:
+                sending = asyncio.create_task(upload(client, head, size, chunked=framing == "chunked"))
+                async with asyncio.timeout(5):
+                    answer = await client.response()
+                    await sending
+            assert (answer.status, answer.complete) == (413, True)
+            assert orjson.loads(answer.body)["error"]["type"] == "request_too_large"
+            assert str(MIB) in orjson.loads(answer.body)["error"]["message"]
+        assert router.engines[0].calls == []
+
+
+async def test_a5_a_body_of_exactly_the_limit_passes_untouched() -> None:
+    async with running(FakeEngine(), forward=Forward(max_body=4 * MIB)) as router:
+        body = chat(padding="")
+        body = body[:-2] + b"x" * (4 * MIB - len(body)) + body[-2:]
+        answer = await router.ask("POST", "/v1/chat/completions", body)
+        assert answer.status == 200
+        assert router.engines[0].calls[0].body == body
+
+
+@pytest.mark.slow
+async def test_a6_a_hundred_early_refusals_of_a_20_mb_body_leave_nothing_behind() -> None:
+    async with running(FakeEngine()) as router:
+        head = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (20 * MIB)
+        statuses = await asyncio.gather(*(refused_upload(router.url, head, 0.05 * i) for i in range(100)))
+        assert statuses == [404] * 100
+
+
+async def refused_upload(url: str, head: bytes, after_s: float) -> int:
+    await asyncio.sleep(after_s % 1.0)
+    async with await RawClient.connect(url) as client:
+        sending = asyncio.create_task(upload(client, head, 20 * MIB, chunked=False))
+        async with asyncio.timeout(30):
+            answer = await client.response()
+            client.reset()
+            await sending
+    return answer.status
+
+
+def accepts(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+@pytest.mark.slow
+async def test_a6_an_endpoint_that_waits_before_it_refuses_leaves_nothing_behind() -> None:
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await asyncio.sleep(0.5)
+            await send_error(send, scope["path"], HttpError(401, "no", "authentication_error"))
+
+    before = len(asyncio.all_tasks())
+    stop = asyncio.Event()
+    sock = listen("127.0.0.1", 0)
+    url = address_of(sock)
+    served = asyncio.create_task(serve(Intake(refusing, IntakeLimits()), sock, stop=stop.wait, drain_s=1.0))
+    await until(lambda: accepts(sock))
+    head = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (20 * MIB)
+    assert await asyncio.gather(*(refused_upload(url, head, 0.02 * i) for i in range(100))) == [401] * 100
+    stop.set()
+    async with asyncio.timeout(5):
+        await served
+    assert len(asyncio.all_tasks()) == before
+
+
+@pytest.mark.parametrize(
+    ("raw", "statuses"),
+    [
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Big: " + b"a" * 70_000 + b"\r\n\r\n", {431}),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 5000 + b"\r\n", {431}),
+        (b"GET /v1/models?" + b"q" * 16_384 + b" HTTP/1.1\r\nHost: x\r\n\r\n", {414}),
+    ],
+    ids=["70 KB header", "5,000 headers", "16 KB target"],
+)
+async def test_a7_oversized_heads_are_refused_and_the_connection_closed(raw: bytes, statuses: set[int]) -> None:
+    async with running(FakeEngine()) as router:
+        assert (await only_answer(router, raw)).status in statuses
+
+
+async def test_a8_a_cleartext_upgrade_to_http2_is_ignored() -> None:
+    async with running(FakeEngine()) as router:
+        upgrade = b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+        async with await RawClient.connect(router.url) as client:
+            await client.send(b"GET /admin/policy HTTP/1.1\r\nHost: x\r\n" + upgrade)
+            assert (await client.response("GET")).status == 404
+            await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + upgrade)
+            answer = await client.response("GET")
+            assert (answer.status, answer.body) == (200, b"ok\n")
+
+
+async def test_a8_the_http2_preface_is_refused_in_plain_http1() -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        assert (await client.response()).status == 505
+        assert await client.at_end()
+
+
+async def test_a8_a_websocket_upgrade_is_refused() -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        await client.send(
+            b"GET /v1/models HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" + key + b"\r\n"
+        )
+        assert (await client.response("GET")).status in (400, 403, 426)
+        assert await client.at_end()
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET /v1/models HTTP/1.2", 505),
+        (b"GET /v1/models HTTP/2.0", 505),
+        (b"GET /v1/models", 400),
+        (b"CONNECT 127.0.0.1:80 HTTP/1.1", 405),
+        (b"TRACE /v1/models HTTP/1.1", 405),
+        (b"OPTIONS * HTTP/1.1", 405),
+        (b"PATCH /v1/models HTTP/1.1", 405),
+        (b"GET http://other/v1/models HTTP/1.1", 400),
+        (b"GET /v1/models#x HTTP/1.1", 400),
+        (b"GET /v1/models?a#x HTTP/1.1", 400),
+        (b"GET * HTTP/1.1", 400),
+    ],
+    ids=lambda value: value.decode() if isinstance(value, bytes) else "",
+)
+async def test_a9_odd_request_lines_are_refused(line: bytes, status: int) -> None:
+    async with running(FakeEngine()) as router:
+        answer = await only_answer(router, line + b"\r\nHost: x\r\n\r\n")
+        assert answer.status == status
+        assert router.engines[0].calls == []
+
+
+@pytest.mark.parametrize("host", [b"Host: a b/..@c\r\n", b"Host: x\r\nHost: y\r\n", b"", b"Host: a,b\r\n"])
+async def test_a9_a_host_that_is_none_is_refused(host: bytes) -> None:
+    async with running(FakeEngine()) as router:
+        answer = await only_answer(router, b"POST /v1/chat/completions HTTP/1.1\r\n" + host + b"\r\n")
+        assert answer.status == 400
+        assert router.engines[0].calls == []
+
+
+async def test_a10_no_spelling_of_an_admin_path_is_served_on_the_data_port() -> None:
+    async with running(FakeEngine()) as router:
+        for path in ("/admin/policy", "//admin/policy", "/%61dmin/policy", "/v1/..%2fadmin/policy", "/metrics"):
+            assert (await router.ask("GET", path)).status == 404
+
+
+async def test_b4_a_body_that_does_not_arrive_is_answered_408() -> None:
+    async with running(FakeEngine(), limits=Limits(body_timeout=0.3)) as router:
+        async with await RawClient.connect(router.url) as client:
+            await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
+            answer = await client.response()
+            assert answer.status == 408
+            assert CANARY.encode() not in answer.body
+        assert router.engines[0].calls == []
