@@ -151,7 +151,11 @@ class Application:
         door = Door(
             plane,
             self.telemetry,
-            Reading(block_size=settings.block_size, trust_session_headers=settings.trust_session_headers),
+            Reading(
+                block_size=settings.block_size,
+                trust_session_headers=settings.trust_session_headers,
+                aliases=settings.models,
+            ),
             settings.models,
             settings.trusted_proxies,
         )
