@@ -18,7 +18,7 @@ from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, 
 from smetric.policy.findings import Findings, Stop
 from smetric.policy.parameter import Parameter, Value, feature_choices
 from smetric.policy.parser import read
-from smetric.policy.reads import reads
+from smetric.policy.reads import reads, wasted_lookups
 from smetric.policy.vocabulary import Vocabulary
 
 #: Combinations of features that a policy may be checked for.
@@ -90,7 +90,8 @@ def _check(
     chosen.statements.warn()
     header = file.text.rfind("policy", 0, file.name_span.start)
     stray = stray_comments(file.text, [header, *(statement.span.start for statement in file.statements)])
-    warnings = [*chosen.findings.warnings, *stray]
+    wasted = wasted_lookups(chosen.statements.steps, vocabulary)
+    warnings = [*chosen.findings.warnings, *stray, *wasted]
     return Checked(
         in_order(warnings), reads(chosen.statements.steps, vocabulary), dict(chosen.statements.parameters.declared)
     )

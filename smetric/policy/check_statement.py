@@ -98,6 +98,8 @@ class Statements:
         match statement:
             case tree.Param():
                 type_ = self.parameters.declare(statement)
+                if type_ is BROKEN:
+                    self.parameters.failed.add(statement.name)
                 if statement.name in self._features and type_ is not BROKEN:
                     feature = self._expressions.feature(self._features[statement.name])
                     type_ = replace(feature, must=feature.must | {statement.name}, may=feature.may | {statement.name})
@@ -120,6 +122,8 @@ class Statements:
                 self._unsupported(statement)
             case tree.Broken():
                 self._outcomes.broken |= statement.word in ("route", "reject", "hold", "policy", "library")
+                if statement.word == "param":
+                    self.parameters.failed.add(statement.name)
                 if statement.name and statement.word in ("param", "let", "def"):
                     self._names.define(statement.name, statement.span, None)
 
@@ -146,7 +150,7 @@ class Statements:
             message = f"`{statement.word}` needs a truth value per instance, found one for all"
             help_text = "a filter that applies sometimes has a `when`; to turn requests away use `reject`"
             self._findings.error("mask", statement.mask.span, message, help_text)
-        self._add(statement.mask, guards, mask, ends=False)
+        self._add(statement.mask, guards, mask, may_end=statement.word == "keep")
 
     def _route(self, statement: tree.Route) -> None:
         guards = self._guards(statement.when)
@@ -156,7 +160,7 @@ class Statements:
             message = f"`route` needs an instance, found {pick}"
             self._findings.error("route", statement.pick.span, message, "pick one: route argmin(…)")
             pick = BROKEN
-        self._add(statement.pick, guards, pick, ends=True)
+        self._add(statement.pick, guards, pick, may_end=True)
         self._outcome(statement, settled=statement.when is None and not pick.maybe, broken=pick.broken)
 
     def _reject(self, statement: tree.Reject) -> None:
@@ -168,7 +172,7 @@ class Statements:
         retry = Type(Sort.NUMBER) if statement.retry is None else self._expressions.seconds(statement.retry)
         guards = self._guards(statement.when)
         self._label(statement.label)
-        self._add(statement.retry or statement.message, guards, retry, ends=True)
+        self._add(statement.retry or statement.message, guards, retry, may_end=True)
         self._outcome(statement, settled=statement.when is None, broken=False)
 
     def _outcome(self, statement: tree.Route | tree.Reject, *, settled: bool, broken: bool) -> None:
@@ -183,8 +187,8 @@ class Statements:
             for part in conjuncts(when)
         ]
 
-    def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, ends: bool) -> None:
-        self.steps.append(Step(guards, found, quote(self._findings.text, value.span), ends))
+    def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, may_end: bool) -> None:
+        self.steps.append(Step(guards, found, quote(self._findings.text, value.span), may_end))
 
     def _label(self, label: tree.Name | None) -> None:
         if label is None:

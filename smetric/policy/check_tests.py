@@ -54,6 +54,8 @@ class Tests:
         declared = self._statements.parameters.declared
         for setting in settings:
             made = declared.get(setting.name)
+            if made is None and setting.name in self._statements.parameters.failed:
+                continue
             if made is None:
                 message = f"this policy declares no `{setting.name}`"
                 self._findings.error("setting", _name(setting), message, did_you_mean(setting.name, declared))

@@ -116,6 +116,8 @@ class Parameters:
         self._findings = findings
         self._features = features
         self.declared: dict[str, Parameter] = {}
+        #: Parameters whose statement is at fault; nothing more is said of them.
+        self.failed: set[str] = set()
         self._of: dict[str, Unit] = {}
 
     def declare(self, statement: tree.Param) -> Type:
@@ -144,7 +146,7 @@ class Parameters:
     def undeclared(self, header: tree.Span) -> None:
         """Report settings that no statement declares."""
         for name in self._settings:
-            if name not in self.declared:
+            if name not in self.declared and name not in self.failed:
                 message = f"configuration sets `{clip(name)}`, which this policy does not declare"
                 self._findings.error("setting", header, message, did_you_mean(name, self.declared))
 

@@ -6,8 +6,9 @@ What one expression reads is part of its `Type`; here it is put together along t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from smetric.policy.diagnostic import Diagnostic, Severity
 from smetric.policy.tree import Span
 from smetric.policy.types import NOTHING, Type
 from smetric.policy.vocabulary import Vocabulary
@@ -27,12 +28,15 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A filter or an outcome: its guards, then the mask or pick `value` with its source text; outcomes end."""
+    """A filter or an outcome: its guards, then the mask or pick `value` with its source text.
+
+    `may_end` holds for outcomes, and for `keep`, which may leave nobody.
+    """
 
     guards: Sequence[Guard]
     value: Type
     text: str
-    ends: bool
+    may_end: bool
 
 
 @dataclass(slots=True)
@@ -57,11 +61,30 @@ def reads(steps: Sequence[Step], vocabulary: Vocabulary) -> Mapping[str, str]:
     }
 
 
+def wasted_lookups(steps: Sequence[Step], vocabulary: Vocabulary) -> list[Diagnostic]:
+    """A warning for each guard that reads the request only and could spare a look-up if it came first."""
+    always = {name for name, when in reads(steps, vocabulary).items() if when == ALWAYS}
+    lookups = {name for name in always if vocabulary.features[name].lookup}
+    found = []
+    for at, step in enumerate(steps):
+        for place, guard in enumerate(step.guards):
+            if place == 0 or guard.type.may & vocabulary.features.keys() or not lookups:
+                continue
+            first = replace(step, guards=[guard, *step.guards[:place], *step.guards[place + 1 :]])
+            spared = reads([*steps[:at], first, *steps[at + 1 :]], vocabulary)
+            names = sorted(name for name in lookups if spared[name] != ALWAYS)
+            if names:
+                message = f"every decision looks up {', '.join(names)} before it asks this, which could spare it"
+                help_text = f"write it first: `when {guard.label} and …`"
+                found.append(Diagnostic("late-guard", message, guard.span, help_text, Severity.WARNING))
+    return found
+
+
 def _certain(steps: Sequence[Step]) -> _Paths:
     paths = _Paths()
     after: frozenset[str] = NOTHING
     for step in reversed(steps):
-        held = step.value.must if step.ends else step.value.must | after
+        held = step.value.must if step.may_end else step.value.must | after
         behind = [held]
         for guard in reversed(step.guards):
             behind.append(guard.type.must | (behind[-1] & after))
@@ -80,7 +103,7 @@ def _spared_by(name: str, steps: Sequence[Step], paths: _Paths) -> str:
         for place, guard in enumerate(step.guards):
             if name in guard.type.may or (name in paths.behind[at][place + 1]) != (name in failed):
                 return guard.label
-        if name in step.value.may:
+        if name in step.value.may or (step.may_end and name in failed):
             return step.text
     raise AssertionError(f"nothing reads `{name}`")
 

@@ -8,6 +8,7 @@ from smetric.policy.check import Checked, check, check_text
 from smetric.policy.diagnostic import PolicyError
 from smetric.policy.parameter import Value
 from smetric.policy.parser import parse
+from smetric.policy.policy import load
 from tests.policy.words import WORDS
 
 _SMETRIC = """
@@ -68,8 +69,16 @@ def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
             "route argmax(hit_len) when max(requests) < 3\nroute argmax(hit_len, then: requests)",
             {"hit_len": "always", "requests": "always"},
         ),
-        ("keep healthy when req.turn == 0\nroute argmin(running)", {"healthy": "req.turn == 0", "running": "always"}),
-        ("keep healthy and kv_usage < 1\nroute rr_argmin(0)", {"healthy": "always", "kv_usage": "always"}),
+        (
+            "keep healthy when req.turn == 0\nroute argmin(running)",
+            {"healthy": "req.turn == 0", "running": "req.turn == 0"},
+        ),
+        ("keep healthy\nroute argmin(kv_usage)", {"healthy": "always", "kv_usage": "healthy"}),
+        ("prefer healthy\nroute argmin(kv_usage)", {"healthy": "always", "kv_usage": "always"}),
+        (
+            "route argmin(running where healthy)\nroute argmin(waiting)",
+            {"healthy": "always", "running": "always", "waiting": "argmin(running where healthy)"},
+        ),
         (
             "let l = unprefilled if req.turn == 0 else hit_len\nroute argmin(l)",
             {"hit_len": "argmin(l)", "unprefilled": "argmin(l)"},
@@ -83,6 +92,20 @@ def test_a_feature_is_read_always_or_behind_the_guard_that_spares_it(code: str, 
 
 def test_a_configured_feature_is_the_one_read() -> None:
     assert "unprefilled" in check(parse(_SMETRIC), WORDS, {"LOAD": "unprefilled"}).reads
+
+
+def test_the_checker_and_the_compiled_policy_agree_on_what_is_always_looked_up() -> None:
+    for code in (
+        _SMETRIC[16:],
+        "route argmax(hit_len) when max(requests) < 3\nroute argmax(hit_len, then: requests)",
+        "route argmax(hit_len) when max(requests) < 3\nroute argmin(requests, then: hit_len)",
+        "keep hit_len > 3 when req.turn == 0\nroute argmin(host_hit_len)",
+        "let l = hit_len if req.turn == 0 else host_hit_len\nroute argmin(l)",
+    ):
+        policy = load(f"policy p\n{code}", WORDS)
+        reads = _check(code).reads
+        assert policy.reads == reads.keys()
+        assert {name for name in policy.lookups if reads[name] == "always"} == set(policy.lookups_always)
 
 
 # ── parameters ──
@@ -141,6 +164,12 @@ def test_a_configured_value_is_held_against_its_declaration(declaration: str, gi
 )
 def test_a_parameter_is_held_against_itself(declaration: str, message: str) -> None:
     assert _errors(f"param {declaration}\nroute rr_argmin(0)") == [message]
+
+
+@pytest.mark.parametrize("declaration", ["N = 2 in 3..", "N = = 2"])
+def test_a_parameter_at_fault_is_not_said_to_be_missing(declaration: str) -> None:
+    code = f'param {declaration}\nroute rr_argmin(0)\ntest "t" with N = 1 instance | requests a | 1 expect a'
+    assert len(_errors(code, {"N": 1})) == 1
 
 
 # ── expressions ──
@@ -278,6 +307,10 @@ def test_an_error_of_every_choice_of_features_is_reported_once_and_plain() -> No
         ),
         ("## Nothing.\n\nroute rr_argmin(0)", "this `##` documents nothing"),
         ("route rr_argmin(0) ## Nothing.", "this `##` documents nothing"),
+        (
+            "route argmax(hit_len) when max(hit_len) > 3 and req.turn != 0\nroute rr_argmin(0)",
+            "every decision looks up hit_len before it asks this, which could spare it",
+        ),
     ],
 )
 def test_what_does_no_harm_is_a_warning(code: str, message: str) -> None:
