@@ -13,7 +13,8 @@ from typing import Any
 from smetric.policy import runtime
 from smetric.policy.code import Code, all_of, call, compare, item, listed, load
 from smetric.policy.decision import Decision, Need
-from smetric.policy.emitter import Asking, Emitter
+from smetric.policy.emitter import Emitter
+from smetric.policy.inputs import Asking, Inputs
 from smetric.policy.plan import Op, Pick, Plan, Ref, Shape, StatementKind, Step, Term, features_of, fields_of
 from smetric.policy.seed import stream_of
 from smetric.policy.vocabulary import Vocabulary
@@ -68,6 +69,7 @@ class Compiler:
             self._namespace[f"stream_{site}"] = stream_of(key)
         self._unknowable = frozenset(name for name, known in vocabulary.request.items() if known.may_be_unknown)
         self._code = Code(text, {*self._namespace, *_ARGUMENTS, "decide"})
+        self._needs: dict[frozenset[str], str] = {}
         self._stops: list[ast.expr] = []
         self._left: list[str] = []
         self._always: frozenset[str] | None = None
@@ -79,7 +81,7 @@ class Compiler:
             self._code.span = step.span
             self._step(index, step)
         decide: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
-        asked_by = {feature: tuple(labels) for feature, labels in self._emitter.asked_by.items()}
+        asked_by = {feature: tuple(labels) for feature, labels in self._emitter.inputs.asked_by.items()}
         return Compiled(decide, self._always or frozenset(), asked_by)
 
     def probe(self, before: int, terms: Sequence[Term]) -> Callable[..., Any]:
@@ -105,16 +107,18 @@ class Compiler:
         self, outside_guards: Sequence[Term], absent: Callable[[frozenset[str]], ast.expr] | None = None
     ) -> Emitter:
         read = {name for term in outside_guards for name in fields_of(term)}
-        return Emitter(self._code, self._vocabulary, self._unknowable & read, absent or self._need)
+        inputs = Inputs(self._code, self._vocabulary, self._unknowable & read, absent or self._need)
+        return Emitter(self._code, inputs)
 
     def _need(self, lookups: frozenset[str]) -> ast.expr:
-        name = "need_" + "_".join(sorted(lookups))
-        self._namespace.setdefault(name, Need(lookups))
-        return load(name)
+        if lookups not in self._needs:
+            self._needs[lookups] = self._code.name("need")
+            self._namespace[self._needs[lookups]] = Need(lookups)
+        return load(self._needs[lookups])
 
     def _ask(self, label: str, term: Term) -> None:
         lookups = frozenset(name for name in features_of(term) if self._vocabulary.features[name].lookup)
-        self._emitter.asking = Asking(label, lookups)
+        self._emitter.inputs.asking = Asking(label, lookups)
 
     # ── steps ────────────────────────────────────────────────────────────────
 
@@ -155,7 +159,7 @@ class Compiler:
         # A guard that reads an unknown number of the request fails.
         unknowable = sorted(fields_of(guard.value) & self._unknowable)
         known: list[ast.expr] = [
-            compare(load(self._emitter.raw_field(name)), ast.IsNot(), ast.Constant(None)) for name in unknowable
+            compare(load(self._emitter.inputs.raw_field(name)), ast.IsNot(), ast.Constant(None)) for name in unknowable
         ]
         self._ask(guard.label, guard.value)
         branch = code.capture(lambda: self._emitter.scalar(guard.value))
@@ -172,7 +176,7 @@ class Compiler:
         stop = code.name(f"{step.label}_stop")
         left = code.name(f"left_by_{step.label}")
         before = emitter.levels[-1]
-        everybody = load(before) if before is not None else call("range", emitter.size(0))
+        everybody = load(before) if before is not None else call("range", emitter.inputs.size())
 
         def narrow() -> None:
             assert step.value is not None
@@ -269,7 +273,7 @@ class Compiler:
         state = self._code.state
         read = frozenset(
             feature
-            for feature, variable in self._emitter.columns.items()
+            for feature, variable in self._emitter.inputs.columns.items()
             if state.get(variable, False) and self._vocabulary.features[feature].lookup
         )
         self._always = read if self._always is None else self._always & read

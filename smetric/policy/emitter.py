@@ -9,21 +9,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from smetric.policy.code import (
     Branch,
     Code,
-    attribute,
     call,
     compare,
-    is_none,
     item,
     listed,
     load,
     method,
     store,
 )
+from smetric.policy.inputs import Inputs
+from smetric.policy.operation import operation
 from smetric.policy.picker import Picked, write_pick
 from smetric.policy.plan import (
     At,
@@ -41,19 +40,6 @@ from smetric.policy.plan import (
     Term,
     features_of,
 )
-from smetric.policy.vocabulary import Vocabulary
-
-_ARITHMETIC: dict[str, type[ast.operator]] = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div}
-_COMPARISONS: dict[str, type[ast.cmpop]] = {
-    "==": ast.Eq,
-    "!=": ast.NotEq,
-    "<=": ast.LtE,
-    ">=": ast.GtE,
-    "<": ast.Lt,
-    ">": ast.Gt,
-    "in": ast.In,
-    "not in": ast.NotIn,
-}
 
 
 @dataclass(slots=True)
@@ -64,42 +50,21 @@ class Element:
     sources: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Asking:
-    """The guard, filter or pick being written: its name in traces, and the look-ups it may ask for."""
-
-    label: str
-    lookups: frozenset[str]
-
-
 class Emitter:
     """Writes expressions into one function.
 
     Args:
         code: the function.
-        vocabulary: features and request fields.
-        defaulted: request fields that may be unknown and are read outside guards: they have their default there.
-        absent: what is returned where a look-up is absent; given the look-ups to ask for.
+        inputs: what it reads.
     """
 
-    def __init__(
-        self,
-        code: Code,
-        vocabulary: Vocabulary,
-        defaulted: frozenset[str],
-        absent: Callable[[frozenset[str]], ast.expr],
-    ) -> None:
+    def __init__(self, code: Code, inputs: Inputs) -> None:
         self.code = code
-        self.asking = Asking("", frozenset())
-        #: For each look-up, the labels of what asks for it.
-        self.asked_by: dict[str, list[str]] = {}
-        #: The variable of each feature that is read, and of the candidates left by each filter so far.
-        self.columns: dict[str, str] = {}
+        self.inputs = inputs
+        #: The variable of the candidates left by the first filters; None before any.
         self.levels: list[str | None] = [None]
-        self._vocabulary = vocabulary
-        self._defaulted = defaulted
-        self._absent = absent
-        self._variables: dict[object, str] = {}
+        self._bindings: dict[int, str] = {}
+        self._elements: dict[str, str] = {}
         self._picks: dict[int, Picked] = {}
 
     # ── one value ────────────────────────────────────────────────────────────
@@ -129,7 +94,7 @@ class Emitter:
             case Const(value=value):
                 return ast.Constant(value)
             case RequestValue(name=name):
-                return load(self._field(name))
+                return load(self.inputs.field(name))
             case Ref(binding=binding):
                 return self._reference(binding)
             case At(vector=vector, pick=pick):
@@ -144,7 +109,7 @@ class Emitter:
             case Op(op="somebody", operands=(pick,)):
                 return compare(self.scalar(pick), ast.GtE(), ast.Constant(0))
             case Op(op=op, operands=operands):
-                return self._operation(op, [self.scalar(operand) for operand in operands], self.atomic)
+                return operation(op, [self.scalar(operand) for operand in operands], self.atomic)
         raise AssertionError(f"{type(term).__name__} is not one value")
 
     def _reference(self, binding: Binding) -> ast.expr:
@@ -152,7 +117,7 @@ class Emitter:
             return load(self.pick(binding, binding.value).index)
         if binding.uses == 1:
             return self.scalar(binding.value)
-        name = self._variable(binding, binding.name)
+        name = self._variable(binding)
         self.code.once(name, lambda: self.code.assign(name, self.scalar(binding.value)))
         return load(name)
 
@@ -199,7 +164,7 @@ class Emitter:
                 binding = term.binding
                 if binding.uses == 1:
                     return self.vector(binding.value, binding.name)
-                name = self._variable(binding, binding.name)
+                name = self._variable(binding)
                 self.code.once(name, lambda: self.code.assign(name, self._list(self.element(binding.value))))
                 return name
             element = self.element(term)
@@ -224,7 +189,7 @@ class Emitter:
     def _element(self, term: Term) -> Element:
         match term:
             case Column(feature=feature):
-                return self._each(self._column(feature))
+                return self._each(self.inputs.column(feature))
             case Ref(binding=binding) if binding.uses == 1:
                 return self.element(binding.value)
             case Ref():
@@ -234,7 +199,7 @@ class Emitter:
             case Op(op=op, operands=operands):
                 parts = [self.element(operand) for operand in operands]
                 sources = {name: source for part in parts for name, source in part.sources.items()}
-                return Element(self._operation(op, [part.value for part in parts], self._kept), sources)
+                return Element(operation(op, [part.value for part in parts], self._kept), sources)
             case Norm(value=value, level=level):
                 values = self.vector(value)
                 name = self.code.name("norm_of")
@@ -243,7 +208,7 @@ class Emitter:
             case Provenance(function=function, value=value):
                 features = features_of(value)
                 for feature in sorted(features):
-                    self._column(feature)
+                    self.inputs.column(feature)
                 name = self.code.name(f"{function}_of")
                 names = ast.Tuple(elts=[ast.Constant(feature) for feature in sorted(features)], ctx=ast.Load())
                 self.code.assign(name, call(function, load("snapshot"), names))
@@ -251,7 +216,9 @@ class Emitter:
         raise AssertionError(f"{type(term).__name__} is not one value per candidate")
 
     def _each(self, name: str) -> Element:
-        variable = self._variable(("each", name), f"{name}_i")
+        if name not in self._elements:
+            self._elements[name] = self.code.name(f"{name}_i")
+        variable = self._elements[name]
         return Element(load(variable), {variable: name})
 
     def _kept(self, value: ast.expr) -> ast.expr:
@@ -281,34 +248,7 @@ class Emitter:
             return load(element.sources[element.value.id])
         if element.sources:
             return listed(element.value, element.sources)
-        return ast.BinOp(left=ast.List(elts=[element.value], ctx=ast.Load()), op=ast.Mult(), right=self.size(0))
-
-    def _operation(self, op: str, operands: list[ast.expr], kept: Callable[[ast.expr], ast.expr]) -> ast.expr:
-        """One operation on one value of each operand; *kept* makes an operand readable twice."""
-        if op in _ARITHMETIC:
-            left, right = operands
-            return ast.BinOp(left=left, op=_ARITHMETIC[op](), right=right)
-        if op in _COMPARISONS:
-            left, right = operands
-            return compare(left, _COMPARISONS[op](), right)
-        match op, operands:
-            case "and" | "or", _:
-                return ast.BoolOp(op=ast.And() if op == "and" else ast.Or(), values=operands)
-            case "not", [operand]:
-                return ast.UnaryOp(op=ast.Not(), operand=operand)
-            case "neg", [operand]:
-                return ast.UnaryOp(op=ast.USub(), operand=operand)
-            case "if", [condition, then, otherwise]:
-                return ast.IfExp(test=condition, body=then, orelse=otherwise)
-            case "abs", [operand]:
-                return call("abs", operand)
-            case "set", _:
-                return ast.Tuple(elts=operands, ctx=ast.Load())
-            case "least" | "greatest", [left, right]:
-                left, right = kept(left), kept(right)
-                order = ast.Lt() if op == "least" else ast.Gt()
-                return ast.IfExp(test=compare(left, order, right), body=_again(left), orelse=_again(right))
-        raise AssertionError(f"no such operation: {op}")
+        return ast.BinOp(left=ast.List(elts=[element.value], ctx=ast.Load()), op=ast.Mult(), right=self.inputs.size())
 
     # ── reductions ───────────────────────────────────────────────────────────
 
@@ -317,13 +257,12 @@ class Emitter:
         left = self.levels[level]
         if left is not None:
             return call("len", load(left))
-        name = self._variable("size", "n")
-        self.code.once(name, lambda: self.code.assign(name, call("len", self.ids())))
-        return load(name)
+        return self.inputs.size()
 
-    def ids(self) -> ast.expr:
-        """The candidates' ids."""
-        return attribute(load("snapshot"), "ids")
+    def _variable(self, binding: Binding) -> str:
+        if id(binding) not in self._bindings:
+            self._bindings[id(binding)] = self.code.name(binding.name)
+        return self._bindings[id(binding)]
 
     def over(self, term: Term, level: int, where: Term | None) -> ast.expr:
         """The values of *term* for the candidates of *level* for which *where* holds."""
@@ -337,7 +276,7 @@ class Emitter:
                 value = self._each(self.vector(term))
                 sources = value.sources
             return listed(value.value, sources, mask.value)
-        i = self._variable("index", "i")
+        i = self.code.name("i")
         values = load(self.vector(term))
         mask_i = None if where is None else item(load(self.vector(where)), load(i))
         return listed(item(values, load(i)), {i: left}, mask_i)
@@ -361,53 +300,3 @@ class Emitter:
             return call(function, values)
         size = self.size(term.level) if term.where is None else call("len", values)
         return ast.BinOp(left=call("sum", values), op=ast.Div(), right=size)
-
-    # ── what is read ─────────────────────────────────────────────────────────
-
-    def _column(self, feature: str) -> str:
-        name = self._variable(("column", feature), feature)
-        self.columns[feature] = name
-        self.code.once(name, lambda: self._read(feature, name))
-        return name
-
-    def _read(self, feature: str, name: str) -> None:
-        columns = self._variable("columns", "columns")
-        self.code.once(columns, lambda: self.code.assign(columns, attribute(load("snapshot"), "columns")))
-        if not self._vocabulary.features[feature].lookup:
-            self.code.assign(name, item(load(columns), ast.Constant(feature)))
-            return
-        self.code.assign(name, method(load(columns), "get", ast.Constant(feature)))
-        lookups = self.asking.lookups
-        labels = self.asked_by.setdefault(feature, [])
-        if self.asking.label not in labels:
-            labels.append(self.asking.label)
-        self.code.choose(is_none(load(name)), lambda: self.code.give(self._absent(lookups)))
-
-    def raw_field(self, name: str) -> str:
-        """The variable of a request field as it came: None where unknown."""
-        variable = self._variable(("raw", name), f"req_{name}")
-        self.code.once(variable, lambda: self.code.assign(variable, attribute(load("req"), name)))
-        return variable
-
-    def _field(self, name: str) -> str:
-        raw = self.raw_field(name)
-        if name not in self._defaulted:
-            return raw
-        variable = self._variable(("field", name), f"{name}_or_default")
-        default: Any = self._vocabulary.request[name].default
-        value = ast.IfExp(test=is_none(load(raw)), body=ast.Constant(default), orelse=load(raw))
-        self.code.once(variable, lambda: self.code.assign(variable, value))
-        return variable
-
-    def _variable(self, key: object, hint: str) -> str:
-        """The variable that stands for *key* throughout the function."""
-        if isinstance(key, Binding):
-            key = id(key)
-        if key not in self._variables:
-            self._variables[key] = self.code.name(hint)
-        return self._variables[key]
-
-
-def _again(value: ast.expr) -> ast.expr:
-    """*value* read a second time."""
-    return load(value.target.id) if isinstance(value, ast.NamedExpr) else value

@@ -40,7 +40,7 @@ def _among_all(emitter: Emitter, pick: Pick, into: Picked) -> None:
     code = emitter.code
     if into.score is None:
         tied = code.name("tied")
-        code.assign(tied, call("range", emitter.size(0)))
+        code.assign(tied, call("range", emitter.inputs.size()))
         _break_tie(emitter, pick, list(pick.thens), tied, into.index)
         return
     score = load(into.score)
@@ -101,10 +101,10 @@ def _break_tie(emitter: Emitter, pick: Pick, thens: list[Term], tied: str, index
     if not thens:
         if pick.rotates:
             last = method(load("used"), "get", load(f"key_{pick.site}"), ast.Constant(""))
-            code.assign(index, call("rotated", load(tied), emitter.ids(), last))
+            code.assign(index, call("rotated", load(tied), emitter.inputs.ids(), last))
         else:
             stream = load(f"stream_{pick.site}")
-            code.assign(index, call("drawn", load(tied), emitter.ids(), load("seed"), stream))
+            code.assign(index, call("drawn", load(tied), emitter.inputs.ids(), load("seed"), stream))
         return
 
     def narrow() -> None:
