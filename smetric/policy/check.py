@@ -16,10 +16,10 @@ from smetric.policy.check_tests import Tests
 from smetric.policy.comment import stray_comments
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, in_order
 from smetric.policy.findings import Findings, Stop
-from smetric.policy.parameter import Parameter, Value, feature_choices
+from smetric.policy.parameter import Parameter, Value
 from smetric.policy.parser import read
 from smetric.policy.reads import reads, wasted_lookups
-from smetric.policy.vocabulary import Vocabulary
+from smetric.policy.vocabulary import Kind, Vocabulary
 
 #: Combinations of features that a policy may be checked for.
 MAX_COMBINATIONS = 16
@@ -71,7 +71,7 @@ def check(file: tree.File, vocabulary: Vocabulary, settings: Mapping[str, Value]
 def _check(
     file: tree.File, vocabulary: Vocabulary, settings: Mapping[str, Value], errors: Sequence[Diagnostic]
 ) -> Checked:
-    choices = feature_choices(file, vocabulary)
+    choices = _feature_choices(file, vocabulary)
     combinations = _combinations(choices, settings)
     passes = [_Pass(file, vocabulary, settings, combination) for combination in combinations]
     done: list[_Pass] = []
@@ -115,6 +115,21 @@ class _Pass:
             tests.run(statement for statement in self._file.statements if isinstance(statement, tree.Test))
         except Stop:
             return
+
+
+def _feature_choices(file: tree.File, vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
+    """The choices of each feature parameter of a file, its default first; those that are no features left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for statement in file.statements:
+        if isinstance(statement, tree.Param) and isinstance(statement.value, tree.Name):
+            listed = statement.domain.items if isinstance(statement.domain, tree.Choices) else ()
+            names = dict.fromkeys(item.name for item in (statement.value, *listed) if isinstance(item, tree.Name))
+            features = tuple(
+                name for name in names if name in vocabulary.features and vocabulary.features[name].kind is Kind.NUMBER
+            )
+            if features:
+                found[statement.name] = features
+    return found
 
 
 def _combinations(choices: Mapping[str, tuple[str, ...]], settings: Mapping[str, Value]) -> list[Choice]:

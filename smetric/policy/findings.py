@@ -57,7 +57,3 @@ class Findings:
             yield
         finally:
             self._calls.pop()
-
-    def calling(self) -> bool:
-        """Whether a definition is being expanded."""
-        return bool(self._calls)

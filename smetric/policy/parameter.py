@@ -267,21 +267,6 @@ class Parameters:
         return Type(Sort.NUMBER)
 
 
-def feature_choices(file: tree.File, vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
-    """The choices of each feature parameter of a file, its default first; those that are no features left out."""
-    found: dict[str, tuple[str, ...]] = {}
-    for statement in file.statements:
-        if isinstance(statement, tree.Param) and isinstance(statement.value, tree.Name):
-            listed = statement.domain.items if isinstance(statement.domain, tree.Choices) else ()
-            names = dict.fromkeys(item.name for item in (statement.value, *listed) if isinstance(item, tree.Name))
-            features = tuple(
-                name for name in names if name in vocabulary.features and vocabulary.features[name].kind is Kind.NUMBER
-            )
-            if features:
-                found[statement.name] = features
-    return found
-
-
 def _literal(expr: tree.Expr) -> Value:
     if isinstance(expr, tree.Number | tree.Text | tree.Truth):
         return expr.value
