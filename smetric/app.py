@@ -7,14 +7,12 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import structlog
 import uvloop
 from starlette.applications import Starlette
 
 from smetric.config import Settings
-from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
@@ -29,7 +27,7 @@ from smetric.proxy.models import Models
 from smetric.proxy.server import Shutdown, address_of, listen, serve
 from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
-from smetric.resources import shipped_policies
+from smetric.resources import policy_path
 from smetric.router import LookupDeadline, Router
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.source import Source
@@ -208,23 +206,6 @@ class Application:
         await self.tracing.shutdown()
 
 
-def policy_path(reference: str) -> Path:
-    """The file that *reference* names: a shipped policy's name, or a path.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    shipped = shipped_policies()
-    if reference in shipped:
-        return shipped[reference]
-    path = Path(reference)
-    if not path.exists():
-        raise ConfigError(
-            f"policy {reference!r}: neither a file nor a shipped policy; shipped are {', '.join(sorted(shipped))}"
-        )
-    return path.absolute()
-
-
 def create_app(settings: Settings) -> App:
     """The data port's ASGI app alone, for another server; it starts and stops with its lifespan."""
     return Application(settings).data_app()
@@ -237,10 +218,10 @@ def run(settings: Settings) -> int:
     data = listen(settings.listen.host, settings.listen.port)
     admin = listen(settings.admin.host, settings.admin.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(application, data, admin))
+        return runner.run(serve_ports(application, data, admin))
 
 
-async def _serve(application: Application, data: socket.socket, admin: socket.socket) -> int:
+async def serve_ports(application: Application, data: socket.socket, admin: socket.socket) -> int:
     """Both ports, until a signal; the admin port stays up while the data port drains. 1 if a second signal cut it."""
     shutdown = Shutdown()
     shutdown.install()

@@ -49,7 +49,9 @@ class HttpError(SmetricError):
 class RequestError(HttpError):
     """The client's request cannot be served as sent."""
 
-    def __init__(self, message: str, *, status: int = 400, kind: str = "invalid_request_error", param: str | None = None):
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "invalid_request_error", param: str | None = None
+    ):
         super().__init__(status, message, kind, param=param)
 
 
@@ -66,7 +68,9 @@ class Shed(HttpError):
     """A `reject` rule of the policy fired."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None):
-        super().__init__(status, message, "rate_limit_exceeded" if status == 429 else "rejected", retry_after_s=retry_after_s)
+        super().__init__(
+            status, message, "rate_limit_exceeded" if status == 429 else "rejected", retry_after_s=retry_after_s
+        )
 
 
 class UpstreamError(HttpError):

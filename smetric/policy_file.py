@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +18,8 @@ from watchfiles import awatch
 from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.policy import Policy, PolicyError, Vocabulary
+from smetric.resources import read_policy
 
-#: A policy file is at most this large (language.md bounds); one byte more is read to tell.
-MAX_BYTES = 64 * 1024
 #: Besides being told of changes, the file is compared this often: some file systems tell nothing.
 COMPARE_EVERY_S = 5.0
 
@@ -113,6 +110,7 @@ class PolicyFile:
             if self._seen == state:
                 return
             self._seen = state
+        self.problem = why
         log.error("smetric.policy.kept", path=str(self.path), keeps=self.current.policy.digest, error=why)
         self._on_reload(self.current, why)
 
@@ -130,28 +128,6 @@ class PolicyFile:
         ):
             self.refresh()
             changed()
-
-
-def read_policy(path: Path) -> str:
-    """The text of a policy file: read once, regular files only, never more than the bound.
-
-    Raises:
-        OSError: it cannot be opened.
-        ConfigError: it is no regular file, too large, or not UTF-8.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ConfigError(f"policy {path}: not a regular file")
-        raw = os.read(fd, MAX_BYTES + 1)
-    finally:
-        os.close(fd)
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"policy {path}: not UTF-8 at byte {error.start}") from error
 
 
 def _digest(source: str) -> str:

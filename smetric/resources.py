@@ -1,4 +1,4 @@
-"""Where the files lie that ship beside the code: the policies.
+"""The policy files: where those that ship lie, and how any of them is read.
 
 In a checkout they are in `policies/` beside the package, in an installed wheel inside it. The parser finds the grammar
 by itself, because `policy/` imports nothing of smetric.
@@ -6,11 +6,16 @@ by itself, because `policy/` imports nothing of smetric.
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 from smetric.config import is_policy_path
 from smetric.config.kind import did_you_mean
 from smetric.errors import ConfigError
+
+#: A policy file is at most this large (bounds of the language); one byte more is read to tell.
+MAX_BYTES = 64 * 1024
 
 _PACKAGE = Path(__file__).parent
 _INSTALLED = _PACKAGE / "_data" / "policies"
@@ -35,3 +40,25 @@ def policy_path(policy: str) -> Path:
         meant = did_you_mean(policy, shipped) or "; shipped: " + ", ".join(shipped)
         raise ConfigError(f"policy {policy}: no such shipped policy{meant} (a file's path has a / or ends in .policy)")
     return Path(policy)
+
+
+def read_policy(path: Path) -> str:
+    """The text of a policy file: read once, regular files only, never more than the bound.
+
+    Raises:
+        OSError: it cannot be opened.
+        ConfigError: it is no regular file, too large, or not UTF-8.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ConfigError(f"policy {path}: not a regular file")
+        raw = os.read(fd, MAX_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"policy {path}: not UTF-8 at byte {error.start}") from error

@@ -16,6 +16,7 @@ from smetric.errors import ConfigError
 #: Command to the sentence that `smetric --help` prints; the command itself is `smetric.cli.NAME.NAME`.
 COMMANDS = {
     "serve": "Route requests to vLLM instances.",
+    "demo": "Play recorded agent sessions on emulated instances.",
     "check": "Check policy files.",
     "test": "Run the tests of policy files.",
     "explain": "Say how a policy decides, or why it decided.",

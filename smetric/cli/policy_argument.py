@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smetric.errors import ConfigError
-from smetric.policy_file import MAX_BYTES, read_policy
-from smetric.resources import policy_path, shipped_policies
+from smetric.resources import MAX_BYTES, policy_path, read_policy, shipped_policies
 
 
 @dataclass(frozen=True, slots=True)
