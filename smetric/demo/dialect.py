@@ -5,7 +5,7 @@ Texts are filler of the recorded lengths. When requests are sent, and what is me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ class Dialect(Protocol):
     """One API."""
 
     path: str
-    headers: dict[str, str]
+    headers: Mapping[str, str]
 
     def body(self, session: Session, replies: Sequence[str]) -> bytes:
         """The request that follows *replies*, with the whole history as an agent sends it."""
@@ -48,7 +48,7 @@ class Chat:
     """`/v1/chat/completions`."""
 
     path = "/v1/chat/completions"
-    headers = {"content-type": "application/json", "authorization": "Bearer demo"}
+    headers: Mapping[str, str] = {"content-type": "application/json", "authorization": "Bearer demo"}
 
     def body(self, session: Session, replies: Sequence[str]) -> bytes:
         """System prompt first, then what the user and the engine said in turn."""
@@ -86,10 +86,14 @@ class Chat:
 
 
 class Messages:
-    """`/v1/messages`, as Claude Code uses it: a billing header that changes with every request, cache marks that move."""
+    """`/v1/messages` as Claude Code uses it: a billing header that always changes, cache marks that move."""
 
     path = "/v1/messages?beta=true"
-    headers = {"content-type": "application/json", "anthropic-version": "2023-06-01", "x-api-key": "demo"}
+    headers: Mapping[str, str] = {
+        "content-type": "application/json",
+        "anthropic-version": "2023-06-01",
+        "x-api-key": "demo",
+    }
 
     def body(self, session: Session, replies: Sequence[str]) -> bytes:
         """The mark is on the system prompt and on the last message."""

@@ -1,4 +1,4 @@
-"""Plays the sessions through a router, one policy after the other, each on engines and an index that know nothing yet."""
+"""Plays the sessions through a router, policy by policy, each time on engines and an index that know nothing yet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Play:
     """What came of one policy.
 
     Args:
-        policy: its name.
+        policy: as it was given: a shipped name or a file.
         answers: every answer, in the order they ended.
         records: the routing decisions of those answers, by id, as far as the router keeps them.
         figures: their sums.
@@ -75,13 +75,12 @@ async def _perform(
 ) -> Play:
     engines.reset()
     application = Application(stage.settings(engines.urls, policy))
-    name = application.policy_file.current.policy.name
     total = sum(len(session.turns) for session in sessions)
     answers: list[Answer] = []
 
     def answered(answer: Answer) -> None:
         answers.append(answer)
-        progress(name, len(answers), total)
+        progress(policy, len(answers), total)
 
     sock = listen("127.0.0.1", 0)
     # Connections queue from here on: the agents need not wait until the server is up.
@@ -95,12 +94,10 @@ async def _perform(
         stop.set()
     kept = application.telemetry.decisions
     records = {record.id: record for answer in answers if (record := kept.get(answer.decision)) is not None}
-    return Play(name, answers, records, Figures.of(answers, stage.INSTANCES), took_s)
+    return Play(policy, answers, records, Figures.of(answers, stage.INSTANCES), took_s)
 
 
-async def _act(
-    sessions: Sequence[Session], router: str, speed: float, answered: Callable[[Answer], None]
-) -> None:
+async def _act(sessions: Sequence[Session], router: str, speed: float, answered: Callable[[Answer], None]) -> None:
     """All agents at once; every other one speaks the other API."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as client, asyncio.TaskGroup() as group:

@@ -11,8 +11,8 @@ from smetric.emulator.instance import InstanceSettings as EngineSettings
 from smetric.sim.engine import EngineConfig
 
 INSTANCES = 4
-#: KV blocks of one engine: room for its share of the sessions (30 of them end with 120,000 tokens in all) and some more,
-#: far from room for all, so that it matters where a session's next request goes.
+#: KV blocks of one engine. All sessions end with some 120,000 tokens together: there is room for its share and some
+#: more, far from room for all, so that it matters where a session's next request goes.
 BLOCKS = 2560
 BLOCK_SIZE = 16
 

@@ -1,0 +1,124 @@
+"""`smetric demo`: recorded agent sessions over emulated engines, policy by policy; or just the engines and a router."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+
+from smetric.app import Application, serve_ports
+from smetric.cli.policy_argument import read_one
+from smetric.demo import stage
+from smetric.demo.play import Play, compare
+from smetric.demo.report import report, serving
+from smetric.demo.session import load_sessions
+from smetric.features import VOCABULARY
+from smetric.policy import PolicyError, load
+from smetric.proxy.server import address_of, listen
+from smetric.telemetry import logs
+
+POLICIES = ("smetric", "load_only", "bailian")
+_SESSIONS = load_sessions()
+_PORT, _ADMIN_PORT = 8080, 9464
+
+
+@click.command()
+@click.option(
+    "--policy",
+    "policies",
+    metavar="NAME|FILE",
+    multiple=True,
+    help=f"Play by this policy; give it again to compare.  [default: {', '.join(POLICIES)}]",
+)
+@click.option(
+    "--sessions",
+    type=click.IntRange(1, len(_SESSIONS)),
+    default=len(_SESSIONS),
+    show_default=True,
+    help="How many sessions play, all at the same time.",
+)
+@click.option("--serve", "stay", is_flag=True, help="Play nothing; keep engines and router up for your own requests.")
+@click.option("--port", type=click.IntRange(0, 65535), help=f"With --serve: the router's port.  [default: {_PORT}]")
+@click.option(
+    "--admin-port", type=click.IntRange(0, 65535), help=f"With --serve: its admin port.  [default: {_ADMIN_PORT}]"
+)
+def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None, admin_port: int | None) -> None:
+    """Play recorded agent sessions through a router over emulated vLLM instances, and say what came of it.
+
+    \b
+    smetric demo
+    smetric demo --policy smetric --policy ./mine.policy
+    smetric demo --serve --policy ./mine.policy
+    """
+    if stay and len(policies) > 1:
+        raise click.UsageError("--serve takes one --policy")
+    if not stay and (port, admin_port) != (None, None):
+        raise click.UsageError("--port and --admin-port need --serve: otherwise free ports are taken")
+    chosen = policies or (POLICIES[:1] if stay else POLICIES)
+    logs.configure("warning")
+    try:
+        for policy in chosen:
+            source = read_one(policy)
+            load(source.text, VOCABULARY, path=source.path)
+    except PolicyError as error:
+        click.echo(error, err=True)
+        raise SystemExit(1) from None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if stay:
+            code = runner.run(
+                _stay(chosen[0], _PORT if port is None else port, _ADMIN_PORT if admin_port is None else admin_port)
+            )
+        else:
+            code = runner.run(_play(chosen, sessions))
+    raise SystemExit(code)
+
+
+async def _play(policies: tuple[str, ...], count: int) -> int:
+    """Play, print, and return the exit code: 1 if a request was not answered."""
+    click.echo(f"{count} agent sessions, {stage.INSTANCES} emulated engines, {len(policies)} policies one by one")
+    progress = _Progress()
+    plays = await compare(policies, _SESSIONS[:count], speed=1.0, progress=progress.answered)
+    click.echo("\n" + report(plays, _program(), os.environ))
+    return 1 if any(_failed(play) for play in plays) else 0
+
+
+def _program() -> str:
+    """How to call this program from where we are: the installation in a `.venv` is seldom on the PATH."""
+    called = Path(sys.argv[0])
+    if shutil.which("smetric") is None and os.access(called, os.X_OK):
+        return os.path.relpath(called)
+    return "smetric"
+
+
+def _failed(play: Play) -> bool:
+    return play.figures.failed > 0
+
+
+async def _stay(policy: str, port: int, admin_port: int) -> int:
+    """Serve until a signal."""
+    async with stage.engines() as engines:
+        settings = stage.settings(engines.urls, policy, port=port, admin_port=admin_port)
+        data, admin = listen(settings.listen.host, port), listen(settings.admin.host, admin_port)
+        application = Application(settings)
+        click.echo(serving(address_of(data), address_of(admin), policy, _program()))
+        return await serve_ports(application, data, admin)
+
+
+class _Progress:
+    """How far a policy has come: one line that changes on a terminal, elsewhere a line at the end."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stdout.isatty()
+
+    def answered(self, policy: str, answers: int, total: int) -> None:
+        """One more answer."""
+        done = answers == total
+        if self._is_live or done:
+            head = "\r" if self._is_live else ""
+            bar = "█" * (answers * 30 // total)
+            click.echo(f"{head}  {policy:<14} {bar:<30} {answers:>4} of {total} requests", nl=done)

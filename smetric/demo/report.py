@@ -1,0 +1,145 @@
+"""What the demo prints when it has played: the figures side by side, three decisions, and where to go from there."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from smetric.demo import stage
+from smetric.demo.example import examples
+from smetric.demo.figures import WINDOW_S
+from smetric.demo.play import Play
+from smetric.policy.explain import explain, summary
+from smetric.telemetry.tracing import ENDPOINTS
+
+_WIDTH = 110
+_HEAD = ("policy", "requests", "failed", "local hit rate", "imbalance", "TTFT P50", "TTFT P90", "follow-ups returned")
+
+
+def report(plays: Sequence[Play], program: str, environ: Mapping[str, str]) -> str:
+    """The whole text.
+
+    Args:
+        plays: one for each policy; decisions of the first one are explained.
+        program: how this program is called.
+        environ: says where traces went.
+    """
+    parts = [_heading("The same sessions, policy by policy"), _table(plays), _legend()]
+    parts += [_heading(f"Decisions of {plays[0].policy}"), *_decisions(plays[0])]
+    parts += [_heading("Where to go from here"), _next_steps(program, environ)]
+    return "\n\n".join(parts)
+
+
+def _heading(text: str) -> str:
+    return f"── {text} ".ljust(_WIDTH, "─")
+
+
+def _table(plays: Sequence[Play]) -> str:
+    rows = [_HEAD, *(_row(play) for play in plays)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _row(play: Play) -> tuple[str, ...]:
+    figures = play.figures
+    return (
+        play.policy,
+        str(figures.requests),
+        str(figures.failed),
+        f"{figures.hit_rate:.1%}",
+        f"{figures.imbalance:.2f}",
+        f"{figures.ttft_p50_s * 1000:.0f} ms",
+        f"{figures.ttft_p90_s * 1000:.0f} ms",
+        f"{figures.returned} of {figures.followups}",
+    )
+
+
+def _legend() -> str:
+    return "\n".join(
+        (
+            "local hit rate   cached ÷ prompt tokens, as the engines counted them in `usage`",
+            f"imbalance        requests in flight: fullest instance ÷ mean, in {WINDOW_S:g} s windows; 1 is even",
+            "TTFT             from sending a request to the first event, as the client saw it",
+            "returned         later requests of a session that went to the instance of the one before",
+            "",
+            _fill(
+                "One short run on emulated engines with one set of sessions: it shows what the policies do, not which "
+                "is better. TTFT holds the work of this whole process, which is client, router and engines in one."
+            ),
+        )
+    )
+
+
+def _decisions(play: Play) -> list[str]:
+    return [
+        f"{number}. {example.title}:\n{_fill(summary(example.decision) + '.', '   ')}\n\n"
+        f"{textwrap.indent(explain(example.decision), '   ')}"
+        for number, example in enumerate(examples(play), 1)
+    ]
+
+
+def _next_steps(program: str, environ: Mapping[str, str]) -> str:
+    return "\n".join(
+        (
+            f"Traces          {_traces(program, environ)}",
+            f"Try it by hand  {program} demo --serve",
+            "                keeps the engines and a router up; `curl` lines are printed, and its admin port",
+            "                lists every decision: curl http://127.0.0.1:9464/admin/decisions",
+            f"Real vLLM       {program} serve --policy smetric --instance http://HOST:8000 --instance http://OTHER:8000",
+            "                then send OpenAI or Anthropic requests to http://127.0.0.1:8080",
+            f"The policy      {program} check --verbose smetric",
+            f"                cp policies/smetric.policy mine.policy; {program} demo --policy ./mine.policy",
+        )
+    )
+
+
+def _traces(program: str, environ: Mapping[str, str]) -> str:
+    endpoint = next((name for name in ENDPOINTS if environ.get(name, "").strip()), None)
+    if endpoint is None:
+        return f"off; with a collector: {ENDPOINTS[-1]}=http://localhost:4318 {program} demo"
+    return f"went to the collector that {endpoint} names, service smetric"
+
+
+def serving(data: str, admin: str, policy: str, program: str) -> str:
+    """What `--serve` prints: ready-to-paste lines for a router at *data* with its admin port at *admin*."""
+    post = f"curl -si {data}/v1/chat/completions -H 'content-type: application/json'"
+    long = f"""LONG=$(printf 'all work and no play %.0s' $(seq 200))
+{post} -d '{{"model":"emulated","max_tokens":8,"messages":[{{"role":"user","content":"'"$LONG"'"}}]}}'"""
+    follow_up = (
+        f"""{post} -d '{{"model":"emulated","max_tokens":8,"messages":[{{"role":"user","content":"'"$LONG"'"}},"""
+        """{"role":"assistant","content":"Go on."},{"role":"user","content":"And then?"}]}'"""
+    )
+    stream = (
+        f"curl -sNi {data}/v1/messages -H 'content-type: application/json' -d "
+        """'{"model":"emulated","max_tokens":40,"stream":true,"messages":[{"role":"user","content":"Hello"}]}'"""
+    )
+    return "\n".join(
+        (
+            f"router on {data} with policy {policy}, before {stage.INSTANCES} emulated engines; admin port on {admin}",
+            "",
+            "# a first request; the x-smetric headers say who answers, and by which rule",
+            long,
+            "",
+            "# its follow-up, which returns to the instance that has it in its cache",
+            follow_up,
+            "",
+            "# the Anthropic API, as a stream",
+            stream,
+            "",
+            "# the decisions so far, newest first, and why one was made: its id is in x-smetric-decision-id",
+            f"curl -s '{admin}/admin/decisions?limit=3'",
+            f"{program} explain --admin {admin} --decision ID",
+            "",
+            "Ctrl-C ends it.",
+        )
+    )
+
+
+def _fill(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
