@@ -1,6 +1,6 @@
 """Writes the tables of the manual from the tables of the code, between markers; `--check` only says what is stale.
 
-    python docs/generate.py [--check]
+python docs/generate.py [--check]
 """
 
 from __future__ import annotations

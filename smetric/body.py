@@ -71,7 +71,7 @@ def spans(body: bytes, found: Mapping[str, Raw]) -> Iterator[tuple[str, int, int
     """
     match = _OPEN.match(body)
     at = match.end() if match else 0
-    seen = set()
+    seen: set[str] = set()
     while len(seen) < len(found):
         key = _KEY.match(body, at)
         if key is None:

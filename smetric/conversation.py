@@ -107,10 +107,10 @@ def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw |
     previous = ""
     for message, raw in _decode(field, messages):
         kind = _kind(message)
-        if raw is not None:
-            pieces.append(raw)
-        else:
+        if isinstance(message, Message):
             _render_message(message, pieces)
+        else:
+            pieces.append(raw)
         if kind == "assistant":
             if previous != "item" or message.type is None:
                 turn_before, ends_before = turn, ends_at
@@ -129,10 +129,10 @@ def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw |
     return Conversation(pieces, turn, sum(map(len, pieces[:ends_at])))
 
 
-def _decode(field: str, messages: Raw) -> list[tuple[Message | _Shape, bytes | None]]:
+def _decode(field: str, messages: Raw) -> list[tuple[Message | _Shape, bytes]]:
     """The messages, each with its JSON text in place of a rendering where one has a shape unknown here."""
     try:
-        return [(message, None) for message in _MESSAGES.decode(messages)]
+        return [(message, b"") for message in _MESSAGES.decode(messages)]
     except (msgspec.DecodeError, UnicodeDecodeError):
         if not is_utf8(memoryview(messages)):
             raise RequestError(f"`{field}` is not valid UTF-8; send JSON in UTF-8", param=field) from None
