@@ -76,7 +76,7 @@ class Shed(HttpError):
 class UpstreamError(HttpError):
     """The chosen instances failed before a response could be passed on.
 
-    `reason` is one of a closed list for metrics: connect_error, timeout, closed, protocol.
+    `reason` is one of a closed list for metrics: connect_error, connect_timeout, timeout, closed, protocol.
     """
 
     def __init__(self, message: str, *, reason: str, status: int = 502):

@@ -169,11 +169,16 @@ class Forwarding:
         watchdog.arm(self._plane.deadlines.first_byte_s, "first_byte")
         try:
             answer = await self._plane.upstream.send(
-                instance, self._scope["method"], self._target, [*self._headers, *attempt.headers], self._body
+                instance,
+                self._scope["method"],
+                self._target,
+                [*self._headers, *attempt.headers],
+                self._body,
+                attempt.resent,
             )
         except UpstreamFailed as failed:
             attempt.end(failed.reason)
-            if failed.reason == "connect_error":
+            if failed.reason in ("connect_error", "connect_timeout"):
                 instance.healthy = False  # until a scrape succeeds again
             return Failure(
                 UpstreamError("the instance chosen for this request could not be reached", reason=failed.reason),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -34,7 +35,7 @@ _reused: ContextVar[bool] = ContextVar("reused", default=False)
 class UpstreamFailed(Exception):
     """A request to an instance failed before any byte of its answer.
 
-    `reason` is one of: connect_error (refused, unreachable, no name, not in time), closed (the connection ended),
+    `reason` is one of: connect_error (refused, unreachable, no name), connect_timeout, closed (the connection ended),
     protocol (what came was not HTTP). The cause's text is never shown to clients: it can quote bytes.
     """
 
@@ -50,15 +51,13 @@ class AnswerBroken(Exception):
 class Answer:
     """One response: its head, then its body piece by piece. `close` or `finish` must be called, whatever happens."""
 
-    __slots__ = ("_response", "headers", "resends", "status")
+    __slots__ = ("_response", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse, resends: int) -> None:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.status = response.status
         #: As received: order, case and duplicates kept.
         self.headers: Sequence[tuple[bytes, bytes]] = response.raw_headers
-        #: How often the request was sent again before this answer came.
-        self.resends = resends
 
     async def read(self) -> bytes:
         """Whatever has arrived of the body; empty at its end.
@@ -100,7 +99,13 @@ class Upstream:
         self._fresh = _session(_Connector(force_close=True, limit=0, limit_per_host=0, ttl_dns_cache=10))
 
     async def send(
-        self, instance: Instance, method: str, target: bytes, headers: Headers, body: bytes | None
+        self,
+        instance: Instance,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        body: bytes | None,
+        on_resend: Callable[[], None] | None = None,
     ) -> Answer:
         """Send a request and wait for the head of its answer.
 
@@ -113,6 +118,7 @@ class Upstream:
             target: path and query as they came, still encoded.
             headers: end-to-end headers; Host and Content-Length are set here.
             body: the whole body, or None.
+            on_resend: told when the request is sent once more.
 
         Raises:
             UpstreamFailed: no answer came.
@@ -123,11 +129,13 @@ class Upstream:
         assert self._fresh is not None
         _reused.set(False)
         try:
-            return Answer(await self._request(self._pooled, method, url, fields, body), 0)
+            return Answer(await self._request(self._pooled, method, url, fields, body))
         except UpstreamFailed as failed:
             if failed.reason != "closed" or not _reused.get():
                 raise
-        return Answer(await self._request(self._fresh, method, url, fields, body), 1)
+        if on_resend is not None:
+            on_resend()
+        return Answer(await self._request(self._fresh, method, url, fields, body))
 
     async def _request(
         self, session: aiohttp.ClientSession, method: str, url: URL, headers: list[tuple[str, str]], body: bytes | None
@@ -138,7 +146,9 @@ class Upstream:
             return await session.request(
                 method, url, headers=headers, data=data, allow_redirects=False, timeout=self._timeout
             )
-        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+        except aiohttp.ServerTimeoutError as error:
+            raise UpstreamFailed("connect_timeout") from error
+        except aiohttp.ClientConnectorError as error:
             raise UpstreamFailed("connect_error") from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError) as error:
             raise UpstreamFailed("closed") from error
@@ -159,11 +169,26 @@ class Upstream:
                 await session.close()
 
 
+class _Protocol(ResponseHandler):
+    """Ends the answer when its connection ends; aiohttp leaves it open for ever where a chunk's size was nonsense."""
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        answer = self._payload
+        super().connection_lost(exc)
+        if answer is not None and not answer.is_eof() and answer.exception() is None:
+            answer.set_exception(aiohttp.ClientPayloadError("the connection ended within the answer"))
+
+
+def _protocol(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
+    return _Protocol(loop)
+
+
 class _Connector(aiohttp.TCPConnector):
     """A connector that tells whether a connection had served a request before."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._factory = partial(_protocol, self._loop)
         self._used: WeakSet[ResponseHandler] = WeakSet()
 
     async def connect(self, *args: Any, **kwargs: Any) -> Any:

@@ -74,6 +74,12 @@ class Attempt:
             self._ttfc_s = time.perf_counter() - self._started
             self._exchange.ttft_s = self._exchange.elapsed_s()
 
+    def resent(self) -> None:
+        """The request was sent once more to the same instance, on a fresh connection."""
+        instance = self._record.instance
+        assert instance is not None
+        self._exchange.telemetry.metrics.attempted(instance.id, names.RESENT)
+
     def end(self, result: str, *, status: int | None = None, usage: Usage | None = None) -> None:
         """The attempt is over; only the first call counts.
 

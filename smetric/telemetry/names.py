@@ -70,7 +70,9 @@ CLOSED = "closed"
 PROTOCOL = "protocol"
 STATUS_5XX = "5xx"
 ABORTED = "aborted"
-RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED)
+#: A reused connection died before a byte of the answer, and the request was sent once more: an attempt within one.
+RESENT = "resent"
+RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
 
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
@@ -219,6 +221,7 @@ MODELS_EVENT = Event(
     "smetric.models.unreadable", "Warning: an instance's model list cannot be read; the old one stays."
 )
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
+CRASHED_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
 TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")

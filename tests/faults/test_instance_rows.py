@@ -1,0 +1,292 @@
+"""Rows D: what an engine may do to the requests that are sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from smetric.config.settings import Forward, Scrape
+from tests.fakes import DONE, Call, FakeEngine, Script, chunk, delta, hang, head, healthy, until
+from tests.faults.harness import CANARY, Running, running
+
+#: So seldom that what a row does to an engine is met by requests first.
+SELDOM = Scrape(interval=60.0, timeout=1.0)
+
+
+async def attempts(router: Running, result: str) -> int:
+    """How many attempts ended with *result*, by the router's own count."""
+    page = (await router.admin("/metrics")).body.decode()
+    lines = [line for line in page.splitlines() if line.startswith("smetric_upstream_attempts_total{")]
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines if f'result="{result}"' in line))
+
+
+async def test_d1_a_refused_connection_costs_no_request() -> None:
+    async with running(FakeEngine(), FakeEngine(), scrape=SELDOM) as router:
+        await router.engines[0].stop()
+        answers = [await router.chat() for _ in range(6)]
+        assert [answer.status for answer in answers] == [200] * 6
+        assert {answer.value("x-smetric-instance") for answer in answers} == {"e1"}
+        assert not router.instance_of(router.engines[0]).healthy
+        assert await attempts(router, "connect_error") == 1
+
+
+async def test_d1_a_connection_that_is_never_accepted_costs_no_request() -> None:
+    async with running(FakeEngine(), FakeEngine(), scrape=SELDOM, forward=Forward(connect_timeout=0.3)) as router:
+        await router.engines[0].stop()
+        address = ("127.0.0.1", urlsplit(router.engines[0].url).port)
+        with socket.socket() as full:
+            full.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            full.bind(address)
+            full.listen(0)
+            waiting = [socket.socket() for _ in range(4)]
+            for each in waiting:
+                each.setblocking(False)
+                each.connect_ex(address)
+            answers = await asyncio.gather(*(router.chat() for _ in range(6)))
+            for each in waiting:
+                each.close()
+        assert [answer.status for answer in answers] == [200] * 6
+        assert await attempts(router, "connect_timeout") >= 1
+
+
+async def test_d1_when_nobody_can_be_reached_the_answer_is_502_and_the_next_success_ends_it() -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        ports = [urlsplit(engine.url).port or 0 for engine in router.engines]
+        for engine in router.engines:
+            await engine.stop()
+        answer = await router.chat()
+        assert answer.status == 502
+        assert orjson.loads(answer.body)["error"]["type"] == "upstream_error"
+        for engine, port in zip(router.engines, ports, strict=True):
+            await engine.start(port)
+        await until(lambda: all(router.instance_of(engine).healthy for engine in router.engines))
+
+
+async def close_after_answer(call: Call) -> None:
+    await healthy(call)
+    call.close()
+
+
+async def close_on_reuse(call: Call) -> None:
+    if call.nth == 1:
+        await healthy(call)
+    call.close() if call.nth > 1 else None
+
+
+async def reset_on_reuse(call: Call) -> None:
+    if call.nth == 1:
+        await healthy(call)
+    else:
+        call.reset()
+
+
+@pytest.mark.parametrize("script", [close_after_answer, close_on_reuse, reset_on_reuse])
+async def test_d2_a_reused_connection_that_dies_before_a_byte_costs_no_request(script: Script) -> None:
+    async with running(FakeEngine()) as router:
+        engine = router.engines[0]
+        engine.script = script
+        statuses = [(await router.chat()).status for _ in range(200)]
+        assert statuses == [200] * 200
+        resent = await attempts(router, "resent")
+        assert resent <= 200
+        assert resent or script is close_after_answer  # there the end is mostly seen before the next request
+        assert len(engine.calls) <= 200 + resent
+        assert await attempts(router, "closed") == 0
+
+
+async def close_at_once(call: Call) -> None:
+    call.close()
+
+
+async def reset_at_once(call: Call) -> None:
+    call.reset()
+
+
+@pytest.mark.parametrize("script", [close_at_once, reset_at_once])
+async def test_d3_a_fresh_connection_that_dies_before_a_byte_fails_over_once(script: Script) -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        bad, good = router.engines
+        bad.script = script
+        for _ in range(4):
+            assert (await router.chat()).status == 200
+        good.script = script
+        bad.calls.clear()
+        good.calls.clear()
+        answer = await router.chat()
+        assert answer.status == 502
+        # A pooled connection may be reused first, and is worth one resend.
+        assert len({call.body for call in bad.calls + good.calls}) == 1
+        assert len(bad.calls) <= 2
+        assert len(good.calls) <= 2
+        assert CANARY.encode() not in answer.body
+
+
+def dying(how: Callable[[Call], Awaitable[None]], framing: tuple[bytes, bytes] | None, raw: bytes) -> Script:
+    """A stream of two events that then dies."""
+
+    async def script(call: Call) -> None:
+        fields = [(b"content-type", b"text/event-stream"), *([framing] if framing else [])]
+        await call.send(head(200, *fields) + raw)
+        await asyncio.sleep(0.05)
+        await how(call)
+
+    return script
+
+
+CHUNKED = (b"transfer-encoding", b"chunked")
+TWO = delta("one") + delta("two")
+
+
+async def send_nonsense(call: Call) -> None:
+    await call.send(b"zz-no-size\r\n" + b"x" * 100)
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        dying(close_at_once, CHUNKED, chunk(TWO)),
+        dying(reset_at_once, CHUNKED, chunk(TWO)),
+        dying(close_at_once, (b"content-length", b"100000"), TWO),
+        dying(send_nonsense, CHUNKED, chunk(TWO)),
+        dying(close_at_once, None, TWO),
+    ],
+    ids=["FIN", "RST", "short of its length", "bad chunk", "end without [DONE]"],
+)
+async def test_d4_a_stream_that_dies_ends_with_one_error_event_and_is_not_retried(script: Script) -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        for engine in router.engines:
+            engine.script = script
+        answer = await router.chat(stream=True)
+        assert answer.status == 200
+        assert not answer.complete
+        assert answer.body.startswith(TWO)
+        event = answer.body[len(TWO) :]
+        assert event.startswith(b'data: {"error":')
+        assert orjson.loads(event[6:])["error"]["type"] == "upstream_error"
+        assert event.count(b"data:") == 1
+        assert b"[DONE]" not in answer.body
+        assert sum(len(engine.calls) for engine in router.engines) == 1
+        assert await attempts(router, "closed") == 1
+
+
+async def test_d4_an_answer_that_is_no_stream_and_dies_is_cut_off() -> None:
+    async def script(call: Call) -> None:
+        await call.send(head(200, (b"content-type", b"application/json"), (b"content-length", b"100")) + b'{"id":"c')
+        call.close()
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat()
+        assert (answer.status, answer.complete, answer.body) == (200, False, b'{"id":"c')
+
+
+async def test_d5_an_engine_that_never_answers_is_given_up_at_the_deadline_and_delays_nobody() -> None:
+    async def script(call: Call) -> None:
+        await (hang(call) if b'"slow"' in call.body else healthy(call))
+
+    async with running(FakeEngine(), FakeEngine(), forward=Forward(first_byte_timeout=1.0)) as router:
+        for engine in router.engines:
+            engine.script = script
+        slow = [asyncio.create_task(router.chat(user="slow")) for _ in range(150)]
+        await until(lambda: router.counted()[0] == 150)
+        assert [(await router.chat()).status for _ in range(20)] == [200] * 20
+        answers = await asyncio.gather(*slow)
+        assert {answer.status for answer in answers} == {504}
+        assert orjson.loads(answers[0].body)["error"]["message"] == "no answer within 1 s"
+        await until(lambda: sum(len(engine.aborted) for engine in router.engines) == 150)
+        assert await attempts(router, "timeout") == 150
+
+
+async def test_d6_a_stream_that_stalls_ends_at_the_idle_deadline() -> None:
+    async def script(call: Call) -> None:
+        await call.stream(TWO, end=False)
+        await hang(call)
+
+    async with running(FakeEngine(), forward=Forward(idle_timeout=0.3)) as router:
+        router.engines[0].script = script
+        answer = await router.chat(stream=True)
+        assert not answer.complete
+        assert answer.body.startswith(TWO + b'data: {"error":')
+        await until(lambda: len(router.engines[0].aborted) == 1)
+        assert await attempts(router, "timeout") == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\x01 garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx-big: " + b"a" * 70_000 + b"\r\ncontent-length: 2\r\n\r\nok",
+    ],
+    ids=["garbage", "two framings", "two lengths", "101", "70 KB header"],
+)
+async def test_d7_what_is_not_http_is_answered_502_and_tried_nowhere_else(raw: bytes) -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        for engine in router.engines:
+            engine.script = lambda call: call.send(raw)
+        answer = await router.chat()
+        assert answer.status == 502
+        assert b"garbage" not in answer.body
+        assert sum(len(engine.calls) for engine in router.engines) == 1
+        assert await attempts(router, "protocol") == 1
+
+
+async def test_d8_bytes_behind_a_complete_response_reach_nobody() -> None:
+    async def script(call: Call) -> None:
+        await call.answer(200, b"{}", (b"content-type", b"application/json"))
+        await call.answer(200, b"MARKER", (b"content-type", b"application/json"))
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        for _ in range(20):
+            assert (await router.chat()).body == b"{}"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_d9_an_overloaded_instance_is_passed_over_and_the_last_answer_told_if_all_are(status: int) -> None:
+    async def overloaded(call: Call) -> None:
+        body = b'{"error":{"message":"busy","type":"x","param":null,"code":%d}}' % status
+        await call.answer(status, body, (b"retry-after", b"7"), (b"content-type", b"application/json"))
+
+    async with running(FakeEngine(), FakeEngine(), FakeEngine()) as router:
+        first = router.engines[0]
+        first.script = overloaded
+        for _ in range(6):
+            assert (await router.chat()).status == 200
+        assert first.calls
+        for engine in router.engines:
+            engine.script = overloaded
+            engine.calls.clear()
+        answer = await router.chat()
+        assert (answer.status, answer.value("retry-after")) == (status, "7")
+        assert orjson.loads(answer.body)["error"]["message"] == "busy"
+        assert sum(len(engine.calls) for engine in router.engines) == 2
+        assert all(router.instance_of(engine).healthy for engine in router.engines)
+
+
+async def test_d9_an_error_too_long_to_hold_back_is_passed_on_whole() -> None:
+    body = orjson.dumps({"error": {"message": "x" * 100_000}})
+
+    async with running(FakeEngine(), FakeEngine()) as router:
+        for engine in router.engines:
+            engine.script = lambda call: call.answer(500, body)
+        answer = await router.chat()
+        assert (answer.status, answer.body) == (500, body)
+
+
+async def test_a_stream_that_ends_well_is_not_mistaken() -> None:
+    async def script(call: Call) -> None:
+        await call.stream(TWO, DONE[:6], DONE[6:9], DONE[9:])
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat(stream=True)
+        assert (answer.complete, answer.body) == (True, TWO + DONE)
