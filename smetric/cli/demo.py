@@ -60,7 +60,6 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
     if not stay and (port, admin_port) != (None, None):
         raise click.UsageError("--port and --admin-port need --serve: otherwise free ports are taken")
     chosen = policies or (POLICIES[:1] if stay else POLICIES)
-    logs.configure("warning")
     try:
         for policy in chosen:
             source = read_one(policy)
@@ -68,6 +67,7 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
     except PolicyError as error:
         click.echo(error, err=True)
         raise SystemExit(1) from None
+    logs.configure("warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if stay:
             code = runner.run(

@@ -83,8 +83,6 @@ async def _perform(
         progress(policy, len(answers), total)
 
     sock = listen("127.0.0.1", 0)
-    # Connections queue from here on: the agents need not wait until the server is up.
-    sock.listen(1024)
     stop = asyncio.Event()
     started = time.monotonic()
     async with asyncio.TaskGroup() as group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,7 @@ from smetric.demo.example import examples
 from smetric.demo.figures import WINDOW_S
 from smetric.demo.play import Play
 from smetric.policy.explain import explain, summary
+from smetric.resources import shipped_policies
 from smetric.telemetry.tracing import ENDPOINTS
 
 _WIDTH = 110
@@ -83,6 +85,7 @@ def _decisions(play: Play) -> list[str]:
 
 
 def _next_steps(program: str, environ: Mapping[str, str]) -> str:
+    shipped = os.path.relpath(shipped_policies()["smetric"])
     return "\n".join(
         (
             f"Traces          {_traces(program, environ)}",
@@ -92,7 +95,7 @@ def _next_steps(program: str, environ: Mapping[str, str]) -> str:
             f"Real vLLM       {program} serve --policy smetric --instance http://HOST:8000 --instance http://OTHER:8000",
             "                then send OpenAI or Anthropic requests to http://127.0.0.1:8080",
             f"The policy      {program} check --verbose smetric",
-            f"                cp policies/smetric.policy mine.policy; {program} demo --policy ./mine.policy",
+            f"                cp {shipped} mine.policy; {program} demo --policy ./mine.policy",
         )
     )
 

@@ -34,6 +34,8 @@ log = structlog.get_logger("smetric.server")
 KNOWN_HYPERCORN = "0.18."
 #: How long a closing connection may wait for its client to take what is buffered.
 CLOSE_TIMEOUT_S = 2.0
+#: Connections that wait to be accepted.
+BACKLOG = 1024
 
 
 class _NoUpgrade(H11Protocol):
@@ -93,6 +95,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        # At once: who reads the address may connect, and a second process on the same port is found out here.
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
         sock.close()
@@ -120,7 +124,7 @@ def hypercorn_config(drain_s: float) -> Config:
     config.shutdown_timeout = 10
     config.startup_timeout = 30
     config.h11_max_incomplete_size = 32 * 1024
-    config.backlog = 1024
+    config.backlog = BACKLOG
     config.accesslog = None
     config.errorlog = None
     return config

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from smetric.cli.demo import demo
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--port", "8080"), "need --serve"),
+        (("--serve", "--policy", "smetric", "--policy", "bailian"), "--serve takes one --policy"),
+        (("--sessions", "0"), "--sessions"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(demo, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_policy_that_does_not_check_is_shown_before_anything_plays(tmp_path: Path) -> None:
+    path = tmp_path / "bad.policy"
+    path.write_text("## Bad.\npolicy bad\n\nroute argmin(nosuch)\n")
+    result = CliRunner().invoke(demo, ["--policy", "smetric", "--policy", str(path)])
+    assert result.exit_code == 1
+    assert "nosuch" in result.output
+    assert "requests" not in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_serve_answers_requests_lists_decisions_and_ends_on_a_signal(number: signal.Signals) -> None:
+    arguments = ("-m", "smetric", "demo", "--serve", "--port", "0", "--admin-port", "0")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(30), aiohttp.ClientSession() as client:
+            words = (await process.stdout.readline()).decode().replace(",", "").split()
+            router, admin = [word for word in words if word.startswith("http://127.0.0.1:")]
+            body = {"model": "emulated", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+            async with client.post(f"{router}/v1/chat/completions", json=body) as response:
+                assert response.status == 200
+                decision = response.headers["x-smetric-decision-id"]
+                assert (await response.json())["usage"]["completion_tokens"] == 4
+            async with client.get(f"{admin}/admin/decisions/{decision}") as response:
+                assert (await response.json())["policy"].startswith("smetric@")
+            process.send_signal(number)
+            printed, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, errors) == (0, b"")
+    assert f"curl -si {router}/v1/chat/completions" in printed.decode()
+
+
+TINY = """
+import smetric.cli.demo
+from smetric.demo.session import Session, Turn
+
+turns = (Turn(300, 4, 0.0), Turn(20, 4, 0.1), Turn(10, 4, 0.1))
+smetric.cli.demo._SESSIONS = [Session("tiny", 120, 200, turns)]
+smetric.cli.demo.demo(["--sessions", "1", "--policy", "smetric", "--policy", "load_only"])
+"""
+
+
+async def test_a_demo_plays_each_policy_and_prints_its_report() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", TINY), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(30):
+            printed, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, errors) == (0, b"")
+    text = printed.decode()
+    assert text.count("3 of 3 requests") == 2
+    assert "2 of 2" in text
+    assert "1. A first request" in text

@@ -1,0 +1,63 @@
+"""A tiny demo in this process: engines, router and agents are the real ones, only fewer and faster."""
+
+import pytest
+
+from smetric.demo.example import examples
+from smetric.demo.play import Play, compare
+from smetric.demo.report import report
+from smetric.demo.session import Session, Turn
+from smetric.errors import ConfigError
+
+SESSIONS = [Session(f"tiny-{n}", 120, 200, (Turn(300, 8, 0.0), Turn(20, 8, 0.5), Turn(10, 8, 0.5))) for n in range(3)]
+
+
+async def played(policy: str) -> tuple[Play, list[tuple[str, int, int]]]:
+    told: list[tuple[str, int, int]] = []
+    (play,) = await compare([policy], SESSIONS, speed=20.0, progress=lambda *progress: told.append(progress))
+    return play, told
+
+
+@pytest.mark.parametrize("policy", ["smetric", "load_only"])
+async def test_every_request_is_answered_and_the_figures_agree_with_the_answers(policy: str) -> None:
+    play, told = await played(policy)
+    assert [answer.status for answer in play.answers] == [200] * 9
+    assert told == [(policy, n, 9) for n in range(1, 10)]
+    figures = play.figures
+    assert (figures.requests, figures.failed, figures.followups) == (9, 0, 6)
+    assert 0 < figures.hit_rate < 1
+    assert 1 <= figures.imbalance <= 4
+    assert 0 < figures.ttft_p50_s <= figures.ttft_p90_s < play.took_s
+    assert 0 <= figures.returned <= 6
+    for answer in play.answers:
+        record = play.records[answer.decision]
+        assert record.policy.name == policy
+        assert record.request.turn == answer.turn
+        assert record.instance is not None
+        assert record.instance.id == answer.instance
+        assert 0 <= answer.cached_tokens < answer.prompt_tokens
+
+
+async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> None:
+    play, _ = await played("smetric")
+    titles = [example.title for example in examples(play)]
+    assert len(titles) == 3 or play.figures.returned == 0
+    text = report([play], "bin/smetric", {})
+    assert f"{play.figures.hit_rate:.1%}" in text
+    assert f"{play.figures.returned} of 6" in text
+    for title in titles:
+        assert title in text
+    assert "smetric: route to vllm-" in text
+    assert "bin/smetric serve --policy smetric --instance" in text
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT=" in text
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+async def test_traces_are_said_to_go_where_the_environment_sends_them() -> None:
+    play, _ = await played("load_only")
+    text = report([play], "smetric", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
+    assert "went to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names" in text
+
+
+async def test_a_policy_that_does_not_exist_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="nosuch"):
+        await played("nosuch")
