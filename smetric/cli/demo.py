@@ -14,7 +14,7 @@ import uvloop
 from smetric.app import Application, serve_ports
 from smetric.cli.policy_argument import read_one
 from smetric.demo import stage
-from smetric.demo.play import Play, compare
+from smetric.demo.play import Play, perform
 from smetric.demo.report import report, serving
 from smetric.demo.session import load_sessions
 from smetric.features import VOCABULARY
@@ -79,12 +79,16 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
 
 
 async def _play(policies: tuple[str, ...], count: int) -> int:
-    """Play, print, and return the exit code: 1 if a request was not answered."""
-    click.echo(f"{count} agent sessions, {stage.INSTANCES} emulated engines, {len(policies)} policies one by one")
-    progress = _Progress()
-    plays = await compare(policies, _SESSIONS[:count], speed=1.0, progress=progress.answered)
+    """Play by each policy in turn, print, and return the exit code: 1 if a request was not answered."""
+    click.echo(f"{count} agent sessions on {stage.INSTANCES} emulated engines, by {', '.join(policies)}")
+    plays: list[Play] = []
+    async with stage.engines() as engines:
+        for policy in policies:
+            progress = _Progress(policy)
+            plays.append(await perform(engines, policy, _SESSIONS[:count], speed=1.0, progress=progress.answered))
+            progress.end(plays[-1])
     click.echo("\n" + report(plays, _program(), os.environ))
-    return 1 if any(_failed(play) for play in plays) else 0
+    return 1 if any(play.figures.failed for play in plays) else 0
 
 
 def _program() -> str:
@@ -93,10 +97,6 @@ def _program() -> str:
     if shutil.which("smetric") is None and os.access(called, os.X_OK):
         return os.path.relpath(called)
     return "smetric"
-
-
-def _failed(play: Play) -> bool:
-    return play.figures.failed > 0
 
 
 async def _stay(policy: str, port: int, admin_port: int) -> int:
@@ -112,13 +112,17 @@ async def _stay(policy: str, port: int, admin_port: int) -> int:
 class _Progress:
     """How far a policy has come: one line that changes on a terminal, elsewhere a line at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
         self._is_live = sys.stdout.isatty()
 
-    def answered(self, policy: str, answers: int, total: int) -> None:
+    def answered(self, answers: int, total: int) -> None:
         """One more answer."""
-        done = answers == total
-        if self._is_live or done:
-            head = "\r" if self._is_live else ""
+        if self._is_live:
             bar = "█" * (answers * 30 // total)
-            click.echo(f"{head}  {policy:<14} {bar:<30} {answers:>4} of {total} requests", nl=done)
+            click.echo(f"\r  {self._policy:<14} {bar:<30} {answers:>4} of {total} requests", nl=False)
+
+    def end(self, play: Play) -> None:
+        """It has played."""
+        clear = "\r\x1b[K" if self._is_live else ""
+        click.echo(f"{clear}  {self._policy:<14} {len(play.answers)} requests in {play.took_s:.1f} s")

@@ -1,4 +1,4 @@
-"""Plays the sessions through a router, policy by policy, each time on engines and an index that know nothing yet."""
+"""Plays the sessions through a router by one policy, on engines and with an index that know nothing yet."""
 
 from __future__ import annotations
 
@@ -44,35 +44,26 @@ class Play:
     took_s: float
 
 
-async def compare(
-    policies: Sequence[str],
-    sessions: Sequence[Session],
-    *,
-    speed: float,
-    progress: Callable[[str, int, int], None],
-) -> list[Play]:
-    """Play *sessions* once for each of *policies*.
-
-    Args:
-        policies: shipped names or files.
-        sessions: all of them play at the same time.
-        speed: engines and gaps are so many times as fast as real ones.
-        progress: told of every answer: policy, answers so far, requests in all.
-
-    Raises:
-        ConfigError, PolicyError: a policy cannot be used.
-    """
-    async with stage.engines(speed) as engines:
-        return [await _perform(engines, policy, sessions, speed, progress) for policy in policies]
-
-
-async def _perform(
+async def perform(
     engines: EmulatedFleet,
     policy: str,
     sessions: Sequence[Session],
+    *,
     speed: float,
-    progress: Callable[[str, int, int], None],
+    progress: Callable[[int, int], None],
 ) -> Play:
+    """Play *sessions*, all at the same time, through a new router over *engines*, which are restarted before.
+
+    Args:
+        engines: they listen already.
+        policy: a shipped name or a file.
+        sessions: what is played.
+        speed: gaps are divided by this, as the engines' own times should be.
+        progress: told of every answer: how many there are, and requests in all.
+
+    Raises:
+        ConfigError, PolicyError: the policy cannot be used.
+    """
     engines.reset()
     application = Application(stage.settings(engines.urls, policy))
     total = sum(len(session.turns) for session in sessions)
@@ -80,7 +71,7 @@ async def _perform(
 
     def answered(answer: Answer) -> None:
         answers.append(answer)
-        progress(policy, len(answers), total)
+        progress(len(answers), total)
 
     sock = listen("127.0.0.1", 0)
     stop = asyncio.Event()

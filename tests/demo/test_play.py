@@ -2,8 +2,9 @@
 
 import pytest
 
+from smetric.demo import stage
 from smetric.demo.example import examples
-from smetric.demo.play import Play, compare
+from smetric.demo.play import Play, perform
 from smetric.demo.report import report
 from smetric.demo.session import Session, Turn
 from smetric.errors import ConfigError
@@ -11,9 +12,10 @@ from smetric.errors import ConfigError
 SESSIONS = [Session(f"tiny-{n}", 120, 200, (Turn(300, 8, 0.0), Turn(20, 8, 0.5), Turn(10, 8, 0.5))) for n in range(3)]
 
 
-async def played(policy: str) -> tuple[Play, list[tuple[str, int, int]]]:
-    told: list[tuple[str, int, int]] = []
-    (play,) = await compare([policy], SESSIONS, speed=20.0, progress=lambda *progress: told.append(progress))
+async def played(policy: str) -> tuple[Play, list[tuple[int, int]]]:
+    told: list[tuple[int, int]] = []
+    async with stage.engines(20.0) as engines:
+        play = await perform(engines, policy, SESSIONS, speed=20.0, progress=lambda *now: told.append(now))
     return play, told
 
 
@@ -21,7 +23,7 @@ async def played(policy: str) -> tuple[Play, list[tuple[str, int, int]]]:
 async def test_every_request_is_answered_and_the_figures_agree_with_the_answers(policy: str) -> None:
     play, told = await played(policy)
     assert [answer.status for answer in play.answers] == [200] * 9
-    assert told == [(policy, n, 9) for n in range(1, 10)]
+    assert told == [(n, 9) for n in range(1, 10)]
     figures = play.figures
     assert (figures.requests, figures.failed, figures.followups) == (9, 0, 6)
     assert 0 < figures.hit_rate < 1
@@ -56,6 +58,13 @@ async def test_traces_are_said_to_go_where_the_environment_sends_them() -> None:
     play, _ = await played("load_only")
     text = report([play], "smetric", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
     assert "went to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names" in text
+
+
+async def test_each_play_begins_with_empty_caches() -> None:
+    async with stage.engines(20.0) as engines:
+        for _ in range(2):
+            play = await perform(engines, "smetric", SESSIONS[:1], speed=20.0, progress=lambda *_: None)
+            assert play.answers[0].cached_tokens == 0
 
 
 async def test_a_policy_that_does_not_exist_is_a_configuration_error() -> None:
