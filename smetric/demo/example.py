@@ -45,7 +45,8 @@ def examples(play: Play) -> list[Example]:
         ),
         _best(
             "A follow-up that moved to another instance",
-            moved,
+            # By a guard, where there was one: not because two instances held the same of it.
+            [one for one in moved if one[2].failed_guard is not None] or moved,
             lambda answer, decision: sum(_column(decision, "requests")),
         )
         or _best(

@@ -1,0 +1,62 @@
+"""Which decisions are shown, of plays made up of a policy's own decisions on written-down snapshots."""
+
+from typing import Any
+
+from smetric.demo.agent import Answer
+from smetric.demo.example import examples
+from smetric.demo.figures import Figures
+from smetric.demo.play import Play
+from smetric.features import VOCABULARY
+from smetric.policy import Decision, load
+from smetric.policy.snapshot import Snapshot
+from smetric.request import InferenceRequest
+from smetric.resources import shipped_policies
+from smetric.telemetry.record import DecisionRecord
+
+POLICY = load(shipped_policies()["smetric"].read_text(), VOCABULARY, path="smetric.policy")
+
+
+def made(*told: tuple[int, list[int], list[int]]) -> Play:
+    """One session; each request given as its turn, the hit lengths and the loads of instances a, b and c."""
+    answers, records = [], {}
+    for turn, hits, loads in told:
+        columns: dict[str, Any] = {"hit_len": [float(hit) for hit in hits], "requests": [float(load) for load in loads]}
+        request = InferenceRequest(turn=turn, prompt_len=1000, est_hit=900 if turn else 0)
+        decision = POLICY.decide(Snapshot(["a", "b", "c"], columns, {}, {}, {}, 0.0), request, {}, 1)
+        assert isinstance(decision, Decision)
+        assert decision.instance is not None
+        record = DecisionRecord(
+            time_ns=1, outcome="routed", request=request, policy=POLICY, generation=1, decision=decision
+        )
+        records[record.id] = record
+        hit = hits[decision.index]
+        answers.append(Answer("s", turn, 200, True, record.id, decision.instance, 0.0, 0.1, 1.0, 1000, hit))
+    return Play("smetric", answers, records, Figures.of(answers, 3), 1.0)
+
+
+def shown(play: Play) -> list[tuple[str, str | None, str, str | None]]:
+    return [
+        (one.title.split(";")[0], one.decision.instance, one.decision.rule, one.decision.failed_guard)
+        for one in examples(play)
+    ]
+
+
+def test_a_first_one_that_returned_and_one_that_moved_by_a_guard() -> None:
+    overloaded = (2, [950, 0, 0], [9, 1, 2])
+    back_without_a_guard = (3, [950, 0, 0], [5, 5, 5])
+    play = made((0, [0, 0, 0], [1, 2, 2]), (1, [900, 0, 0], [2, 2, 2]), overloaded, back_without_a_guard)
+    assert shown(play) == [
+        ("A first request", "a", "balance", "req.turn != 0"),
+        ("A follow-up that returned to its instance", "a", "stick", None),
+        ("A follow-up that moved to another instance", "b", "balance", "not_overloaded"),
+    ]
+
+
+def test_where_none_moved_the_one_nearest_to_it_is_shown() -> None:
+    play = made((0, [0, 0, 0], [1, 2, 2]), (1, [900, 0, 0], [3, 1, 2]), (2, [900, 0, 0], [2, 2, 2]))
+    assert shown(play)[2][0] == "No follow-up moved"
+    assert list(examples(play)[2].decision.snapshot.columns["requests"]) == [3.0, 1.0, 2.0]
+
+
+def test_a_play_of_first_requests_has_one_example() -> None:
+    assert [title for title, *_ in shown(made((0, [0, 0, 0], [1, 2, 2])))] == ["A first request"]
