@@ -13,6 +13,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from smetric.config import Settings
+from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
@@ -29,6 +30,7 @@ from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
 from smetric.resources import policy_path
 from smetric.router import LookupDeadline, Router
+from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.source import Source
 from smetric.sources.vllm import VllmSource
@@ -39,6 +41,7 @@ from smetric.telemetry.gauges import Gauges, IndexFigures
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.tracing import Tracing
+from smetric.token_ids import TokenIds
 from smetric.tokens import TokenRatio
 
 log = structlog.get_logger("smetric.app")
@@ -50,13 +53,16 @@ class Application:
     Args:
         settings: everything that can be set.
         environ: where the `OTEL_…` variables are read from.
+        token_ids: gives the token ids that some sources look prompts up by.
 
     Raises:
         ConfigError: a setting cannot be used.
         PolicyError: the policy does not check.
     """
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str] = os.environ, token_ids: TokenIds | None = None
+    ) -> None:
         self.settings = settings
         self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
         self.fleet = Fleet(
@@ -76,15 +82,20 @@ class Application:
             on_restart=self._restarted,
             on_scrape=self._scraped,
         )
+        deadline = LookupDeadline(
+            settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
+        )
         sources: list[Source] = [self.scraper, *([self.index] if self.index is not None else [])]
+        if settings.lmcache.url:
+            if token_ids is None:
+                raise ConfigError("lmcache.url is set, but nothing gives the token ids its look-ups need; take it out")
+            sources += lmcache_tiers(settings, token_ids, deadline.of, self.metrics)
         self._sources = sources
         self.router = Router(
             self.fleet,
             self.policy_file,
             sources,
-            deadline=LookupDeadline(
-                settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
-            ),
+            deadline=deadline,
         )
         self.tracing = Tracing(
             environ,

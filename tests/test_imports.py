@@ -16,7 +16,7 @@ LAYERS = (
     {"app"},
     {"proxy"},
     {"router", "policy_file"},
-    {"sources", "fleet", "features", "request", "conversation", "body", "prompt", "tokens", "telemetry"},
+    {"sources", "fleet", "features", "request", "conversation", "body", "prompt", "tokens", "token_ids", "telemetry"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

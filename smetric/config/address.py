@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from smetric.config.kind import Kind, interpolated, scalar_of
-from smetric.config.raw import Raw, wrong
+from smetric.config.raw import Raw, Scalar, wrong
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -17,12 +17,21 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?\Z")
 
 
 class BaseUrl(Kind[str]):
-    """An `http` or `https` URL of a host alone: no user info, path, query or fragment. Its value has no final slash."""
+    """An `http` or `https` URL of a host alone: no user info, path, query or fragment. Its value has no final slash.
+
+    Args:
+        empty: nothing at all may stand there too.
+    """
 
     _RULE = "an http or https URL without a path, such as http://10.0.0.7:8000"
 
+    def __init__(self, *, empty: bool = False) -> None:
+        self._empty = empty
+
     def parse(self, raw: Raw, name: str) -> str:
         """The URL, scheme and host in lower case."""
+        if self._empty and isinstance(raw, Scalar) and not raw.text:
+            return ""
         text = scalar_of(raw, name, self._RULE).text
         if "@" in text:  # what stands before it may be a password
             raise wrong(raw, name, f"{self._RULE}, and no user or password in it", got="one with an @")
@@ -42,7 +51,8 @@ class BaseUrl(Kind[str]):
 
     def schema(self) -> dict[str, Any]:
         """A string."""
-        return interpolated({"type": "string", "pattern": r"^https?://[^/@?#\s]+/?$"})
+        url = r"https?://[^/@?#\s]+/?"
+        return interpolated({"type": "string", "pattern": f"^(?:{url})?$" if self._empty else f"^{url}$"})
 
 
 class NetworkRange(Kind[Network]):

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from smetric.config.address import BaseUrl, Network, NetworkRange, PolicyRef
-from smetric.config.kind import Choice, Flag, Integer, ParamValue, Text
+from smetric.config.kind import Choice, Flag, Integer, ParamValue, Text, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.quantity import Duration, Size
 from smetric.config.raw import Table
@@ -25,6 +25,7 @@ _PORT = Integer(0, 65535)
 _LABEL = Text(r"[A-Za-z0-9._:/\[\]-]{0,128}", "at most 128 of A-Z a-z 0-9 . _ : / [ ] -", empty=True)
 _ID = Text(r"[A-Za-z0-9._:\[\]-]{1,128}", "1 to 128 of A-Z a-z 0-9 . _ : [ ] -")
 _MODEL = Text(r"[\x21-\x7e]{1,256}", "a model name of 1 to 256 printable ASCII characters")
+_LMCACHE_ID = Text(r"[\x21-\x7e]{1,256}", "an LMCache instance id of 1 to 256 printable ASCII characters")
 _PRIVATE = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
 
 
@@ -75,6 +76,36 @@ class PrefixIndexSettings:
 
     enabled: bool = setting(Flag(), "Whether it runs; without it and another source every hit length is unknown.", True)
     max_bytes: int = setting(Size("1MiB", "16GiB"), "Memory it may take.", 64 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmcacheSettings:
+    """Asking LMCache's lookup service; it needs token ids."""
+
+    url: str = setting(BaseUrl(empty=True), "Base URL of LMCache's lookup service; not asked when not set.", "")
+    mode: str = setting(
+        Choice("coordinator", "controller"),
+        "What answers there: the coordinator (LMCache in a process of its own) or the controller (within the engines).",
+        "coordinator",
+    )
+    instances: Mapping[str, str] = setting(
+        MapOf(_LMCACHE_ID),
+        "Which LMCache instance belongs to an instance, by the instance's id; the one of the same id where not set.",
+        {},
+    )
+    models: Mapping[str, str] = setting(
+        MapOf(_MODEL),
+        "The models looked up, and their names in LMCache's keys; all, under their own names, when empty. With the "
+        "controller, adapters must be left out: it takes them for their base model.",
+        {},
+    )
+    chunk_size: int = setting(Integer(1, 65536), "Tokens of a chunk, as LMCache is configured.", 256)
+    world_size: int = setting(Integer(1, 1024), "Tensor-parallel ranks of each engine.", 1)
+    answers_ttl: float = setting(Duration("1ms", "1m"), "Time an answer is used again for the same prompt.", 1.0)
+    breaker_failures: int = setting(
+        Integer(1, 1000), "Failed or late look-ups in a row after which the service is left alone.", 5
+    )
+    breaker_open: float = setting(Duration("100ms", "10m"), "Time it is left alone, before one look-up tries it.", 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +186,7 @@ class Settings:
     prefix_index: PrefixIndexSettings = setting(
         Section(PrefixIndexSettings), "The embedded index of which instance holds which prefix.", PrefixIndexSettings()
     )
+    lmcache: LmcacheSettings = setting(Section(LmcacheSettings), "Asking LMCache's lookup service.", LmcacheSettings())
     lookup: Lookup = setting(Section(Lookup), "How long a decision may wait for looked-up features.", Lookup())
     forward: Forward = setting(Section(Forward), "Sending a request to the chosen instance.", Forward())
     drain: Drain = setting(Section(Drain), "Ending.", Drain())
@@ -226,6 +258,12 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
         for i, value in enumerate(values):
             if value in values[:i]:
                 found.append((("instances", i), f"{field} {value} stands twice; give each instance its own {field}"))
+    ids = [instance.id for instance in settings.instances]
+    found += [
+        (("lmcache", "instances", id), f"no instance has this id{did_you_mean(id, ids)}")
+        for id in settings.lmcache.instances
+        if id not in ids
+    ]
     listen, admin = settings.listen, settings.admin
     everywhere = {"0.0.0.0", "::"}
     if listen.port == admin.port != 0 and (listen.host == admin.host or everywhere & {listen.host, admin.host}):

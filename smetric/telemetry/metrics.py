@@ -45,6 +45,8 @@ class Metrics:
         self._selected = _Children(self._counter(names.SELECTED))
         self._decision_seconds = _Children(self._histogram(names.DECISION_SECONDS))
         self._lookup_seconds = self._histogram(names.LOOKUP_SECONDS)
+        self._lookups = _Children(self._counter(names.LOOKUPS))
+        self._suspended = self._gauge(names.LOOKUP_IS_SUSPENDED)
         self._requests = _Children(self._counter(names.REQUESTS))
         self._request_seconds = _Children(self._histogram(names.REQUEST_SECONDS))
         self._first_chunk_seconds = _Children(self._histogram(names.FIRST_CHUNK_SECONDS))
@@ -122,6 +124,14 @@ class Metrics:
         """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
         self._scrapes.of(self._instance(instance), result).inc()
         self._scrape_seconds.observe(duration_s)
+
+    def looked_up(self, source: str, result: str) -> None:
+        """*source* answered a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
+        self._lookups.of(source, result).inc()
+
+    def suspended(self, source: str, is_suspended: bool) -> None:
+        """The service behind *source* began to count as failing, or as well again."""
+        self._suspended.labels(source).set(is_suspended)
 
     def reloaded(self, *, swapped: bool) -> None:
         """The policy file changed: it was taken, or the last good policy was kept."""

@@ -74,6 +74,28 @@ ABORTED = "aborted"
 RESENT = "resent"
 RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
 
+# Results of a look-up at a service.
+LOOKUP_OK = "ok"
+LOOKUP_CACHED = "cached"
+LOOKUP_NOT_ASKED = "not_asked"
+LOOKUP_NO_TOKENS = "no_tokens"
+LOOKUP_SUSPENDED = "suspended"
+LOOKUP_LATE = "late"
+LOOKUP_CONNECT_ERROR = "connect_error"
+LOOKUP_HTTP_ERROR = "http_error"
+LOOKUP_UNREADABLE = "unreadable"
+LOOKUP_RESULTS = (
+    LOOKUP_OK,
+    LOOKUP_CACHED,
+    LOOKUP_NOT_ASKED,
+    LOOKUP_NO_TOKENS,
+    LOOKUP_SUSPENDED,
+    LOOKUP_LATE,
+    LOOKUP_CONNECT_ERROR,
+    LOOKUP_HTTP_ERROR,
+    LOOKUP_UNREADABLE,
+)
+
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
     "route {policy}": "INTERNAL: one decision; a second one follows when the first instance failed.",
@@ -113,7 +135,12 @@ PROMPT_TOKENS = Attribute("smetric.prompt.tokens", "int", "tokens", "Prompt leng
 PROMPT_SOURCE = Attribute("smetric.prompt.tokens_source", "string", "", "How it is known: `exact` or `estimated`.")
 HIT_TOKENS = Attribute("smetric.prefix.hit_tokens", "int", "tokens", "Prompt tokens believed cached there.")
 HIT_RATIO = Attribute("smetric.prefix.hit_ratio", "double", "", "The same as a share of the prompt.")
-HIT_SOURCE = Attribute("smetric.prefix.source", "string", "", "Who said so: `kv_events`, `lmcache`, `prefix_index`.")
+HIT_SOURCE = Attribute(
+    "smetric.prefix.source",
+    "string",
+    "",
+    "Who said so, tier included where there are several: `prefix_index`, `lmcache:host`.",
+)
 ACTUAL_HIT_TOKENS = Attribute(
     "smetric.prefix.actual_hit_tokens", "int", "tokens", "Prompt tokens the instance says it had cached."
 )
@@ -173,6 +200,15 @@ DECISION_SECONDS = Metric(
 LOOKUP_SECONDS = Metric(
     "smetric_lookup_duration_seconds", "histogram", (), "Time decisions waited for look-ups.", _MICRO
 )
+LOOKUPS = Metric(
+    "smetric_lookups_total",
+    "counter",
+    ("source", "result"),
+    "Look-ups a source had to answer, by how they ended; `not_asked` and `suspended` cost no request.",
+)
+LOOKUP_IS_SUSPENDED = Metric(
+    "smetric_lookup_suspended", "gauge", ("source",), "1 while a source's service is left alone because it fails."
+)
 REQUESTS = Metric("smetric_requests_total", "counter", ("route", "code"), "Requests answered.")
 REQUEST_SECONDS = Metric(
     "smetric_request_duration_seconds", "histogram", ("route", "model"), "Arrival to end of the answer.", _DURATION
@@ -220,8 +256,12 @@ CRASHED_EVENT = Event("smetric.scrape.crashed", "Error: scraping an instance rai
 MODELS_EVENT = Event(
     "smetric.models.unreadable", "Warning: an instance's model list cannot be read; the old one stays."
 )
+LOOKUP_SUSPENDED_EVENT = Event(
+    "smetric.lookup.suspended", "Warning: a lookup service failed several times in a row; it is left alone for a while."
+)
+LOOKUP_RESUMED_EVENT = Event("smetric.lookup.resumed", "Info: a lookup service that was left alone answers again.")
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
-CRASHED_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
+ENDPOINT_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
 TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")
