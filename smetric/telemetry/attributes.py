@@ -20,6 +20,7 @@ from smetric.telemetry import names
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
     from smetric.policy.decision import Decision
+    from smetric.policy.policy import Policy
     from smetric.request import InferenceRequest
     from smetric.telemetry.record import DecisionRecord
 
@@ -150,6 +151,7 @@ def of_decision(
         names.POLICY_HASH.name: policy.digest,
         names.POLICY_SOURCE.name: policy.path.rpartition("/")[2],
         names.POLICY_GENERATION.name: record.generation,
+        names.POLICY_PARAMS.name: params_of(policy),
         names.CANDIDATES.name: configured,
         names.INSTANCE_RANK.name: record.rank,
         names.PROMPT_TOKENS.name: request.prompt_len,
@@ -204,7 +206,19 @@ def summary_of(record: DecisionRecord) -> str:
         return f"pinned: {record.instance.id} holds the response this request continues"
     if record.outcome == names.ERROR:
         return "the policy failed to evaluate"
+    if record.instance is not None:
+        return f"{record.instance.id}: no inference, so any instance serves it and no policy ran"
     return "no instance may serve this request"
+
+
+def params_of(policy: Policy) -> str:
+    """The values of a policy's parameters, `*` where configuration set one, e.g. `OVERLOAD=1.5* LOAD=requests`."""
+    return " ".join(
+        f"{name}={one.value:g}{'*' * one.configured}"
+        if isinstance(one.value, float)
+        else f"{name}={str(one.value).lower() if isinstance(one.value, bool) else one.value}{'*' * one.configured}"
+        for name, one in policy.params.items()
+    )[:CLIENT_TEXT_MAX]
 
 
 def session_hash(session: str, salt: bytes) -> str:

@@ -112,6 +112,9 @@ POLICY_NAME = Attribute("smetric.policy.name", "string", "", "Name of the acting
 POLICY_HASH = Attribute("smetric.policy.hash", "string", "", "First 12 hex digits of the SHA-256 of its source.")
 POLICY_SOURCE = Attribute("smetric.policy.source", "string", "", "Its file's name, without the folder.")
 POLICY_GENERATION = Attribute("smetric.policy.generation", "int", "", "1 for the policy loaded at start, +1 a reload.")
+POLICY_PARAMS = Attribute(
+    "smetric.policy.params", "string", "", "Its parameters' values, `*` where configuration set one."
+)
 RULE = Attribute("smetric.rule", "string", "", "Label of the rule that fired.")
 GUARD_FAILED = Attribute("smetric.guard.failed", "string", "", "Guards that failed on the way, in order.")
 CURSOR = Attribute("smetric.cursor", "string", "", "Cursors the decision advances: pick=instance.")

@@ -55,6 +55,7 @@ def test_the_names_others_build_on_do_not_change_by_accident() -> None:
         "smetric.policy.generation",
         "smetric.policy.hash",
         "smetric.policy.name",
+        "smetric.policy.params",
         "smetric.policy.source",
         "smetric.prefix.actual_hit_tokens",
         "smetric.prefix.hit_ratio",
