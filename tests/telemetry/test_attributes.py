@@ -11,7 +11,7 @@ policy p
 param OVERLOAD = 2.0 in 1.0..
 param LOAD     = requests in {requests, unprefilled}
 param STRICT   = true
-route argmin(LOAD)  when STRICT and max(requests) > OVERLOAD
+route argmin(LOAD)  when STRICT and max(requests) > OVERLOAD * mean(requests)
 route argmax(LOAD)
 """
 
