@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
+from smetric.block_keys import BlockKeys
 from smetric.body import is_null, members
 from smetric.conversation import Conversation, render
 from smetric.errors import RequestError
@@ -61,6 +62,11 @@ class InferenceRequest:
     prompt: Prompt | None = field(default=None, repr=False)
     #: A response id or conversation id that ties the request to the engine that holds it.
     pinned_to: str = ""
+    #: What the engine takes `model` for once an alias is resolved, and the salt that keeps its cache entries apart.
+    served: str = ""
+    cache_salt: str = ""
+    #: Chained keys of the prompt's token blocks by block size, kept by the source that computed them.
+    block_keys: dict[int, BlockKeys] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +154,12 @@ def parse(
     if "priority" in found and not is_null(found["priority"]):
         request.priority = -_number("priority", found["priority"])
     copies = _number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1
-    served = reading.aliases.get(request.model, request.model)
+    request.served = served = reading.aliases.get(request.model, request.model)
     bytes_per_token = ratio.of(served)
-    key = b"%b\0%b" % (served.encode(), bytes(found.get("cache_salt", b"")))
+    salt = bytes(found.get("cache_salt", b""))
+    if salt.startswith(b'"'):
+        request.cache_salt = _decode("cache_salt", _STRING, Raw(salt))
+    key = b"%b\0%b" % (served.encode(), salt)
     if api is Api.COMPLETIONS:
         prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key)
     else:

@@ -16,7 +16,8 @@ LAYERS = (
     {"app"},
     {"proxy"},
     {"router", "policy_file"},
-    {"sources", "fleet", "features", "request", "conversation", "body", "prompt", "tokens", "token_ids", "telemetry"},
+    {"sources", "fleet", "features", "telemetry"}
+    | {"request", "conversation", "body", "prompt", "tokens", "token_ids", "block_keys"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

@@ -42,6 +42,7 @@ class Instance:
     """
 
     __slots__ = (
+        "adapters",
         "cache",
         "draining",
         "healthy",
@@ -74,6 +75,8 @@ class Instance:
         self.models_fixed = models is not None
         #: Names it serves (ids, aliases, adapters); None while unknown, which serves any.
         self.models: frozenset[str] | None = frozenset(models) if models is not None else None
+        #: Those of them that are adapters, as far as the engine was asked.
+        self.adapters: frozenset[str] = frozenset()
         self.role = role
         self.pool = pool
         self.zone = zone

@@ -37,6 +37,8 @@ log = structlog.get_logger("smetric.sources.vllm")
 
 class _Card(msgspec.Struct):
     id: str
+    #: An adapter's base model.
+    parent: str | None = None
 
 
 class _Cards(msgspec.Struct):
@@ -215,6 +217,7 @@ class VllmSource:
             log.warning("smetric.models.unreadable", instance=instance.id, result=reason)
             return
         instance.models = frozenset(card.id for card in cards.data[:MAX_MODELS])
+        instance.adapters = frozenset(card.id for card in cards.data[:MAX_MODELS] if card.parent is not None)
 
     async def _get(self, url: str, limit: int) -> bytes:
         """The body of a 200 answer of at most *limit* bytes.

@@ -202,6 +202,7 @@ class Exchange:
             record.usage, record.error_type = usage, error_type
             # The record outlives the request in the decision log, and must not keep its body alive.
             record.request.prompt = None
+            record.request.block_keys.clear()
         telemetry.metrics.ended(
             self._route,
             model,

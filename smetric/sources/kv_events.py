@@ -1,0 +1,180 @@
+"""The exact source of `hit_len`: what each engine's KV cache holds, told by the engines themselves.
+
+Needs engines that publish (`--kv-events-config`) and the prompt's token ids. What arrives is kept in `kv_index` by
+`kv_subscriber`; here a request is looked up in it. Blocks in host memory, on disk or in a shared store do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from smetric.block_keys import BlockKeys
+from smetric.fleet.instance import Instance
+from smetric.request import InferenceRequest
+from smetric.sources.kv_index import KvIndex
+from smetric.sources.kv_stream import State, Stream
+from smetric.sources.kv_subscriber import Publisher, Subscriber
+from smetric.sources.source import Cells
+from smetric.token_ids import TokenIds
+
+#: Seconds before an endpoint that could not be used is tried again.
+RETRY_S = 5.0
+
+log = structlog.get_logger("smetric.kv_events")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFigures:
+    """What is known of one instance's cache, and how it came.
+
+    Args:
+        is_known: whether the contents of its caches, one for each data-parallel rank, are complete.
+        messages: messages by result: ok, replayed, repeated, malformed.
+        missed: messages missed for good.
+        orphans: blocks that could not be entered.
+    """
+
+    is_known: bool
+    messages: Mapping[str, int]
+    missed: int
+    orphans: int
+
+
+class KvEvents:
+    """A `Source` that knows as soon as it has the token ids.
+
+    An instance whose contents are known has an exact cell: whole blocks, and always less than the prompt, whose last
+    token engines compute again. While contents are not complete, what is certain of them is a lower bound; it stands
+    where it reaches what the request is expected to hit, else the cell is unknown: a part that was learnt again must
+    not hide a whole that another source knows. With several data-parallel ranks the best one counts.
+
+    Args:
+        publishers: where to listen, one for each rank.
+        token_ids: of prompts.
+        max_bytes: bound on the memory of the index.
+    """
+
+    name = "kv_events"
+    fills = frozenset({"hit_len"})
+
+    def __init__(self, publishers: Sequence[Publisher], token_ids: TokenIds, *, max_bytes: int) -> None:
+        self.index = KvIndex(max_bytes)
+        self._token_ids = token_ids
+        self._context = zmq.asyncio.Context()
+        self._subscribers: dict[Instance, list[Subscriber]] = {}
+        for publisher in publishers:
+            subscriber = Subscriber(publisher, self.index, self._context)
+            self._subscribers.setdefault(publisher.instance, []).append(subscriber)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        self._tasks = [
+            asyncio.create_task(self._listen(subscriber), name=f"kv-events {subscriber.publisher.endpoint}")
+            for subscribers in self._subscribers.values()
+            for subscriber in subscribers
+        ]
+
+    async def stop(self) -> None:
+        """End listening and close the sockets."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    async def _listen(self, subscriber: Subscriber) -> None:
+        publisher = subscriber.publisher
+        while True:
+            try:
+                await subscriber.run()
+            except zmq.ZMQError as error:
+                log.error(
+                    "smetric.kv_events.failed",
+                    instance=publisher.instance.id,
+                    endpoint=publisher.endpoint,
+                    error=str(error),
+                )
+            except Exception:
+                # A fault of ours must not blind the router to this instance for good.
+                log.exception("smetric.kv_events.crashed", instance=publisher.instance.id)
+            for stream in subscriber.streams.values():
+                stream.lose(State.GAP)
+            await asyncio.sleep(RETRY_S)
+
+    def lookup(
+        self, request: InferenceRequest, instances: Sequence[Instance]
+    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+        """Hit lengths in tokens, by one walk along the prompt for all instances; no token is asked for in vain."""
+        streams = {instance: self._streams(instance) for instance in instances}
+        if all(stream.knows_nothing for each in streams.values() for stream in each):
+            return {"hit_len": [None] * len(instances)}
+        return self._look_up(request, streams)
+
+    async def _look_up(
+        self, request: InferenceRequest, streams: Mapping[Instance, Sequence[Stream]]
+    ) -> Mapping[str, Cells]:
+        ids = await self._token_ids.of(request)
+        if ids is None:
+            return {"hit_len": [None] * len(streams)}
+        adapter = request.served if any(request.served in instance.adapters for instance in streams) else ""
+        hits: dict[Stream, _Hit] = {}
+        sizes = {stream.contents.block_size for each in streams.values() for stream in each}
+        for size in sizes - {0}:
+            asked = [stream for each in streams.values() for stream in each if stream.contents.block_size == size]
+            keys = request.block_keys.get(size)
+            if keys is None:
+                keys = request.block_keys[size] = BlockKeys(ids, size, adapter, request.cache_salt)
+            depths = self.index.depths(keys, (len(ids) - 1) // size, [stream.contents for stream in asked])
+            for stream, depth in zip(asked, depths, strict=True):
+                hits[stream] = _Hit(depth * size, stream.contents.certain(keys.keys, depth) * size)
+        return {"hit_len": [self._cell(instance, each, hits, request) for instance, each in streams.items()]}
+
+    def _cell(
+        self, instance: Instance, streams: Sequence[Stream], hits: Mapping[Stream, _Hit], request: InferenceRequest
+    ) -> int | None:
+        if not streams:
+            return None
+        nothing = _Hit(0, 0)
+        all_heard = all(subscriber.streams for subscriber in self._subscribers[instance])
+        if all_heard and all(stream.contents.is_complete for stream in streams):
+            return max(hits.get(stream, nothing).held for stream in streams)
+        bound = max(hits.get(stream, nothing).certain for stream in streams)
+        return bound if request.est_hit and bound >= request.est_hit else None
+
+    def _streams(self, instance: Instance) -> list[Stream]:
+        return [stream for one in self._subscribers.get(instance, ()) for stream in list(one.streams.values())]
+
+    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
+        """The engine says so itself."""
+
+    def forget(self, instance: Instance) -> None:
+        """*instance* restarted: its contents are learnt anew."""
+        for subscriber in self._subscribers.get(instance, ()):
+            subscriber.forget()
+
+    def figures(self) -> dict[str, InstanceFigures]:
+        """By instance id, how it stands. May be called from another thread."""
+        return {
+            instance.id: InstanceFigures(
+                is_known=bool(streams := self._streams(instance)) and all(s.state is State.KNOWN for s in streams),
+                messages=sum((Counter(dict(one.messages)) for one in subscribers), Counter()),
+                missed=sum(stream.missed for stream in streams),
+                orphans=sum(stream.orphans for stream in streams),
+            )
+            for instance, subscribers in self._subscribers.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """Leading tokens a cache is believed to hold, and holds for certain."""
+
+    held: int
+    certain: int
