@@ -7,6 +7,7 @@ like is in `lmcache_coordinator` and `lmcache_controller`; which features the an
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -234,8 +235,9 @@ class Lookup:
         """
         assert self._session is not None
         answer = bytearray()
+        # From a file it goes out piece by piece, and other requests are served in between.
         async with self._session.post(
-            self._url, data=body, headers={"Content-Type": "application/json"}, allow_redirects=False
+            self._url, data=io.BytesIO(body), headers={"Content-Type": "application/json"}, allow_redirects=False
         ) as response:
             if response.status != 200:
                 return response.status, b""
