@@ -56,6 +56,7 @@ _DEFAULTS = EngineConfig()
 @click.option(
     "--time-scale", type=float, default=1.0, show_default=True, help="How many times faster than an H20 it runs."
 )
+@click.option("--lmcache", is_flag=True, help="Also serve LMCache's lookups, on the port after the last instance's.")
 def emulate(
     instances: int,
     port: int,
@@ -68,6 +69,7 @@ def emulate(
     max_num_seqs: int,
     max_num_queued_reqs: int,
     time_scale: float,
+    lmcache: bool,
 ) -> None:
     """Run emulated vLLM instances, all in this process, until it is told to stop."""
     longest = max_model_len or min(_DEFAULTS.max_model_len, blocks * block_size)
@@ -83,9 +85,9 @@ def emulate(
         settings = InstanceSettings(model=name, aliases=tuple(aliases), engine=engine, time_scale=time_scale)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if port + instances - 1 > 65535:
+    if port + instances - 1 + lmcache > 65535:
         raise ConfigError(f"--port {port} with {instances} instances goes beyond 65535: start lower")
-    uvloop.run(_run(EmulatedFleet(instances, settings, host=host, port=port)))
+    uvloop.run(_run(EmulatedFleet(instances, settings, host=host, port=port, lmcache=lmcache)))
 
 
 async def _run(fleet: EmulatedFleet) -> None:
@@ -97,6 +99,8 @@ async def _run(fleet: EmulatedFleet) -> None:
         async with fleet:
             for url in fleet.urls:
                 click.echo(f"emulated vLLM on {url}")
+            if fleet.lmcache_url:
+                click.echo(f"emulated LMCache on {fleet.lmcache_url}")
             await stop.wait()
     except OSError as error:
         raise ConfigError(f"cannot listen: {error.strerror or error}; choose another --host or --port") from None

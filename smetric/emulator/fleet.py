@@ -1,4 +1,4 @@
-"""Emulated instances listening, all in one event loop, each on its own port."""
+"""Emulated instances listening, all in one event loop, each on its own port, and LMCache's lookup on another."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
 
 from smetric.emulator.instance import EmulatedInstance, InstanceSettings
+from smetric.emulator.lmcache import EmulatedLmcache
 from smetric.emulator.server import EmulatedServer
 
 #: Idle connections are closed after this long, as uvicorn does.
@@ -28,16 +29,26 @@ class EmulatedFleet:
         settings: of each.
         host: address to listen on.
         port: of the first one, the others follow; 0 takes free ports.
+        lmcache: also serve LMCache's lookups, on the port after the last instance's; it knows instances by host:port.
     """
 
     def __init__(
-        self, count: int = 1, settings: InstanceSettings | None = None, *, host: str = "127.0.0.1", port: int = 0
+        self,
+        count: int = 1,
+        settings: InstanceSettings | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        lmcache: bool = False,
     ) -> None:
         if count < 1:
             raise ValueError(f"count is {count}: a fleet has at least 1 instance")
         self.instances = [EmulatedInstance(settings) for _ in range(count)]
         #: Where each one listens; empty until it does.
         self.urls: list[str] = []
+        #: Where LMCache's coordinator and controller are looked up, both; empty when they are not.
+        self.lmcache_url = ""
+        self._lmcache = lmcache
         self._host = host
         self._port = port
         self._stopping = asyncio.Event()
@@ -51,19 +62,24 @@ class EmulatedFleet:
         """
         listeners: list[socket.socket] = []
         try:
-            for offset in range(len(self.instances)):
+            for offset in range(len(self.instances) + self._lmcache):
                 listener = self._listen(self._port + offset if self._port else 0)
                 listeners.append(listener)
         except OSError:
             for listener in listeners:
                 listener.close()
             raise
-        for instance, listener in zip(self.instances, listeners, strict=True):
-            shown = f"[{self._host}]" if ":" in self._host else self._host
-            self.urls.append(f"http://{shown}:{listener.getsockname()[1]}")
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        addresses = [f"{shown}:{listener.getsockname()[1]}" for listener in listeners]
+        count = len(self.instances)
+        self.urls = [f"http://{address}" for address in addresses[:count]]
+        apps: list[object] = [EmulatedServer(instance) for instance in self.instances]
+        if self._lmcache:
+            self.lmcache_url = f"http://{addresses[count]}"
+            apps.append(EmulatedLmcache(list(zip(addresses[:count], self.instances, strict=True))))
+        for app, listener in zip(apps, listeners, strict=True):
             config = _config(listener.detach())
-            app = cast(ASGIFramework, EmulatedServer(instance))
-            server = serve(app, config, shutdown_trigger=self._stopping.wait, mode="asgi")
+            server = serve(cast(ASGIFramework, app), config, shutdown_trigger=self._stopping.wait, mode="asgi")
             self._servers.append(asyncio.create_task(server))
         return self
 
@@ -77,6 +93,7 @@ class EmulatedFleet:
         await asyncio.gather(*self._servers)
         self._servers.clear()
         self.urls.clear()
+        self.lmcache_url = ""
 
     def reset(self) -> None:
         """Restart every instance: empty caches, new counters, new start times."""

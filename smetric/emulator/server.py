@@ -33,7 +33,7 @@ Headers = list[tuple[bytes, bytes]]
 #: Bytes of a request body at most.
 MAX_BODY = 64 << 20
 
-_JSON = (b"content-type", b"application/json")
+JSON = (b"content-type", b"application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class EmulatedServer:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection's request, or the lifespan of the server."""
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await lifespan(receive, send)
             return
         if scope["type"] != "http":
             raise ValueError(f"scope type {scope['type']!r} is not served: only http is")
@@ -143,20 +143,20 @@ class EmulatedServer:
         if routes is None and exchange.path.startswith("/v1/responses/") and scope["method"] == "GET":
             routes = {"GET": self._stored_response}
         if routes is None:
-            await exchange.reply(404, b'{"detail":"Not Found"}', _JSON)
+            await exchange.reply(404, b'{"detail":"Not Found"}', JSON)
             return
         handler = routes.get(scope["method"])
         if handler is None:
             allowed = (b"allow", ", ".join(sorted(routes)).encode())
-            await exchange.reply(405, b'{"detail":"Method Not Allowed"}', allowed, _JSON)
+            await exchange.reply(405, b'{"detail":"Method Not Allowed"}', allowed, JSON)
             return
         try:
             await handler(exchange)
         except EngineError as error:
             body = error.body(anthropic=exchange.path.startswith("/v1/messages"))
-            await exchange.reply(error.status, body, _JSON)
+            await exchange.reply(error.status, body, JSON)
         except UnicodeDecodeError:
-            await exchange.reply(400, b'{"detail":"There was an error parsing the body"}', _JSON)
+            await exchange.reply(400, b'{"detail":"There was an error parsing the body"}', JSON)
         except ConnectionResetError:
             # Nobody is left to answer.
             return
@@ -179,7 +179,7 @@ class EmulatedServer:
                 while not generation.ended:
                     await generation.changed()
                 body = orjson.dumps(answer.body())
-                await exchange.reply(200, body, _JSON, *self._load_report(exchange))
+                await exchange.reply(200, body, JSON, *self._load_report(exchange))
         finally:
             instance.open_requests -= 1
             gone.cancel()
@@ -232,22 +232,22 @@ class EmulatedServer:
         await exchange.reply(200, b"")
 
     async def _version(self, exchange: Exchange) -> None:
-        await exchange.reply(200, b'{"version":"0.32.0"}', _JSON)
+        await exchange.reply(200, b'{"version":"0.32.0"}', JSON)
 
     async def _metrics(self, exchange: Exchange) -> None:
         page = self._instance.metrics.page()
         await exchange.reply(200, page, (b"content-type", metrics.CONTENT_TYPE.encode()))
 
     async def _load(self, exchange: Exchange) -> None:
-        await exchange.reply(200, b'{"server_load":%d}' % self._instance.open_requests, _JSON)
+        await exchange.reply(200, b'{"server_load":%d}' % self._instance.open_requests, JSON)
 
     async def _models(self, exchange: Exchange) -> None:
-        await exchange.reply(200, orjson.dumps(queries.models(self._instance)), _JSON)
+        await exchange.reply(200, orjson.dumps(queries.models(self._instance)), JSON)
 
     def _query(self, query: Callable[[Fields, Limits], dict[str, Any]]) -> Callable[[Exchange], Awaitable[None]]:
         async def handle(exchange: Exchange) -> None:
             answer = query(await exchange.fields(), self._instance.limits)
-            await exchange.reply(200, orjson.dumps(answer), _JSON)
+            await exchange.reply(200, orjson.dumps(answer), JSON)
 
         return handle
 
@@ -255,7 +255,8 @@ class EmulatedServer:
         raise no_such_response(exchange.path.removeprefix("/v1/responses/"))
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
+async def lifespan(receive: Receive, send: Send) -> None:
+    """Agree to whatever the server begins and ends."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -14,7 +14,7 @@ from smetric.errors import ConfigError
 
 async def test_it_says_where_it_listens_serves_every_instance_and_ends_cleanly_on_sigterm() -> None:
     command = "from smetric.cli.emulate import emulate; emulate()"
-    arguments = ("--instances", "2", "--port", "0", "--served-model-name", "a", "--served-model-name", "b")
+    arguments = ("--instances", "2", "--port", "0", "--served-model-name", "a", "--served-model-name", "b", "--lmcache")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -26,6 +26,10 @@ async def test_it_says_where_it_listens_serves_every_instance_and_ends_cleanly_o
                 assert line.startswith("emulated vLLM on http://127.0.0.1:")
                 async with client.get(line.split()[-1] + "/v1/models") as response:
                     assert [model["id"] for model in (await response.json())["data"]] == ["a", "b"]
+            line = (await process.stdout.readline()).decode()
+            assert line.startswith("emulated LMCache on http://127.0.0.1:")
+            async with client.get(line.split()[-1] + "/instances") as response:
+                assert len((await response.json())["instances"]) == 2
             process.send_signal(signal.SIGTERM)
             _, errors = await process.communicate()
     finally:

@@ -1,0 +1,118 @@
+"""A router before emulated engines that knows their caches from LMCache alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from smetric.app import Application
+from smetric.config.settings import (
+    InstanceSettings,
+    LmcacheSettings,
+    Lookup,
+    PrefixIndexSettings,
+    Settings,
+)
+from smetric.emulator import instance as emulated
+from smetric.emulator import template, tokenizer
+from smetric.emulator.fleet import EmulatedFleet
+from smetric.proxy.server import address_of, listen, serve
+from smetric.request import InferenceRequest
+from tests.fakes import until
+
+SYSTEM = "You are an agent. " * 120  # 540 tokens: two chunks that all sessions share
+TURN = "Look at this file: " + "x = 1; " * 200
+
+
+class TemplateIds:
+    """The ids of the emulated engines' own template, by request id."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, list[int]] = {}
+
+    async def of(self, request: InferenceRequest) -> Sequence[int] | None:
+        return self.by_id.get(request.id)
+
+
+class Agent:
+    """One session: every turn carries the whole history."""
+
+    numbers = itertools.count()
+
+    def __init__(self, name: str, url: str, ids: TemplateIds) -> None:
+        self.url = url + "/v1/chat/completions"
+        self.ids = ids
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+        self.name = name
+        #: The instance of each turn, and the prompt tokens it had cached.
+        self.served: list[tuple[str, int]] = []
+
+    async def turn(self, client: aiohttp.ClientSession) -> None:
+        self.messages.append({"role": "user", "content": f"{self.name}: {TURN}"})
+        id = f"{self.name}-{next(self.numbers)}"
+        self.ids.by_id[id] = tokenizer.to_ids(template.render(self.messages))
+        body = {"model": "emulated", "messages": self.messages, "max_tokens": 8}
+        async with client.post(self.url, json=body, headers={"x-request-id": id}) as response:
+            assert response.status == 200
+            answer = orjson.loads(await response.read())
+            self.messages.append(answer["choices"][0]["message"])
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            self.served.append((response.headers["x-smetric-instance"], cached))
+
+
+@asynccontextmanager
+async def routed(mode: str) -> AsyncIterator[tuple[Application, str, TemplateIds]]:
+    ids = TemplateIds()
+    async with EmulatedFleet(3, emulated.InstanceSettings(time_scale=50), lmcache=True) as fleet:
+        application = Application(
+            Settings(
+                instances=tuple(InstanceSettings(url=url, id=url.removeprefix("http://")) for url in fleet.urls),
+                prefix_index=PrefixIndexSettings(enabled=False),
+                lmcache=LmcacheSettings(url=fleet.lmcache_url, mode=mode),
+                # what this machine does meanwhile is not under test
+                lookup=Lookup(deadline_base=5.0, deadline_cap=5.0),
+            ),
+            {},
+            ids,
+        )
+        data = listen("127.0.0.1", 0)
+        ended = asyncio.Event()
+        port = asyncio.create_task(serve(application.data_app(), data, stop=ended.wait, drain_s=1.0))
+        try:
+            await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
+            yield application, address_of(data), ids
+        finally:
+            ended.set()
+            await port
+
+
+@pytest.mark.parametrize(
+    ("mode", "tiers"), [("coordinator", {"lmcache:host"}), ("controller", {"lmcache:host", "lmcache:likely"})]
+)
+async def test_agents_come_home_by_what_lmcache_says(mode: str, tiers: set[str]) -> None:
+    async with routed(mode) as (application, url, ids), aiohttp.ClientSession() as client:
+        agents = [Agent(f"agent {number}", url, ids) for number in range(6)]
+        for _ in range(4):
+            for agent in agents:
+                await agent.turn(client)
+        homes = [agent.served[0][0] for agent in agents]
+        assert set(homes) == {instance.id for instance in application.fleet.instances}
+        for agent, home in zip(agents, homes, strict=True):
+            assert [instance for instance, _ in agent.served] == [home] * 4
+        hits = [(record.hit(), record.usage) for record in application.telemetry.decisions.recent(1000)]
+        known = [(hit, usage) for hit, usage in hits if hit is not None]
+        # The system prompt is credited to whoever registered first: of its own agents alone the controller is certain.
+        assert {origin for (_, origin), _ in known} == tiers
+        # What an instance holds in whole chunks is less than a chunk short of what it had cached, and never more.
+        for (hit, _), usage in known:
+            assert usage is not None
+            assert usage.cached_tokens is not None
+            assert 0 <= usage.cached_tokens - hit < 256
+        assert len(known) == len(agents) * 3
