@@ -17,6 +17,14 @@ from smetric.policy.tree import Span
 
 T = TypeVar("T")
 
+#: Statements of one function at most. What both ways of a branch need is written in both, so a file within its bounds
+#: could still double at every step.
+MAX_STATEMENTS = 4000
+
+
+class TooLargeError(Exception):
+    """The function would have more than `MAX_STATEMENTS`, or nest deeper than Python can compile."""
+
 
 def load(name: str) -> ast.Name:
     """Read a variable."""
@@ -107,6 +115,7 @@ class Code:
         self._starts = [0, *(i + 1 for i, char in enumerate(text) if char == "\n")]
         self._taken = set(reserved) | set(keyword.kwlist)
         self._optional: set[str] = set()
+        self._statements = 0
 
     def name(self, hint: str) -> str:
         """A new variable, called *hint* or much like it."""
@@ -121,6 +130,9 @@ class Code:
 
     def add(self, statement: ast.stmt) -> None:
         """Append a statement, placed at the current span."""
+        self._statements += 1
+        if self._statements > MAX_STATEMENTS:
+            raise TooLargeError
         statement.lineno, statement.col_offset = self._position(self.span.start)
         statement.end_lineno, statement.end_col_offset = self._position(self.span.end)
         self.body.append(statement)

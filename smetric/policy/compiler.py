@@ -70,6 +70,7 @@ class Compiler:
         self._unknowable = frozenset(name for name, known in vocabulary.request.items() if known.may_be_unknown)
         self._code = Code(text, {*self._namespace, *_ARGUMENTS, "decide"})
         self._needs: dict[frozenset[str], str] = {}
+        self._sure: dict[int, bool] = {}
         self._stops: list[ast.expr] = []
         self._left: list[str] = []
         self._always: frozenset[str] | None = None
@@ -135,7 +136,7 @@ class Compiler:
             else:
                 assert step.value is not None
                 self._ask(step.label, step.value)
-                self._route(index, step.value, certain=False)
+                self._route(index, step.value)
             if not self._code.ended:
                 self._code.assign(stop, ast.Constant(passed))
 
@@ -215,40 +216,37 @@ class Compiler:
             retry = self._emitter.scalar(step.value)
         self._decide(index, retry=retry)
 
-    def _route(self, index: int, term: Term, *, certain: bool) -> None:
-        """Route to a pick, which may be chosen among picks; *certain*: it is known to be somebody."""
-        code, emitter = self._code, self._emitter
-        if isinstance(term, Op) and term.op == "if":
-            condition, then, otherwise = term.operands
-            known = isinstance(condition, Op) and condition.op == "somebody" and condition.operands[0] is then
-            code.choose(
-                emitter.scalar(condition),
-                lambda: self._route(index, then, certain=known),
-                lambda: self._route(index, otherwise, certain=False),
-            )
-            return
-        assert isinstance(term, Ref)
-        pick = term.binding.value
-        if not isinstance(pick, Pick):
-            self._route(index, pick, certain=certain)
-            return
-        picked = emitter.pick(term.binding, pick)
-        score: ast.expr = ast.Constant(None) if picked.score is None else load(picked.score)
+    def _route(self, index: int, term: Term) -> None:
+        """Decide for a pick, where it is somebody."""
+        picked = self._emitter.picked(term)
 
         def fire() -> None:
-            self._decide(index, load(picked.index), score, pick.site)
+            self._decide(index, load(picked.index), load(picked.score), load(picked.site))
 
-        if pick.where is None or certain:
+        if self._certain(term):
             fire()
         else:
-            code.choose(compare(load(picked.index), ast.GtE(), ast.Constant(0)), fire)
+            self._code.choose(compare(load(picked.index), ast.GtE(), ast.Constant(0)), fire)
+
+    def _certain(self, term: Term) -> bool:
+        """Whether a pick is somebody in any case."""
+        while isinstance(term, Ref):
+            term = term.binding.value
+        if isinstance(term, Pick):
+            return term.where is None
+        assert isinstance(term, Op)
+        if id(term) not in self._sure:
+            condition, then, otherwise = term.operands
+            asked = isinstance(condition, Op) and condition.op == "somebody" and condition.operands[0] is then
+            self._sure[id(term)] = (asked or self._certain(then)) and self._certain(otherwise)
+        return self._sure[id(term)]
 
     def _decide(
         self,
         index: int,
         pick: ast.expr | None = None,
         score: ast.expr | None = None,
-        site: int = -1,
+        site: ast.expr | None = None,
         retry: ast.expr | None = None,
     ) -> None:
         """Return a decision of step *index*."""
@@ -266,7 +264,7 @@ class Compiler:
                 ast.Tuple(elts=stops, ctx=ast.Load()),
                 ast.Tuple(elts=[load(name) for name in self._left], ctx=ast.Load()),
                 score or nobody,
-                ast.Constant(site),
+                site or ast.Constant(-1),
                 retry or nobody,
             )
         )

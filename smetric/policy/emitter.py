@@ -23,7 +23,7 @@ from smetric.policy.code import (
 )
 from smetric.policy.inputs import Inputs
 from smetric.policy.operation import operation
-from smetric.policy.picker import Picked, write_pick
+from smetric.policy.picker import Picked, write_choice, write_pick
 from smetric.policy.plan import (
     At,
     Binding,
@@ -90,6 +90,8 @@ class Emitter:
         return load(name)
 
     def _scalar(self, term: Term) -> ast.expr:
+        if term.shape is Shape.PICK:
+            return load(self.picked(term).index)
         match term:
             case Const(value=value):
                 return ast.Constant(value)
@@ -113,8 +115,6 @@ class Emitter:
         raise AssertionError(f"{type(term).__name__} is not one value")
 
     def _reference(self, binding: Binding) -> ast.expr:
-        if isinstance(binding.value, Pick):
-            return load(self.pick(binding, binding.value).index)
         if binding.uses == 1:
             return self.scalar(binding.value)
         name = self._variable(binding)
@@ -145,13 +145,22 @@ class Emitter:
         )
         return load(name)
 
-    def pick(self, binding: Binding, pick: Pick) -> Picked:
-        """The variables of a pick."""
-        if pick.site not in self._picks:
-            scored = pick.value.shape is Shape.VECTOR
-            self._picks[pick.site] = Picked(self.code.name(binding.name), self.code.name("score") if scored else None)
-        picked = self._picks[pick.site]
-        self.code.once(picked.index, lambda: write_pick(self, pick, picked))
+    def picked(self, term: Term) -> Picked:
+        """The variables of a pick, or of a choice among picks."""
+        hint = "pick"
+        while isinstance(term, Ref):
+            hint, term = term.binding.name, term.binding.value
+        if id(term) not in self._picks:
+            names = (self.code.name(name) for name in (hint, f"{hint}_score", f"{hint}_site"))
+            self._picks[id(term)] = Picked(*names)
+        picked = self._picks[id(term)]
+        if isinstance(term, Pick):
+            pick = term
+            self.code.once(picked.index, lambda: write_pick(self, pick, picked))
+        else:
+            assert isinstance(term, Op)
+            choice = term
+            self.code.once(picked.index, lambda: write_choice(self, choice, picked))
         return picked
 
     # ── one value per candidate ──────────────────────────────────────────────

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smetric.policy.code import call, compare, item, listed, load, method
-from smetric.policy.plan import Pick, Term
+from smetric.policy.plan import Op, Pick, Shape, Term
 
 if TYPE_CHECKING:
     from smetric.policy.emitter import Emitter
@@ -15,19 +15,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The variables of a pick: the index of the candidate (-1 for nobody), and what was compared (None if nothing)."""
+    """The variables that a pick, or a choice among picks, sets.
+
+    Args:
+        index: the candidate, -1 for nobody.
+        score: the list that was compared; None where all tie.
+        site: the number of the pick that chose.
+    """
 
     index: str
-    score: str | None
+    score: str
+    site: str
+
+
+def write_choice(emitter: Emitter, choice: Op, into: Picked) -> None:
+    """Set the variables *into* to those of the pick that *choice*, an `if`, takes; the other is not computed."""
+    code = emitter.code
+    condition, then, otherwise = choice.operands
+
+    def take(term: Term) -> None:
+        taken = emitter.picked(term)
+        code.assign(into.index, load(taken.index))
+        code.assign(into.score, load(taken.score))
+        code.assign(into.site, load(taken.site))
+
+    code.choose(emitter.scalar(condition), lambda: take(then), lambda: take(otherwise))
 
 
 def write_pick(emitter: Emitter, pick: Pick, into: Picked) -> None:
     """Set the variables *into* to what *pick* chooses."""
     code = emitter.code
     outer, code.span = code.span, pick.span
-    if into.score is not None:
-        # Where the score is a column, this only gives it a second name.
-        code.assign(into.score, load(emitter.vector(pick.value)))
+    code.assign(into.site, ast.Constant(pick.site))
+    scored = pick.value.shape is Shape.VECTOR
+    # Where the score is a column, this only gives it a second name.
+    code.assign(into.score, load(emitter.vector(pick.value)) if scored else ast.Constant(None))
     left = emitter.levels[pick.level]
     if left is None and pick.where is None:
         _among_all(emitter, pick, into)
@@ -38,7 +60,7 @@ def write_pick(emitter: Emitter, pick: Pick, into: Picked) -> None:
 
 def _among_all(emitter: Emitter, pick: Pick, into: Picked) -> None:
     code = emitter.code
-    if into.score is None:
+    if pick.value.shape is not Shape.VECTOR:
         tied = code.name("tied")
         code.assign(tied, call("range", emitter.inputs.size()))
         _break_tie(emitter, pick, list(pick.thens), tied, into.index)
@@ -79,7 +101,7 @@ def _among_some(emitter: Emitter, pick: Pick, into: Picked, left: str | None) ->
 
 def _best_of(emitter: Emitter, pick: Pick, into: Picked, those: str) -> None:
     code = emitter.code
-    if into.score is None:
+    if pick.value.shape is not Shape.VECTOR:
         _break_tie(emitter, pick, list(pick.thens), those, into.index)
         return
     tied = code.name("tied")

@@ -9,8 +9,10 @@ from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check import Checked, check_text
+from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
+from smetric.policy.diagnostic import Diagnostic, PolicyError
 from smetric.policy.plan import Pick, Plan, Term, features_of
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
@@ -125,4 +127,9 @@ def load(
         PolicyError: with everything that is wrong with it.
     """
     file, checked = check_text(source, vocabulary, settings, path)
-    return Policy(file, checked, vocabulary)
+    try:
+        return Policy(file, checked, vocabulary)
+    except (TooLargeError, RecursionError) as error:
+        message = "this policy branches and nests into too much code"
+        help_text = "shorten chains of `let`s that build on each other, above all below `if`, `and` and `or`"
+        raise PolicyError([Diagnostic("too-large", message, file.name_span, help_text)], source, path) from error

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.policy import Decision, Need, Outcome, Policy, Snapshot, load
+from smetric.policy import Decision, Need, Outcome, Policy, PolicyError, Snapshot, load
 
 COLUMNS: dict[str, list[Any]] = {
     "requests": [4, 1, 3],
@@ -342,3 +342,26 @@ def test_the_digest_is_of_the_source() -> None:
 def test_names_that_mean_something_in_python_are_ordinary_names() -> None:
     body = "let lambda = requests\nlet zip = lambda + running\nlet len = count()\nroute argmin(zip * len + max(zip))"
     assert decide(body).score == [6 * 3 + 6, 2 * 3 + 6, 6 * 3 + 6]
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "let x{n} = x{p} if req.turn > {n} else x{p} + 1",
+        "let x{n} = (x{p} if req.turn > {n} else 1) if req.turn < {n} else (x{p} if req.turn > 2 else 2)",
+        "let x{n} = max(x{p} + kv_usage)",
+    ],
+)
+def test_a_chain_that_would_grow_without_bound_is_refused_or_small(chain: str) -> None:
+    """Each step of a chain may double the code, or nest it; loading ends soon either way."""
+    outcomes = []
+    for length in (8, 60, 80):
+        body = "let x0 = req.turn\n" + "\n".join(chain.format(n=n, p=n - 1) for n in range(1, length))
+        try:
+            loaded = policy(f"{body}\nroute argmin(requests) when x{length - 1} > 3\nroute argmin(requests)")
+        except PolicyError as error:
+            outcomes.append(error.diagnostics[0].code)
+        else:
+            outcomes.append(type(loaded.decide(snapshot(), request(), {}, 1)).__name__)
+    assert outcomes[0] == "Decision"
+    assert set(outcomes[1:]) <= {"Decision", "too-large", "too-deep"}

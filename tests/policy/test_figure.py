@@ -1,0 +1,33 @@
+"""How values are printed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smetric.policy.figure import figure
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (3, "3"),
+        (9.0, "9"),
+        (0.475, "0.475"),
+        (2 / 3, "0.667"),
+        (8 / 3, "2.667"),
+        (1234.5678, "1235"),
+        (123.456, "123.5"),
+        (-0.5, "-0.5"),
+        (0.00001234, "1.23e-05"),
+        (1e9, "1000000000"),
+        (True, "true"),
+        (False, "false"),
+        ("both", "both"),
+        (frozenset({"b", "a"}), "{a, b}"),
+        ("x" * 50, "x" * 39 + "…"),
+    ],
+)
+def test_a_value_is_short_and_exact_enough(value: Any, shown: str) -> None:
+    assert figure(value) == shown
