@@ -142,11 +142,13 @@ class Lookup:
 
     async def of(self, request: InferenceRequest) -> Holdings:
         """What the service says of *request*'s prompt; `NOTHING` for whatever reason it does not say it."""
-        # In case this ends by cancellation: for the rest of this decision it is not asked again.
-        self._last = (request, self._clock(), NOTHING)
-        result, holdings = await self._of(request)
-        self._on_result(result)
-        self._last = (request, self._clock(), holdings)
+        holdings = NOTHING
+        try:
+            result, holdings = await self._of(request)
+            self._on_result(result)
+        finally:
+            # Also when it was cancelled: for the rest of this decision it is not asked again.
+            self._last = (request, self._clock(), holdings)
         return holdings
 
     async def _of(self, request: InferenceRequest) -> tuple[str, Holdings]:

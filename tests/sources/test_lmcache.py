@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy_file import PolicyFile
+from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import LookupDeadline, Router, Routing
 from smetric.sources.lmcache import LmcacheTier, lmcache_tiers
-from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.source import Cells
 from smetric.telemetry.metrics import Metrics
 from tests.fakes import FakeEngine, hang
@@ -158,14 +158,24 @@ def long_request() -> Any:
     return request(messages=[{"role": "user", "content": "x" * 5000}])
 
 
-async def test_lmcache_says_of_hit_len_only_what_the_prefix_index_does_not_know(all_tiers: Path) -> None:
-    index = PrefixIndex()
-    fleet = fleet_of("mpA", "mpB")
-    one = long_request()
-    index.prefilled(one, fleet["mpB"])
+class Better:
+    """A source that stands before LMCache and knows of *hits* only."""
+
+    name = "better"
+    fills = frozenset({"hit_len"})
+
+    def __init__(self, hits: Mapping[str, int]) -> None:
+        self.hits = hits
+
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+        return {"hit_len": [self.hits.get(instance.id) for instance in instances]}
+
+
+async def test_lmcache_says_of_hit_len_only_what_no_better_source_knows(all_tiers: Path) -> None:
     async with tiers(BOTH) as (made, _, _):
-        routing = await router_of(made, fleet, all_tiers, index).route(one)
-        assert set(origins(routing, "hit_len").values()) == {"prefix_index"}
+        router = router_of(made, fleet_of("mpA", "mpB"), all_tiers, Better({"mpB": 0}))
+        routing = await router.route(long_request())
+        assert origins(routing, "hit_len") == {"mpA": "lmcache:host", "mpB": "better"}
         assert origins(routing, "host_hit_len") == {"mpA": "lmcache:host", "mpB": "lmcache:host"}
 
 
