@@ -17,6 +17,7 @@ import orjson
 from smetric.app import Application
 from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
 from smetric.proxy.server import address_of, listen, serve
+from smetric.token_ids import TokenIds
 from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, healthy, request, until
 
 #: Stands in prompts, and must never be seen anywhere but in them and in the engines.
@@ -131,6 +132,7 @@ async def running(
     scrape: Scrape | None = None,
     environ: dict[str, str] | None = None,
     drain_s: float = 1.0,
+    token_ids: TokenIds | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A router before *engines*; at the end it must be well again."""
@@ -153,6 +155,7 @@ async def running(
                 **settings,
             ),
             environ or {},
+            token_ids,
         )
         data, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
         ended = asyncio.Event()
