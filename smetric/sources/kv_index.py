@@ -89,6 +89,9 @@ class Contents:
         if self._stored_since_loss == 0 and len(self._stale) == len(self._keys):
             return
         self._stale = set(self._keys.values())
+        # One copy too few is mended by its next store; one too many would never go.
+        self._copies.clear()
+        self._extra_copies = 0
         self._stored_since_loss = 0
 
     def apply(self, event: Event) -> None:
@@ -143,7 +146,7 @@ class Contents:
             self._stored_since_loss += count
             if self.capacity is not None and self._stored_since_loss >= self.capacity:
                 self._turned_over()
-        if self.capacity is not None and len(self._keys) + self._extra_copies > self.capacity:
+        if self.capacity is not None and (len(self._keys) - len(self._stale) + self._extra_copies > self.capacity):
             # More than the cache can hold: removals were missed, so nothing here can be relied upon.
             self.clear()
             self._stored_since_loss = 0
@@ -152,7 +155,7 @@ class Contents:
         """Hold one more copy of a block; False if the index is full."""
         if name in self._keys:
             if key in self._stale:
-                # Its removal was among what was missed, most likely; a copy too few is mended sooner than one too many.
+                # Its removal was among what was missed, most likely.
                 self._stale.discard(key)
             else:
                 self._copies[name] = self._copies.get(name, 0) + 1
@@ -194,7 +197,6 @@ class Contents:
         """What was not seen again since the loss has been evicted by now."""
         self._stored_since_loss = None
         for name in [name for name, key in self._keys.items() if key in self._stale]:
-            self._extra_copies -= self._copies.pop(name, 0)
             self._index.release(self._keys.pop(name), self.bit)
         self._stale.clear()
 
@@ -232,6 +234,8 @@ class KvIndex:
         self._parents: dict[int, int] = {}
         self._holdings = 0
         self._taken = 0
+        #: Times there was no room for a holding.
+        self.refused = 0
 
     @property
     def blocks(self) -> int:
@@ -256,25 +260,29 @@ class KvIndex:
 
     def hold(self, key: int, parent_key: int, bit: int) -> bool:
         """One more cache holds a block; False if there is no room to say so."""
-        holders = self._holders.get(key)
+        holders = self._holders.get(key, 0)
+        if holders & bit:
+            return True
         if self.memory_bytes + BYTES_PER_HOLDING + (0 if holders else BYTES_PER_BLOCK) > self._max_bytes:
+            self.refused += 1
             return False
         self._holdings += 1
-        if holders is None:
-            self._holders[key] = bit
+        self._holders[key] = holders | bit if holders else bit
+        if not holders:
             self._parents[key] = parent_key
-        else:
-            self._holders[key] = holders | bit
         return True
 
     def release(self, key: int, bit: int) -> None:
         """A cache holds a block no more."""
+        holders = self._holders.get(key, 0)
+        if not holders & bit:
+            # An engine that gave one block two names has released the other one.
+            return
         self._holdings -= 1
-        left = self._holders[key] & ~bit
-        if left:
-            self._holders[key] = left
-        else:
+        if holders == bit:
             del self._holders[key], self._parents[key]
+        else:
+            self._holders[key] = holders ^ bit
 
     def parent_of(self, key: int) -> int:
         """The block before a held one."""

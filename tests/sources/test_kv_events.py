@@ -1,0 +1,349 @@
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+from structlog.testing import capture_logs
+
+from smetric.fleet.instance import CacheConfig, Instance
+from smetric.request import InferenceRequest
+from smetric.sources import kv_events, kv_subscriber
+from smetric.sources.kv_events import InstanceFigures, KvEvents
+from smetric.sources.kv_subscriber import Publisher
+from tests.fakes import until
+from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
+
+PROMPT = list(range(100, 100 + 5 * BLOCK + 1))
+ONE = Instance("one", "http://127.0.0.1:1")
+
+
+class Tokens:
+    """The ids a request has written into its session's name."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def of(self, request: InferenceRequest) -> Sequence[int] | None:
+        self.asked += 1
+        return [int(part) for part in request.session.split()] if request.session else None
+
+
+def request(tokens: Sequence[int], *, est_hit: int = 0, **fields: Any) -> InferenceRequest:
+    return InferenceRequest(session=" ".join(map(str, tokens)), est_hit=est_hit, **fields)
+
+
+async def hit_len(source: KvEvents, asked: InferenceRequest, *instances: Instance) -> list[float | None]:
+    answer = source.lookup(asked, instances or [ONE])
+    cells = (answer if isinstance(answer, dict) else await answer)["hit_len"]  # type: ignore[misc]
+    return list(cells)
+
+
+def told(source: KvEvents, instance: Instance = ONE) -> InstanceFigures:
+    return source.figures()[instance.id]
+
+
+def messages(source: KvEvents, instance: Instance = ONE) -> int:
+    """Messages taken, however they came."""
+    counted = told(source, instance).messages
+    return counted.get("ok", 0) + counted.get("replayed", 0)
+
+
+@asynccontextmanager
+async def listening(*publishers: Publisher, tokens: Tokens | None = None) -> AsyncIterator[KvEvents]:
+    source = KvEvents(publishers, tokens or Tokens(), max_bytes=1 << 24)
+    await source.start()
+    try:
+        yield source
+    finally:
+        await source.stop()
+
+
+@asynccontextmanager
+async def engine(**options: Any) -> AsyncIterator[KvEngine]:
+    made = KvEngine(**options)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def publisher(engine: KvEngine, instance: Instance = ONE, **options: Any) -> Publisher:
+    return Publisher(instance=instance, endpoint=engine.endpoint, replay=engine.replay, **options)
+
+
+async def test_hits_are_whole_blocks_and_less_than_the_prompt() -> None:
+    async with engine(replay=False) as one, listening(publisher(one)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
+        assert await hit_len(source, request(PROMPT[:-1])) == [4 * BLOCK]
+        assert await hit_len(source, request(PROMPT[: 2 * BLOCK + 3])) == [2 * BLOCK]
+        assert await hit_len(source, request([1, *PROMPT])) == [0]
+
+
+async def test_every_instance_is_looked_up_in_one_walk_and_others_are_unknown() -> None:
+    two, other = Instance("two", "http://127.0.0.1:2"), Instance("other", "http://127.0.0.1:3")
+    async with engine() as first, engine() as second, listening(publisher(first), publisher(second, two)) as source:
+        await first.joined()
+        await second.joined()
+        await first.publish(stored(PROMPT, seed="a"))
+        await second.publish(stored(PROMPT[: 2 * BLOCK], seed="b"))
+        await until(lambda: messages(source) >= 1 and messages(source, two) >= 1)
+        assert await hit_len(source, request(PROMPT), two, other, ONE) == [2 * BLOCK, None, 5 * BLOCK]
+
+
+async def test_no_token_is_asked_for_while_nothing_is_known() -> None:
+    tokens = Tokens()
+    async with engine(replay=False) as one, listening(publisher(one), tokens=tokens) as source:
+        assert await hit_len(source, request(PROMPT)) == [None]
+        assert tokens.asked == 0
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request([])) == [None]
+        assert tokens.asked == 1
+
+
+async def test_salt_and_adapter_of_the_request_decide() -> None:
+    instance = Instance("one", "http://127.0.0.1:1")
+    instance.adapters = frozenset({"fr"})
+    async with engine() as one, listening(publisher(one, instance)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT, salt="s"), stored(PROMPT[: 3 * BLOCK], lora="fr"))
+        await until(lambda: messages(source, instance) == 1)
+        for asked, expected in (
+            (request(PROMPT), 0),
+            (request(PROMPT, cache_salt="s"), 5),
+            (request(PROMPT, cache_salt="t"), 0),
+            (request(PROMPT, served="fr"), 3),
+            (request(PROMPT, served="base"), 0),
+        ):
+            assert await hit_len(source, asked, instance) == [expected * BLOCK]
+
+
+async def test_an_engine_that_was_there_before_is_learnt_from_its_replay_socket() -> None:
+    async with engine() as one:
+        await one.publish(stored(PROMPT))
+        await one.publish(removed(names_of(PROMPT)[-1]))
+        async with listening(publisher(one)) as source:
+            await until(lambda: told(source).is_known)
+            assert await hit_len(source, request(PROMPT)) == [4 * BLOCK]
+            await one.joined()
+            await one.publish(removed(names_of(PROMPT)[-2]))
+            await until(lambda: messages(source) == 3)
+            assert await hit_len(source, request(PROMPT)) == [3 * BLOCK]
+            assert told(source).messages == {"ok": 1, "replayed": 2}
+
+
+async def test_an_idle_engine_that_never_published_is_known_to_hold_nothing() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request(PROMPT)) == [0]
+
+
+async def test_a_thousand_lost_messages_are_had_from_the_replay_socket() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        await one.publish(stored(PROMPT))
+        await until(lambda: messages(source) == 1)
+        for i in range(1000):
+            await one.publish(stored([i] * BLOCK), lost=True)
+        await one.publish(removed(names_of(PROMPT)[-1]))
+        await until(lambda: messages(source) == 1002)
+        figures = told(source)
+        assert (figures.is_known, figures.missed, figures.messages["replayed"]) == (True, 0, 1000)
+        assert one.asked[-1] == 1
+        assert await hit_len(source, request([777] * (BLOCK + 1))) == [BLOCK]
+        assert await hit_len(source, request(PROMPT)) == [4 * BLOCK]
+
+
+async def test_a_thousand_messages_lost_for_good_make_the_instance_unknown_until_it_is_learnt_again() -> None:
+    instance = Instance("one", "http://127.0.0.1:1")
+    instance.cache = CacheConfig(block_size=BLOCK, num_blocks=1100)
+    follow_up = request(PROMPT, est_hit=4 * BLOCK)
+    async with engine(replay=False) as one, listening(publisher(one, instance)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await until(lambda: messages(source, instance) == 1)
+        for i in range(1000):
+            await one.publish(stored([i] * BLOCK), lost=True)
+        await one.publish(stored([5000] * BLOCK))
+        await until(lambda: messages(source, instance) == 2)
+        assert told(source, instance).missed == 1000
+        assert await hit_len(source, follow_up, instance) == [None]
+        assert await hit_len(source, request([9] * BLOCK), instance) == [None]
+        # The session's next turn stores a block after its old ones: those are held after all.
+        await one.publish(stored([*PROMPT[:-1], *[6] * BLOCK], skip=5))
+        await until(lambda: messages(source, instance) == 3)
+        assert await hit_len(source, follow_up, instance) == [5 * BLOCK]
+        assert await hit_len(source, request(PROMPT), instance) == [None]
+        await one.publish(*(stored([6000 + i] * BLOCK) for i in range(1090)))
+        await one.publish(*(removed(*names_of([6000 + i] * BLOCK)) for i in range(1000)))
+        await one.publish(*(stored([8000 + i] * BLOCK) for i in range(20)))
+        await until(lambda: told(source, instance).is_known)
+        assert await hit_len(source, request(PROMPT), instance) == [5 * BLOCK]
+        assert await hit_len(source, request([9] * 2 * BLOCK), instance) == [0]
+
+
+async def test_a_gap_longer_than_the_replay_buffer_is_a_loss() -> None:
+    async with engine(buffer=10) as one, listening(publisher(one)) as source:
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        await one.publish(stored(PROMPT))
+        await until(lambda: messages(source) == 1)
+        for i in range(50):
+            await one.publish(stored([i] * BLOCK), lost=True)
+        await one.publish(stored([77] * BLOCK))
+        await until(lambda: messages(source) == 11)
+        figures = told(source)
+        assert (figures.is_known, figures.missed, figures.messages["replayed"]) == (False, 41, 9)
+        await one.publish(CLEARED)
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request(PROMPT)) == [0]
+
+
+async def test_a_replay_socket_that_is_silent_costs_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_subscriber, "REPLAY_SILENCE_S", 0.05)
+    silent = Publisher(instance=ONE, endpoint="", replay=free_address())
+    async with engine(replay=False) as one:
+        source_at = Publisher(instance=ONE, endpoint=one.endpoint, replay=silent.replay)
+        async with listening(source_at) as source:
+            await one.joined()
+            await one.publish(stored(PROMPT), lost=True)
+            await one.publish(stored([7] * BLOCK))
+            await until(lambda: messages(source) == 1)
+            assert not told(source).is_known
+
+
+async def test_a_restart_forgets_what_the_engine_held() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        for i in range(3):
+            await one.publish(stored([i, *PROMPT]))
+        await until(lambda: messages(source) == 3)
+        one.restart()
+        await one.publish(stored(PROMPT[: 2 * BLOCK], seed="new"))
+        await until(lambda: messages(source) == 4)
+        assert await hit_len(source, request(PROMPT)) == [2 * BLOCK]
+        assert await hit_len(source, request([0, *PROMPT])) == [0]
+        # The metrics show the same restart a little later.
+        source.forget(ONE)
+        assert await hit_len(source, request(PROMPT)) == [2 * BLOCK]
+
+
+async def test_a_restart_that_the_metrics_show_first_is_learnt_anew() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await until(lambda: messages(source) == 1)
+        one.restart()
+        source.forget(ONE)
+        await one.publish(stored(PROMPT[:BLOCK]))
+        await until(lambda: told(source).is_known and messages(source) >= 2)
+        assert await hit_len(source, request(PROMPT)) == [BLOCK]
+
+
+async def test_the_engine_may_connect_to_an_address_that_is_bound_here() -> None:
+    address = free_address()
+    at = Publisher(instance=ONE, endpoint=address, bind=True)
+    async with listening(at) as source, engine(connect=address, replay=False) as one:
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
+
+
+async def test_other_topics_are_not_listened_to() -> None:
+    address = free_address()
+    at = Publisher(instance=ONE, endpoint=address, bind=True, topic="kv@one")
+    async with (
+        listening(at) as source,
+        engine(connect=address, replay=False, topic="kv@two@m") as two,
+        engine(connect=address, replay=False, topic="kv@one@m") as one,
+    ):
+        await one.joined()
+        await two.joined()
+        await two.publish(stored([1, *PROMPT]))
+        await one.publish(stored(PROMPT))
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request([1, *PROMPT])) == [0]
+        assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
+
+
+async def test_each_data_parallel_rank_is_a_cache_and_the_best_one_counts() -> None:
+    payloads = captured("kv_dp2.jsonl")
+    async with (
+        engine() as zero,
+        engine() as one,
+        listening(publisher(zero), publisher(one)) as source,
+    ):
+        await zero.joined()
+        await one.joined()
+        await zero.send(msgspec.msgpack.encode(payloads[0]))
+        await one.send(msgspec.msgpack.encode(payloads[2]))
+        await until(lambda: messages(source) == 2)
+        for payload in (payloads[0], payloads[2]):
+            tokens = payload[1][0]["token_ids"]
+            assert await hit_len(source, request([*tokens, 1])) == [len(tokens)]
+
+
+async def test_with_a_rank_that_was_never_heard_a_miss_is_unknown() -> None:
+    async with (
+        engine(replay=False) as zero,
+        engine(replay=False) as one,
+        listening(publisher(zero), publisher(one)) as source,
+    ):
+        await zero.joined()
+        await zero.publish(stored(PROMPT))
+        await until(lambda: messages(source) == 1)
+        assert await hit_len(source, request([9] * 9)) == [None]
+        assert await hit_len(source, request(PROMPT, est_hit=BLOCK)) == [5 * BLOCK]
+
+
+async def test_what_cannot_be_read_is_counted_and_a_loss() -> None:
+    async with engine(replay=False) as one, listening(publisher(one)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await until(lambda: told(source).is_known)
+        await one.send_frames(b"only one")
+        await one.send(b"\xc1")
+        await one.send(msgspec.msgpack.encode([1e9, [{"type": "BlockRemoved"}], 0]))
+        await one.publish(CLEARED, rank=10_000)
+        await until(lambda: told(source).messages.get("malformed") == 4)
+        assert not told(source).is_known
+        await one.publish(CLEARED)
+        await until(lambda: told(source).is_known)
+
+
+async def test_a_burst_leaves_the_loop_to_others() -> None:
+    async with engine(replay=False) as one, listening(publisher(one)) as source:
+        await one.joined()
+        for i in range(300):
+            await one.publish(*(stored([i * 100 + j] * 10 * BLOCK) for j in range(20)))
+        longest, last = 0.0, asyncio.get_running_loop().time()
+        while messages(source) < 300:
+            await asyncio.sleep(0)
+            now = asyncio.get_running_loop().time()
+            longest, last = max(longest, now - last), now
+        assert told(source).is_known
+        assert source.index.blocks == 60_000
+        assert longest < 1.0  # all of it takes longer
+
+
+async def test_an_address_that_cannot_be_used_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "RETRY_S", 0.01)
+    with capture_logs() as lines:
+        async with listening(Publisher(instance=ONE, endpoint="nonsense")):
+            await until(lambda: len(lines) >= 2)
+    assert {(line["event"], line["endpoint"]) for line in lines} == {("smetric.kv_events.failed", "nonsense")}
+
+
+def test_it_runs_on_the_loop_that_serve_uses() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test_a_thousand_lost_messages_are_had_from_the_replay_socket())

@@ -1,0 +1,103 @@
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.sources.kv_message import AllBlocksCleared, BlockRemoved, BlockStored, MessageError, decode
+from tests.sources.kv_engine import CAPTURES, captured
+
+
+def encoded(*events: Any, rank: int | None = None) -> bytes:
+    return msgspec.msgpack.encode([1.5, list(events)] + ([] if rank is None else [rank]))
+
+
+@pytest.mark.parametrize("name", ["kv_int_hash.jsonl", "kv_bytes_hash.jsonl", "kv_dp2.jsonl"])
+def test_every_captured_message_is_read_whole(name: str) -> None:
+    for payload in captured(name):
+        message = decode(msgspec.msgpack.encode(payload))
+        assert (message.at, message.rank) == (payload[0], payload[2])
+        assert [type(event).__name__ for event in message.events] == [event["type"] for event in payload[1]]
+        for event, raw in zip(message.events, payload[1], strict=True):
+            if isinstance(event, BlockStored):
+                assert event.block_hashes == raw["block_hashes"]
+                assert event.parent_block_hash == raw["parent_block_hash"]
+                assert event.token_ids == raw["token_ids"]
+                assert event.extra_keys == raw["extra_keys"]
+                assert (event.block_size, event.medium, event.group_idx) == (raw["block_size"], "GPU", 0)
+            elif isinstance(event, BlockRemoved):
+                assert event.block_hashes == raw["block_hashes"]
+
+
+def test_frames_as_they_were_on_the_wire_are_read() -> None:
+    lines = (CAPTURES / "kv_raw_hex.jsonl").read_text().splitlines()
+    messages = [decode(bytes.fromhex(msgspec.json.decode(line)[2])) for line in lines]
+    assert len(messages) == 12
+    assert all(message.events for message in messages)
+
+
+def test_events_are_arrays_in_engines_before_0_23() -> None:
+    message = decode(
+        encoded(
+            ["BlockStored", [7, b"\x01" * 32], None, [1, 2, 3, 4], 2, None],
+            ["BlockStored", [8], 7, [5, 6], 2, 3, "GPU", "fr-adapter"],
+            ["BlockRemoved", [7], "GPU"],
+            ["BlockRemoved", [8]],
+            ["AllBlocksCleared"],
+        )
+    )
+    first, second, gone, gone_too, cleared = message.events
+    assert isinstance(first, BlockStored)
+    assert (first.block_hashes, first.parent_block_hash, first.token_ids) == ([7, b"\x01" * 32], None, [1, 2, 3, 4])
+    assert isinstance(second, BlockStored)
+    assert (second.parent_block_hash, second.lora_id, second.lora_name) == (7, 3, "fr-adapter")
+    assert isinstance(gone, BlockRemoved)
+    assert isinstance(gone_too, BlockRemoved)
+    assert (gone.medium, gone_too.medium) == ("GPU", None)
+    assert isinstance(cleared, AllBlocksCleared)
+    assert message.rank == 0
+
+
+def test_unknown_events_are_left_out_and_unknown_fields_ignored() -> None:
+    message = decode(
+        encoded(
+            {"type": "BlockMoved", "block_hashes": [1]},
+            ["BlockMoved", 1, 2],
+            {"type": "BlockRemoved", "block_hashes": [1], "colour": "red"},
+            ["BlockRemoved", [2], "GPU", 0, None, "one", "more"],
+            rank=3,
+        )
+    )
+    assert [event.block_hashes for event in message.events if isinstance(event, BlockRemoved)] == [[1], [2]]
+    assert (len(message.events), message.rank) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode({"a": 1}),
+        msgspec.msgpack.encode([1.0, "events", 0]),
+        encoded("event"),
+        encoded([]),
+        encoded({}),
+        encoded({"type": "BlockRemoved"}),
+        encoded({"type": "BlockStored", "block_hashes": ["x"], "parent_block_hash": None, "token_ids": []}),
+        encoded(["BlockStored", [1], None, "tokens", 2, None]),
+        encoded({"type": "BlockRemoved", "block_hashes": [1]})[:-2],
+    ],
+)
+def test_what_is_no_message_is_one_error_that_quotes_nothing(payload: bytes) -> None:
+    with pytest.raises(MessageError) as raised:
+        decode(payload)
+    assert str(raised.value).isalpha()
+
+
+@given(st.binary(max_size=64))
+def test_no_payload_raises_anything_else(payload: bytes) -> None:
+    with contextlib.suppress(MessageError):
+        decode(payload)
