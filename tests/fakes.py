@@ -19,6 +19,7 @@ Script = Callable[["Call"], Awaitable[None]]
 CAPTURES = Path(__file__).parent / "data" / "vllm"
 #: An idle engine's page, as far as decisions need it.
 METRICS = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.0\n"
+POLLED = (b"/metrics", b"/v1/models")
 MODELS = b'{"object":"list","data":[{"id":"tiny","object":"model","root":"/models/tiny","parent":null}]}'
 
 
@@ -132,6 +133,8 @@ class FakeEngine:
         self.url = ""
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
+        #: Connections that have carried a scripted call and wait for another.
+        self._idle: set[asyncio.Task[None]] = set()
 
     @property
     def aborted(self) -> list[Call]:
@@ -151,6 +154,11 @@ class FakeEngine:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
+    def drop_idle(self) -> None:
+        """Close the connections that nobody is using, as engines do after a while."""
+        for task in self._idle:
+            task.cancel()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -160,13 +168,17 @@ class FakeEngine:
             pending, nth = b"", 0
             while not writer.is_closing():
                 call = await self._receive(reader, writer, pending)
+                self._idle.discard(task)
                 nth += 1
                 call.nth = nth
                 pending = await self._answer(call, reader)
+                if call.target not in POLLED:
+                    self._idle.add(task)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the router or the test is done with this connection
         finally:
             self._open.discard(task)
+            self._idle.discard(task)
             writer.close()
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pending: bytes) -> Call:

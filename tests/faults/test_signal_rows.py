@@ -1,0 +1,165 @@
+"""Rows E: what is read beside requests may fail in any way and delays or misleads no request."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import math
+import time
+
+import pytest
+
+from smetric.config.settings import Scrape
+from tests.fakes import METRICS, Call, FakeEngine, Script, hang, until
+from tests.faults.harness import CANARY, Running, running
+from tests.telemetry.otlp_receiver import receiving
+
+TEXT = (b"content-type", b"text/plain; version=0.0.4")
+
+
+def page(body: bytes, *headers: tuple[bytes, bytes], status: int = 200) -> Script:
+    """A `/metrics` answer."""
+    return lambda call: call.answer(status, body, *(headers or (TEXT,)))
+
+
+async def cut_off(call: Call) -> None:
+    await call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n" + METRICS)
+    call.close()
+
+
+async def refused(call: Call) -> None:
+    call.reset()
+
+
+def values(running: bytes, waiting: bytes = b"0") -> Script:
+    return page(b"vllm:num_requests_running %b\nvllm:num_requests_waiting %b\n" % (running, waiting))
+
+
+def finite(router: Running) -> bool:
+    """Every number any decision so far has looked at is one."""
+    snapshots = [
+        record.decision.snapshot for record in router.application.telemetry.decisions.recent(1000) if record.decision
+    ]
+    cells = [cell for snapshot in snapshots for column in snapshot.columns.values() for cell in column]
+    return bool(cells) and all(math.isfinite(cell) for cell in cells if isinstance(cell, (int, float)))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "result"),
+    [
+        (refused, "connect_error"),
+        (hang, "timeout"),
+        (page(b"down", status=500), "http_error"),
+        (page(b"x" * (10 << 20)), "bad_page"),
+        (page(b"\x00\xff not a page {{{ \n\n}"), "bad_page"),
+        (cut_off, "bad_page"),
+        (page(gzip.compress(METRICS), (b"content-encoding", b"gzip")), "bad_page"),
+        (page(b'{"running": 1}', (b"content-type", b"application/json")), "bad_page"),
+        (page(b"other:series 1\n"), "bad_page"),
+        (values(b"NaN"), "bad_page"),
+        (values(b"+Inf"), "bad_page"),
+        (values(b"-1"), "bad_page"),
+        (values(b"1e308"), "bad_page"),
+    ],
+    ids=[
+        *("refused", "hang", "500", "10 MB", "garbage", "cut off", "gzip", "JSON", "renamed"),
+        *("NaN", "Inf", "negative", "1e308"),
+    ],
+)
+async def test_e1_a_bad_metrics_page_delays_nobody_and_leaves_decisions_finite(metrics: Script, result: str) -> None:
+    scrape = Scrape(interval=0.05, timeout=0.2)
+    async with running(FakeEngine(), FakeEngine(), policy="smetric", scrape=scrape) as router:
+        bad = router.engines[0]
+        bad.metrics = metrics
+        instance = router.instance_of(bad)
+        counted = f'smetric_telemetry_scrapes_total{{instance="{instance.id}",result="{result}"}}'
+        await until(lambda: any(line["result"] == result for line in router.lines("smetric.scrape.changed")))
+        answers = await asyncio.gather(*(router.chat() for _ in range(8)))
+        assert [answer.status for answer in answers] == [200] * 8
+        # Two equal instances: the one that cannot be seen is neither shunned nor preferred.
+        assert {answer.value("x-smetric-instance") for answer in answers} == {"e0", "e1"}
+        assert finite(router)
+        bad.metrics = page(METRICS)
+        await until(lambda: any(line["result"] == "ok" for line in router.lines("smetric.scrape.changed")))
+        text = (await router.admin("/metrics")).body.decode()
+        assert counted in text
+        assert f'smetric_telemetry_age_seconds{{instance="{instance.id}"' in text
+
+
+async def test_e1_one_hanging_metrics_page_of_four_makes_no_magnet() -> None:
+    scrape = Scrape(interval=0.05, timeout=0.2)
+    engines = [FakeEngine() for _ in range(4)]
+    async with running(*engines, policy="smetric", scrape=scrape) as router:
+        engines[0].metrics = hang
+        await until(lambda: any(line["result"] == "timeout" for line in router.lines("smetric.scrape.changed")))
+        for _ in range(10):
+            await asyncio.gather(*(router.chat() for _ in range(8)))
+        share = len(engines[0].calls) / sum(len(engine.calls) for engine in engines)
+        assert share <= 1.2 / 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"vllm:num_requests_running{" + b'a="' + b"\\" * 500_000 + b'"} 1\n',
+        METRICS + b"".join(b'other:series{label="%d"} 1\n' % i for i in range(50_000)),
+        b"vllm:num_requests_running{" + b",".join(b'l%d="v"' % i for i in range(20_000)) + b"} 1\n",
+    ],
+    ids=["a line of 0.5 MB", "50,000 series", "20,000 labels"],
+)
+async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: bytes) -> None:
+    async with running(FakeEngine(), scrape=Scrape(interval=0.1, timeout=2.0)) as router:
+        served = 0
+
+        async def hostile(call: Call) -> None:
+            nonlocal served
+            served += 1
+            await call.answer(200, body, TEXT)
+
+        router.engines[0].metrics = hostile
+        answers = await asyncio.gather(*(router.chat(stream=True) for _ in range(50)))
+        assert all(answer.complete for answer in answers)
+        await until(lambda: served >= 2)
+        assert finite(router)
+
+
+async def test_e5_a_collector_that_refuses_or_never_answers_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    black_hole = FakeEngine(hang)
+    await black_hole.start()
+    for to in (black_hole.url, "http://127.0.0.1:1"):
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": to, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        async with running(FakeEngine(), environ=environ) as router:
+            answers = await asyncio.gather(*(router.chat() for _ in range(50)))
+            assert [answer.status for answer in answers] == [200] * 50
+            ended = time.monotonic()
+        assert time.monotonic() - ended < 5
+    await black_hole.stop()
+
+
+async def test_e5_a_collector_that_refuses_every_export_loses_only_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving(status=413) as collector:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        async with running(FakeEngine(), environ=environ) as router:
+            assert [(await router.chat()).status for _ in range(20)] == [200] * 20
+            await until(lambda: router.application.tracing.dropped > 0)
+
+
+async def test_h6_no_prompt_stands_in_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as collector:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        async with running(FakeEngine(), FakeEngine(), policy="smetric", environ=environ) as router:
+            await router.chat(stream=True)
+            await router.chat(messages=[{"role": "user", "content": CANARY}, {"role": "assistant", "content": CANARY}])
+            await router.ask("POST", "/v1/chat/completions", b'{"model": "tiny", "x": ' + CANARY.encode())
+            router.engines[0].script = router.engines[1].script = refused
+            await router.chat()
+            # what went wrong is recorded too: a refused body and two failed attempts
+            await until(lambda: len(collector.named("POST ")) >= 6)
+            assert not any(CANARY in str(span.span) for span in collector.spans)
+            assert collector.named("route ")
