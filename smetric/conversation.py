@@ -63,11 +63,19 @@ class _Shape(Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Rendered pieces, the number of assistant turns among them, and the length in bytes up to the last one's end."""
+    """A conversation as text.
+
+    Args:
+        pieces: rendered, in order.
+        turn: the number of assistant turns among them.
+        history_bytes: length up to the end of the last of these turns; 0 without one.
+        question_bytes: length up to its beginning.
+    """
 
     pieces: list[bytes]
     turn: int
     history_bytes: int
+    question_bytes: int
 
 
 _MESSAGES = msgspec.json.Decoder(list[Message])
@@ -103,30 +111,32 @@ def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw |
         pieces.append(_without_cache_marks(tools))
     if system is not None:
         _render_system(system, pieces)
-    turn = ends_at = ends_before = turn_before = 0
+    # Where the last turn begins and ends, in pieces; `before` is the same without the turn that came last.
+    turn, begins_at, ends_at = before = 0, 0, 0
     previous = ""
     for message, raw in _decode(field, messages):
         kind = _kind(message)
+        at = len(pieces)
         if isinstance(message, Message):
             _render_message(message, pieces)
         else:
             pieces.append(raw)
         if kind == "assistant":
             if previous != "item" or message.type is None:
-                turn_before, ends_before = turn, ends_at
-                turn += 1
+                before = turn, begins_at, ends_at
+                turn, begins_at = turn + 1, at
             ends_at = len(pieces)
             previous = "item" if message.type is not None else "assistant"
         elif kind == "result":
             if previous in ("", "other"):
-                turn += 1
-                ends_at = len(pieces)
+                turn, begins_at, ends_at = turn + 1, at, len(pieces)
             previous = "result"
         else:
             previous = "other"
     if previous in ("assistant", "item"):
-        turn, ends_at = turn_before, ends_before
-    return Conversation(pieces, turn, sum(map(len, pieces[:ends_at])))
+        turn, begins_at, ends_at = before
+    question_bytes = sum(map(len, pieces[:begins_at]))
+    return Conversation(pieces, turn, question_bytes + sum(map(len, pieces[begins_at:ends_at])), question_bytes)
 
 
 def _decode(field: str, messages: Raw) -> list[tuple[Message | _Shape, bytes]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import xxhash
 
@@ -24,11 +25,23 @@ class Prompt:
         pieces: its rendered text in order, UTF-8.
         bytes_per_token: the ratio all its lengths are converted by.
         history_bytes: length of the carried history, a prefix of the prompt.
+        question_bytes: length up to the last assistant turn of that history: the whole prompt of the request that this
+            one follows. 0 where there is no such turn.
         key: what besides the text decides whether engines share it: model or adapter, and cache salt.
         counted: whether `bytes_per_token` is exact, because the prompt came as token ids.
     """
 
-    __slots__ = ("_blocks", "_pieces", "bytes_per_token", "counted", "history_bytes", "key", "size")
+    __slots__ = (
+        "_hashes",
+        "_pieces",
+        "bytes_per_token",
+        "counted",
+        "held_before",
+        "history_bytes",
+        "key",
+        "question_bytes",
+        "size",
+    )
 
     def __init__(
         self,
@@ -36,15 +49,19 @@ class Prompt:
         bytes_per_token: float,
         *,
         history_bytes: int = 0,
+        question_bytes: int = 0,
         key: bytes = b"",
         counted: bool = False,
     ) -> None:
         self._pieces = pieces
-        self._blocks: array[int] | None = None
+        self._hashes: Hashes | None = None
         self.bytes_per_token = bytes_per_token
         self.history_bytes = history_bytes
+        self.question_bytes = question_bytes
         self.key = key
         self.counted = counted
+        #: What the prefix index believed held of it where it was sent, before it was: `Held.runs`, and the tick then.
+        self.held_before: tuple[list[tuple[int, int]], int] | None = None
         #: Rendered bytes.
         self.size = sum(map(len, pieces))
 
@@ -53,32 +70,62 @@ class Prompt:
         # A whole number of tokens must survive the division by a ratio that was itself a quotient.
         return int(rendered_bytes / self.bytes_per_token + 1e-6)
 
+    def count(self, tokens: int) -> None:
+        """The prompt is known to have *tokens* tokens, at least 1: convert by what that makes of its bytes."""
+        self.bytes_per_token = max(1, self.size) / tokens
+        self.counted = True
+
     @property
     def length(self) -> int:
         """Tokens of the prompt, at least 1."""
         return max(1, self.tokens(self.size))
 
     @property
-    def blocks(self) -> array[int]:
-        """One 64-bit hash for each full block, chained: equal hashes at one place mean equal prompts up to there.
-
-        Computed when first asked for, in one pass over the text, which is let go then.
-        """
-        if self._blocks is None:
-            self._blocks = _chain(b"".join(self._pieces), self.key)
+    def hashes(self) -> Hashes:
+        """Computed when first asked for, in one pass over the text, which is let go then."""
+        if self._hashes is None:
+            self._hashes = _hashes(b"".join(self._pieces), self.key, self.question_bytes)
             self._pieces = ()
-        return self._blocks
+        return self._hashes
+
+    @property
+    def blocks(self) -> array[int]:
+        """The hashes of its full blocks."""
+        return self.hashes.blocks
 
 
-def _chain(text: bytes, key: bytes) -> array[int]:
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """What stands for a prompt's text: 64-bit hashes, each of which covers everything before it.
+
+    Args:
+        blocks: one for each full block; equal hashes at one place mean equal prompts up to there.
+        whole: the whole prompt, with the bytes at its end that fill no block.
+        question: the same for the part up to the last assistant turn, so the `whole` of the request that this one
+            follows; 0 where there is no such turn.
+    """
+
+    blocks: array[int]
+    whole: int
+    question: int
+
+
+def _hashes(text: bytes, key: bytes, question_bytes: int) -> Hashes:
     hash_of = xxhash.xxh3_64_intdigest
     view = memoryview(text)
     blocks = array("Q")
-    last = hash_of(key)
+    first = last = hash_of(key)
     for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
         last = hash_of(view[start : start + BLOCK_BYTES], last)
         blocks.append(last)
-    return blocks
+    full = question_bytes // BLOCK_BYTES
+    return Hashes(
+        blocks,
+        hash_of(view[len(blocks) * BLOCK_BYTES :], last),
+        hash_of(view[full * BLOCK_BYTES : question_bytes], blocks[full - 1] if full else first)
+        if question_bytes
+        else 0,
+    )
 
 
 def image(data: bytes | memoryview) -> bytes:

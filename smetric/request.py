@@ -6,7 +6,9 @@ Validation is the engine's business: what it might accept passes, and what is pa
 
 from __future__ import annotations
 
+import asyncio
 import enum
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -67,6 +69,30 @@ class InferenceRequest:
     cache_salt: str = ""
     #: Chained keys of the prompt's token blocks by block size, kept by the source that computed them.
     block_keys: dict[int, BlockKeys] = field(default_factory=dict, repr=False)
+    #: The body as received, for whoever tokenises it, till the first byte of the answer; the task that does so, and the
+    #: ids it found in time. None of them is logged or recorded.
+    body: bytes | None = field(default=None, repr=False)
+    tokenising: asyncio.Task[array[int] | None] | None = field(default=None, repr=False)
+    token_ids: array[int] | None = field(default=None, repr=False)
+
+    def count_by(self, ids: array[int], block_size: int) -> None:
+        """The first prompt's tokens are known to be *ids*: count its lengths by them instead of estimating.
+
+        The share of the history stays what it was by bytes; the expected hit is whole blocks of *block_size* tokens.
+        """
+        self.token_ids = ids
+        prompt = self.prompt
+        if prompt is None or prompt.counted or prompt.length != self.prompt_len:
+            return
+        prompt.count(len(ids))
+        self.prompt_len = len(ids)
+        if self.turn and self.est_hit is not None:
+            self.est_hit = _whole_blocks(prompt, block_size)
+
+    def let_go(self) -> None:
+        """The exchange has ended; what is recorded of it must not keep its body alive."""
+        self.prompt = self.body = self.tokenising = self.token_ids = None
+        self.block_keys.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +158,7 @@ def parse(
         RequestError: the body is no JSON object, or a field that routing needs has a type no engine takes. Bodies of
             `Api.OTHER` need not be JSON.
     """
-    request = InferenceRequest(api=api)
+    request = InferenceRequest(api=api, body=body)
     turn = _read_headers(request, headers, reading)
     try:
         found = members(body)
@@ -202,12 +228,23 @@ def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, byte
 def _read_conversation(
     request: InferenceRequest, conversation: Conversation, bytes_per_token: float, key: bytes, block_size: int
 ) -> None:
-    prompt = Prompt(conversation.pieces, bytes_per_token, history_bytes=conversation.history_bytes, key=key)
+    prompt = Prompt(
+        conversation.pieces,
+        bytes_per_token,
+        history_bytes=conversation.history_bytes,
+        question_bytes=conversation.question_bytes,
+        key=key,
+    )
     request.prompt = prompt
     request.prompt_len = prompt.length
     request.turn = conversation.turn
+    request.est_hit = _whole_blocks(prompt, block_size)
+
+
+def _whole_blocks(prompt: Prompt, block_size: int) -> int:
+    """Tokens of the history, floored to whole blocks."""
     expected = min(prompt.tokens(prompt.history_bytes), prompt.length)
-    request.est_hit = expected - expected % block_size
+    return expected - expected % block_size
 
 
 def _read_prompts(request: InferenceRequest, value: Raw | None, bytes_per_token: float, key: bytes) -> int:

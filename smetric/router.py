@@ -22,7 +22,8 @@ from smetric.fleet.instance import Instance, Lease
 from smetric.policy import Decision, Outcome
 from smetric.policy_file import Generation, PolicyFile
 from smetric.request import InferenceRequest
-from smetric.sources.source import Cells, Source
+from smetric.sources.source import Cells, Learner, Source
+from smetric.telemetry.record import Usage
 
 #: Seconds after which a response id no longer ties requests to the engine that made it, and how many are remembered.
 PIN_TTL_S = 3600.0
@@ -92,6 +93,7 @@ class Router:
         self.fleet = fleet
         self.policy_file = policy_file
         self.sources = [source for source in sources if source.fills]
+        self._learners = [source for source in sources if isinstance(source, Learner)]
         self._deadline = deadline or LookupDeadline()
         self._rng = rng or random.Random()
         #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
@@ -231,6 +233,12 @@ class Router:
         """Tell the sources that *instance* has prefilled *request*."""
         for source in self.sources:
             source.prefilled(request, instance)
+        request.body = None  # an answer has begun: nothing is looked up for this request any more
+
+    def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
+        """Tell the sources that learn from it that *instance* has answered *request* to the end."""
+        for learner in self._learners:
+            learner.settled(request, instance, usage)
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted: sources forget its cache, and responses stored on it are gone."""

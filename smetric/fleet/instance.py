@@ -9,6 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
+#: Two start times this close, in seconds, are those of one process, told with different rounding.
+SAME_START_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Scrape:
     """What one `/metrics` page said.
@@ -54,7 +58,9 @@ class Instance:
         "pool",
         "role",
         "scrape",
+        "seen_empty",
         "sent_tokens",
+        "started_at",
         "unprefilled",
         "url",
         "zone",
@@ -84,6 +90,10 @@ class Instance:
         self.draining = False
         #: Counts restarts seen; whatever was known of its cache belongs to one incarnation.
         self.incarnation = 0
+        #: When this incarnation's process started, seconds since the epoch, by its own clock; None while unknown.
+        self.started_at: float | None = None
+        #: Whether this incarnation had computed nothing yet when it was first seen: whatever its cache holds came since.
+        self.seen_empty = False
         #: Requests sent and not ended (n × prompts each).
         self.own = 0
         #: Prompt tokens sent whose first body byte has not come back, minus the hits known when they were sent.
@@ -117,9 +127,17 @@ class Instance:
         """Whether it serves *model*, as far as is known; an empty name fits all."""
         return self.models is None or not model or model in self.models
 
-    def restarted(self) -> None:
-        """A new process answers: its cache is empty and its counters started again."""
+    def restarted(self, started_at: float | None = None) -> None:
+        """A new process answers, since *started_at* if it says so: its cache is empty, its counters started again."""
         self.incarnation += 1
+        self.started_at = started_at
+        self.seen_empty = True
+
+    def is_incarnation(self, started_at: float | None) -> bool:
+        """Whether the process that started at *started_at* is the one that answers now, as far as both are known."""
+        if started_at is None or self.started_at is None:
+            return started_at is self.started_at
+        return abs(started_at - self.started_at) <= SAME_START_S
 
 
 @dataclass(slots=True)

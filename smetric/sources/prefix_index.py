@@ -1,111 +1,138 @@
 """The embedded default for `hit_len`: which prompt blocks each instance was sent, and so probably still holds.
 
-A record of what instances contain, not of sessions. It learns from what this router routed, so it knows nothing of
-prompts sent around it and of generated tokens. How blocks are cut and hashed is in `smetric.prompt`.
+A record of what instances contain, not of sessions. It learns from what this router routed, from what answers report,
+and from other routers (`peers.py`); it outlives this process by way of `index_file.py`. How prompts are cut and hashed
+is in `smetric.prompt`, the table itself in `holdings.py`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES
+from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
+from smetric.sources.holdings import Held, Holdings
+from smetric.sources.index_image import IndexImage, InstanceImage, pack
 from smetric.sources.source import Cells
+from smetric.telemetry.record import Usage
+from smetric.tokens import INITIAL
 
 #: Bytes the index may take before it forgets what was sent longest ago.
 MAX_BYTES = 64 * 1024 * 1024
-#: What a block costs in the table of holders, and what each holding of it costs in an instance's order: slots of a
-#: dict at its emptiest, keys, nodes. Measured with CPython 3.11 to 3.13; see `test_the_bound_counts_real_bytes`.
-BYTES_PER_BLOCK = 80
-BYTES_PER_HOLDING = 170
+#: Seconds after which a miss counts as one even where the instance was not watched from its start.
+WARM_UP_S = 600.0
+#: Images of one instance that wait until it is known which of its processes answers.
+MAX_WAITING = 8
+#: An answer contradicts the index when it reports fewer cached bytes than believed by this many blocks and this share.
+DOUBT_BLOCKS = 2
+DOUBT_SHARE = 1 / 8
+#: Answers in a row without any hit where one was believed, after which the instance's cache counts as cleared.
+ZEROS = 3
+
+log = structlog.get_logger("smetric.index")
 
 
-class _Held:
-    """The blocks of one incarnation of one instance, each with the tick it was last sent in, oldest first.
+@dataclass(slots=True)
+class _Known:
+    """What is known of one incarnation of one instance."""
 
-    A prompt's blocks are entered last to first, so the end of a prompt is always older than its beginning, and
-    forgetting the oldest never leaves a block without those before it.
-    """
-
-    __slots__ = ("bit", "blocks", "incarnation", "lossy")
-
-    def __init__(self, bit: int, incarnation: int) -> None:
-        self.bit = bit
-        self.incarnation = incarnation
-        self.blocks: OrderedDict[int, int] = OrderedDict()
-        #: Blocks were forgotten for want of room here, not there: a miss says nothing any more.
-        self.lossy = False
+    held: Held
+    incarnation: int
+    #: Count of blocks entered, and time, of the last loss of knowledge: since then it may hold what is not known here.
+    loss: tuple[int, float]
+    #: Whether there was one beside the beginning, of which the instance itself may say that it was empty then.
+    has_lost: bool = False
+    bytes_per_token: float = INITIAL
+    #: Whether an answer ever reported cached tokens: one that never does may just not report them.
+    reports: bool = False
+    #: Answers without a hit where one was believed, in a row, and the tick before the first of them.
+    zeros: int = 0
+    zero_tick: int = 0
 
 
 class PrefixIndex:
-    """A `Source` that knows at once.
+    """A `Source` that knows at once, and a `Learner`.
 
-    An instance that holds nothing of a prompt is a hit of 0. It is unknown where this index had to forget blocks of it
-    to stay within its own bound: losing knowledge is not eviction.
+    Losing knowledge is not eviction: where this index may have missed or forgotten something, an instance of which it
+    knows no hit is unknown, not 0. It misses nothing of an instance that it saw empty or saw restart. Of any other it
+    knows that a block is gone once the instance was sent more than its capacity since, and it takes it to be so after
+    `warm_up_s`.
 
     Args:
         max_bytes: bound on the memory it takes.
+        warm_up_s: seconds after which a miss counts as one in any case.
+        clock: monotonic seconds.
     """
 
     name = "prefix_index"
     fills = frozenset({"hit_len"})
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        #: Block to the bits of its holders.
-        self._holders: dict[int, int] = {}
-        self._held: dict[Instance, _Held] = {}
-        self._holdings = 0
-        self._tick = 0
-        #: Holdings forgotten to stay within the bound or within an instance's capacity.
-        self.evictions = 0
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        *,
+        warm_up_s: float = WARM_UP_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.table = Holdings(max_bytes)
+        #: Told of every placement that this router made itself, for other routers.
+        self.on_placed: Callable[[Instance, Sequence[int]], None] | None = None
+        self._warm_up_s = warm_up_s
+        self._clock = clock
+        self._known: dict[Instance, _Known] = {}
+        #: By instance id, what waits for its process to be known.
+        self._waiting: dict[str, list[InstanceImage]] = {}
 
     @property
     def blocks(self) -> int:
         """Blocks that at least one instance holds."""
-        return len(self._holders)
+        return self.table.blocks
 
     @property
     def memory_bytes(self) -> int:
-        """Memory the index takes, by the costs above."""
-        return len(self._holders) * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
+        """Memory the index takes."""
+        return self.table.memory_bytes
+
+    @property
+    def evictions(self) -> int:
+        """Holdings forgotten to stay within the bound or within an instance's capacity."""
+        return self.table.evictions
 
     async def start(self) -> None:
-        """Nothing runs in the background."""
+        """Nothing to begin."""
 
     async def stop(self) -> None:
-        """Nothing was opened."""
+        """Nothing to end."""
 
     def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
-        """Hit lengths in tokens, by one walk along the prompt for all instances."""
+        """Hit lengths in tokens, by one walk along the prompt for all instances.
+
+        An instance that has answered the very request that this one follows holds its reply too.
+        """
         prompt = request.prompt
         if prompt is None:
             return {"hit_len": [None] * len(instances)}
         asked = [self._of(instance) for instance in instances]
-        following = 0
-        for held in asked:
-            following |= held.bit
-        matched: dict[int, int] = {}
-        depth = 0
-        holders = self._holders
-        for block in prompt.blocks:
-            holding = holders.get(block, 0) & following
-            if holding != following:
-                _record(matched, following & ~holding, depth)
-                following = holding
-                if not holding:
-                    break
-            depth += 1
-        _record(matched, following, depth)
+        hashes = prompt.hashes
+        depths = self.table.depths(hashes.blocks, [known.held for known in asked])
+        answered = self.table.holders(hashes.question) if hashes.question else 0
+        asked_blocks = prompt.question_bytes // BLOCK_BYTES
         cells: list[float | None] = []
-        for held in asked:
-            blocks = matched[held.bit]
-            if blocks:
-                cells.append(min(prompt.tokens(blocks * BLOCK_BYTES), prompt.length))
+        for known, instance in zip(asked, instances, strict=True):
+            bit = known.held.bit
+            hit = depths[bit] * BLOCK_BYTES
+            if answered & bit and depths[bit] >= asked_blocks:
+                hit = max(hit, prompt.history_bytes)
+            if hit:
+                cells.append(min(prompt.tokens(hit), prompt.length))
             else:
-                cells.append(None if held.lossy else 0)
+                cells.append(0 if self._misses_are_known(known, instance) else None)
         return {"hit_len": cells}
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
@@ -113,69 +140,127 @@ class PrefixIndex:
         prompt = request.prompt
         if prompt is None or instance.cache.prefix_caching is False:
             return
-        held = self._of(instance)
-        room = ours = self._max_bytes // (BYTES_PER_BLOCK + BYTES_PER_HOLDING)
-        capacity = instance.cache.capacity_tokens
-        if capacity is not None:
-            room = min(room, int(capacity * prompt.bytes_per_token / BLOCK_BYTES))
-        self._tick += 1
-        tick, bit, mine, holders = self._tick, held.bit, held.blocks, self._holders
-        before = len(mine)
-        for block in reversed(prompt.blocks[:room]):
-            if block in mine:
-                mine.move_to_end(block)
-            else:
-                holders[block] = holders[block] | bit if block in holders else bit
-            mine[block] = tick
-        self._holdings += len(mine) - before
-        while len(mine) > room:
-            held.lossy |= room == ours
-            self._drop_oldest(held)
-            self.evictions += 1
-        while self.memory_bytes > self._max_bytes:
-            oldest = min((h for h in self._held.values() if h.blocks), key=_oldest_tick)
-            oldest.lossy = True
-            until = _oldest_tick(oldest)
-            while self.memory_bytes > self._max_bytes and oldest.blocks and _oldest_tick(oldest) == until:
-                self._drop_oldest(oldest)
-                self.evictions += 1
+        known = self._of(instance)
+        known.bytes_per_token = prompt.bytes_per_token
+        blocks = prompt.blocks
+        prompt.held_before = (known.held.runs(blocks), self.table.tick)
+        self._place(instance, known, blocks)
+
+    def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
+        """*instance* has answered: it holds its reply, and says how much of the prompt it held before."""
+        prompt = request.prompt
+        if prompt is None or prompt.held_before is None:
+            return
+        known = self._of(instance)
+        self._place(instance, known, array("Q", [prompt.hashes.whole]))
+        if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens and request.prompts == 1:
+            self._judge(prompt, instance, known, usage.cached_tokens, usage.cached_tokens / usage.prompt_tokens)
+
+    def placed(self, instance: Instance, blocks: Sequence[int]) -> None:
+        """Another router has sent *instance* a prompt of these blocks."""
+        if instance.cache.prefix_caching is not False:
+            known = self._of(instance)
+            self.table.enter(known.held, blocks, self._room(known, instance))
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted or is gone: it holds nothing of what it was sent before."""
-        held = self._held.pop(instance, None)
-        if held is not None:
-            while held.blocks:
-                self._drop_oldest(held)
+        known = self._known.pop(instance, None)
+        if known is not None:
+            self.table.close(known.held)
 
-    def _of(self, instance: Instance) -> _Held:
-        """What the present incarnation of *instance* holds."""
-        held = self._held.get(instance)
-        if held is not None and held.incarnation == instance.incarnation:
-            return held
-        self.forget(instance)
-        taken = 0
-        for other in self._held.values():
-            taken |= other.bit
-        held = self._held[instance] = _Held(~taken & (taken + 1), instance.incarnation)
-        return held
+    def missed(self) -> None:
+        """Some placements never arrived here: what is not known to be held may be held all the same."""
+        now = self._clock()
+        for known in self._known.values():
+            known.loss, known.has_lost = (known.held.entered, now), True
 
-    def _drop_oldest(self, held: _Held) -> None:
-        block, _ = held.blocks.popitem(last=False)
-        self._holdings -= 1
-        left = self._holders[block] & ~held.bit
-        if left:
-            self._holders[block] = left
-        else:
-            del self._holders[block]
+    def images(self) -> Iterator[InstanceImage]:
+        """What each instance holds, one after the other, so that others may run in between."""
+        for instance, known in list(self._known.items()):
+            if known.held.blocks and instance.incarnation == known.incarnation:
+                blocks, runs = known.held.image()
+                yield InstanceImage(instance.id, instance.started_at, pack(blocks), runs)
 
+    def restore(self, image: IndexImage) -> None:
+        """Take in what *image* says of each instance that is still the same process, as older than what is known here.
 
-def _oldest_tick(held: _Held) -> int:
-    return next(iter(held.blocks.values()))
+        Whether it is is settled when the instance is next looked at and has said when it started.
+        """
+        for one in image.instances:
+            waiting = self._waiting.setdefault(one.id, [])
+            waiting.append(one)
+            del waiting[:-MAX_WAITING]
 
+    def _of(self, instance: Instance) -> _Known:
+        """What is known of the present incarnation of *instance*."""
+        known = self._known.get(instance)
+        if known is None or known.incarnation != instance.incarnation:
+            self.forget(instance)
+            known = self._known[instance] = _Known(self.table.open(), instance.incarnation, (0, self._clock()))
+        if instance.id in self._waiting and (instance.scrape is not None or instance.started_at is not None):
+            for image in self._waiting.pop(instance.id):
+                is_same = instance.is_incarnation(image.started_at)
+                new = 0
+                if is_same:
+                    new = self.table.merge(known.held, image.blocks, image.runs, self._room(known, instance))
+                log.info("smetric.index.restored", instance=instance.id, is_same_process=is_same, blocks=new)
+        return known
 
-def _record(matched: dict[int, int], bits: int, depth: int) -> None:
-    """Note *depth* for each single bit of *bits*."""
-    while bits:
-        bit = bits & -bits
-        matched[bit] = depth
-        bits ^= bit
+    def _place(self, instance: Instance, known: _Known, blocks: Sequence[int]) -> None:
+        self.table.enter(known.held, blocks, self._room(known, instance))
+        if self.on_placed is not None:
+            self.on_placed(instance, blocks)
+
+    def _capacity(self, known: _Known, instance: Instance) -> int | None:
+        """Blocks that fit into the instance's cache, None while that is unknown."""
+        tokens = instance.cache.capacity_tokens
+        return None if tokens is None else int(tokens * known.bytes_per_token / BLOCK_BYTES)
+
+    def _room(self, known: _Known, instance: Instance) -> int:
+        capacity = self._capacity(known, instance)
+        return self.table.most_blocks if capacity is None else capacity
+
+    def _misses_are_known(self, known: _Known, instance: Instance) -> bool:
+        """Whether what is not known to be held is not held."""
+        now, entered = self._clock(), known.held.entered
+        if known.held.pressed:
+            known.held.pressed = False
+            known.loss, known.has_lost = (entered, now), True
+        if instance.seen_empty and not known.has_lost:
+            return True
+        capacity = self._capacity(known, instance)
+        entered_then, then = known.loss
+        # It forgets what was used longest ago first, so by now everything from before has made room.
+        is_renewed = capacity is not None and entered - entered_then >= capacity
+        return is_renewed or now - then >= self._warm_up_s
+
+    def _judge(self, prompt: Prompt, instance: Instance, known: _Known, cached: int, share: float) -> None:
+        """Learn from how much of *prompt* was in the cache before: *cached* tokens, which are *share* of it.
+
+        The prompt itself is held now, whatever was. If less was than believed, then perhaps because it was evicted, and
+        with it all that was used before it; or because the engine renders prompts otherwise than we do. It is taken for
+        eviction if since then the instance was sent half its capacity and more, and for a cleared cache if that happens
+        `ZEROS` times in a row with nothing cached at all, where hits are reported otherwise.
+        """
+        assert prompt.held_before is not None
+        runs, tick = prompt.held_before
+        if cached:
+            known.reports, known.zeros = True, 0
+        believed = runs[-1][0] * BLOCK_BYTES
+        actual = share * prompt.size
+        if believed - actual <= max(DOUBT_BLOCKS * BLOCK_BYTES, DOUBT_SHARE * believed):
+            return
+        capacity = self._capacity(known, instance)
+        if not cached and known.reports:
+            known.zero_tick = known.zero_tick if known.zeros else tick
+            known.zeros += 1
+            if known.zeros >= ZEROS:
+                forgotten = self.table.forget_until(known.held, known.zero_tick)
+                log.warning("smetric.index.cleared", instance=instance.id, blocks=forgotten)
+                known.zeros = 0
+        elif capacity is not None:
+            place = int(actual / BLOCK_BYTES) + 1
+            last_used = next(at for start, at in reversed(runs[:-1]) if start <= place)
+            enough = capacity // 2 + len(prompt.blocks)
+            if known.held.newer_than(last_used, enough) >= enough:
+                self.table.forget_until(known.held, last_used)

@@ -1,12 +1,13 @@
-"""The one protocol behind which everything that knows something about instances stands."""
+"""The protocol behind which everything that knows something about instances stands, and what some add to it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
+from smetric.telemetry.record import Usage
 
 #: One value per instance asked for; None where the source does not know.
 Cells = Sequence[float | None]
@@ -40,3 +41,11 @@ class Source(Protocol):
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted: nothing known of its cache holds any more."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A source that learns from whole answers too."""
+
+    def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
+        """*instance* has answered *request* to the end, and reported *usage* if it did."""

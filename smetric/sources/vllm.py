@@ -54,7 +54,6 @@ class _Seen:
 
     result: str = "ok"
     refusals: int = 0
-    started_at: float | None = None
     counters: dict[str, float] = field(default_factory=dict)
     models_due: float = float("-inf")
 
@@ -168,15 +167,18 @@ class VllmSource:
 
     def _take(self, instance: Instance, seen: _Seen, page: Page, sent_at: float, own: int) -> str:
         """Write what *page* says; unknown values leave the last known ones to grow old."""
-        if self._restarted(seen, page):
-            instance.restarted()
+        if self._restarted(instance, seen, page):
+            instance.restarted(page.started_at)
             instance.scrape = None
             seen.counters.clear()
             seen.models_due = float("-inf")
             self._on_restart(instance)
+        elif not seen.counters and page.counters:
+            instance.seen_empty = not any(page.counters.values())
         moved = not page.counters or page.counters != seen.counters
         seen.counters.update(page.counters)
-        seen.started_at = page.started_at if page.started_at is not None else seen.started_at
+        if page.started_at is not None:
+            instance.started_at = page.started_at
         if page.cache:
             instance.cache = _cache_config(page.cache)
         if page.running is None or page.waiting is None:
@@ -191,8 +193,9 @@ class VllmSource:
         return "bad_page" if page.refused else "ok"
 
     @staticmethod
-    def _restarted(seen: _Seen, page: Page) -> bool:
-        if page.started_at is not None and seen.started_at is not None and abs(page.started_at - seen.started_at) > 1.0:
+    def _restarted(instance: Instance, seen: _Seen, page: Page) -> bool:
+        told = page.started_at is not None and instance.started_at is not None
+        if told and not instance.is_incarnation(page.started_at):
             return True
         return any(value < seen.counters.get(name, 0.0) for name, value in page.counters.items())
 

@@ -13,14 +13,20 @@ from hypothesis import strategies as st
 from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
-from smetric.sources.prefix_index import BYTES_PER_BLOCK, BYTES_PER_HOLDING, PrefixIndex
+from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HOLDING
+from smetric.sources.index_image import IndexImage, decode, encode
+from smetric.sources.prefix_index import ZEROS, PrefixIndex
+from smetric.telemetry.record import Usage
 
 ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING
 TOKENS_PER_BLOCK = BLOCK_BYTES // 4
 
 
-def instances(count: int) -> list[Instance]:
-    return [Instance(chr(ord("a") + i), f"http://127.0.0.1:{i + 1}") for i in range(count)]
+def instances(count: int, *, seen_empty: bool = True) -> list[Instance]:
+    fleet = [Instance(chr(ord("a") + i), f"http://127.0.0.1:{i + 1}") for i in range(count)]
+    for instance in fleet:
+        instance.seen_empty, instance.started_at = seen_empty, 1000.0
+    return fleet
 
 
 def request(blocks: str, *, key: bytes = b"m", tail: int = 0) -> InferenceRequest:
@@ -184,12 +190,213 @@ def test_the_bound_counts_real_bytes(holders: int) -> None:
     try:
         before = tracemalloc.get_traced_memory()[0]
         for number, blocks in enumerate(prompts):
-            prompt = Prompt([], 4.0)
-            prompt._blocks = blocks
             for holder in range(holders):
-                index.prefilled(InferenceRequest(prompt=prompt), fleet[(number + holder) % 8])
+                index.placed(fleet[(number + holder) % 8], blocks)
             taken = tracemalloc.get_traced_memory()[0] - before
             assert number < 8 or taken <= index.memory_bytes
     finally:
         tracemalloc.stop()
     assert taken > index.memory_bytes / 2
+
+
+# ── Replies ──────────────────────────────────────────────────────────────────
+
+
+def asked(prompt: bytes, reply: bytes = b"", then: bytes = b"") -> InferenceRequest:
+    """A first request, or with a *reply* the one that follows it."""
+    history = len(prompt) + len(reply) if reply else 0
+    question = len(prompt) if reply else 0
+    whole = Prompt([prompt, reply, then], 4.0, history_bytes=history, question_bytes=question)
+    return InferenceRequest(prompt=whole)
+
+
+@pytest.mark.parametrize("size", [40, BLOCK_BYTES, 3 * BLOCK_BYTES + 500])
+def test_who_answered_the_question_before_holds_the_reply_as_well(size: int) -> None:
+    fleet, index = instances(2), PrefixIndex()
+    prompt, reply = b"q" * size, b"r" * 5000
+    first, follow_up = asked(prompt), asked(prompt, reply, b"next")
+    index.prefilled(first, fleet[1])
+    held = size // BLOCK_BYTES * BLOCK_BYTES
+    assert index.lookup(follow_up, fleet) == {"hit_len": [0, held // 4]}
+    index.settled(first, fleet[1], None)
+    assert index.lookup(follow_up, fleet) == {"hit_len": [0, (size + 5000) // 4]}
+    assert index.lookup(asked(b"p" + prompt[1:], reply, b"next"), fleet) == {"hit_len": [0, 0]}
+    assert index.lookup(asked(prompt + b".", reply, b"next"), fleet) == {"hit_len": [0, held // 4]}
+
+
+def test_a_reply_is_forgotten_with_the_prompt_before_it() -> None:
+    (instance,) = fleet = instances(1)
+    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, 3
+    index = PrefixIndex()
+    first = asked(b"q" * 2 * BLOCK_BYTES)
+    index.prefilled(first, instance)
+    index.settled(first, instance, None)
+    index.prefilled(request("ab"), instance)
+    assert index.lookup(asked(b"q" * 2 * BLOCK_BYTES, b"r" * 5000), fleet) == {"hit_len": [0]}
+
+
+# ── Loss is not eviction ─────────────────────────────────────────────────────
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_of_an_engine_that_was_warm_before_a_miss_is_unknown_until_the_warm_up_is_over() -> None:
+    clock, (instance,) = Clock(), instances(1, seen_empty=False)
+    index = PrefixIndex(warm_up_s=600, clock=clock)
+    assert hits(index, request("ab"), [instance]) == [None]
+    index.prefilled(request("ab"), instance)
+    assert hits(index, request("abc"), [instance]) == [2]
+    assert hits(index, request("x"), [instance]) == [None]
+    clock.now = 600.0
+    assert hits(index, request("x"), [instance]) == [0]
+
+
+def test_once_it_was_sent_its_capacity_all_it_held_before_is_gone() -> None:
+    (instance,) = instances(1, seen_empty=False)
+    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, 4
+    index = PrefixIndex(clock=Clock())
+    index.prefilled(request("abc"), instance)
+    index.prefilled(request("abc"), instance)
+    assert hits(index, request("x"), [instance]) == [None]
+    index.prefilled(request("d"), instance)
+    assert hits(index, request("x"), [instance]) == [0]
+
+
+def test_a_restart_that_was_seen_leaves_nothing_unknown() -> None:
+    (instance,) = instances(1, seen_empty=False)
+    index = PrefixIndex()
+    index.prefilled(request("ab"), instance)
+    instance.restarted(2000.0)
+    assert hits(index, request("ab"), [instance]) == [0]
+
+
+def test_placements_that_never_arrived_make_misses_unknown_and_hits_stay() -> None:
+    clock, fleet = Clock(), instances(2)
+    index = PrefixIndex(clock=clock)
+    index.prefilled(request("ab"), fleet[0])
+    assert hits(index, request("ab"), fleet) == [2, 0]
+    index.missed()
+    assert hits(index, request("ab"), fleet) == [2, None]
+    clock.now += 600
+    assert hits(index, request("ab"), fleet) == [2, 0]
+
+
+# ── What answers report ──────────────────────────────────────────────────────
+
+
+def served(index: PrefixIndex, instance: Instance, blocks: str, cached_blocks: float) -> None:
+    """Serve a prompt of which the instance reports to have held *cached_blocks*."""
+    sent = request(blocks)
+    index.prefilled(sent, instance)
+    total = len(blocks) * TOKENS_PER_BLOCK
+    index.settled(sent, instance, Usage(total, 10, int(cached_blocks * TOKENS_PER_BLOCK)))
+
+
+def warm(capacity: int | None) -> tuple[PrefixIndex, Instance]:
+    """An instance that was sent `old`, `abcdefgh`, and then 40 short prompts: 80 blocks and ends of prompts."""
+    (instance,) = instances(1)
+    index = PrefixIndex()
+    served(index, instance, "old", 0)
+    served(index, instance, "abcdefgh", 0)
+    for i in range(40):
+        served(index, instance, chr(ord("!") + i), 0)
+    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, capacity
+    return index, instance
+
+
+def test_a_prompt_that_was_evicted_takes_all_that_is_older_with_it() -> None:
+    index, instance = warm(120)
+    assert hits(index, request("old"), [instance]) == [3]
+    served(index, instance, "abcdefgh", 2)
+    assert hits(index, request("old"), [instance]) == [0]
+    assert hits(index, request("abcdefgh"), [instance]) == [8]
+    assert hits(index, request("!"), [instance]) == [1]
+
+
+@pytest.mark.parametrize(("capacity", "cached"), [(400, 2), (120, 7), (None, 2)])
+def test_a_disagreement_that_eviction_does_not_explain_forgets_nothing(capacity: int | None, cached: int) -> None:
+    index, instance = warm(capacity)
+    served(index, instance, "abcdefgh", cached)
+    assert hits(index, request("old"), [instance]) == [3]
+
+
+def test_a_cache_that_was_cleared_is_noticed_after_three_answers_without_a_hit() -> None:
+    index, instance = warm(None)
+    served(index, instance, "abcdefgh", 8)
+    for number in range(ZEROS):
+        assert hits(index, request("old"), [instance]) == [3], number
+        served(index, instance, "abcdefgh", 0)
+    assert hits(index, request("old"), [instance]) == [0]
+    assert hits(index, request("abcdefgh"), [instance]) == [8]
+
+
+def test_an_instance_that_never_reports_a_hit_is_not_taken_for_one_that_was_cleared() -> None:
+    index, instance = warm(None)
+    for _ in range(2 * ZEROS):
+        served(index, instance, "abcdefgh", 0)
+    assert hits(index, request("old"), [instance]) == [3]
+
+
+# ── Images ───────────────────────────────────────────────────────────────────
+
+
+def image_of(index: PrefixIndex) -> IndexImage:
+    return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(index.images()))))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), PROMPT), max_size=20), st.lists(PROMPT, max_size=5))
+def test_a_restored_index_answers_as_the_one_it_was_taken_from(sent: list[tuple[int, str]], asked: list[str]) -> None:
+    index, fleet = PrefixIndex(), instances(4)
+    for which, blocks in sent:
+        index.prefilled(request(blocks), fleet[which])
+    again = PrefixIndex()
+    again.restore(image_of(index))
+    for blocks in asked + [blocks for _, blocks in sent]:
+        assert hits(again, request(blocks), fleet) == hits(index, request(blocks), fleet)
+    assert again.blocks == index.blocks
+
+
+def test_only_the_same_process_gets_its_blocks_back_and_not_before_it_has_said_which_it_is() -> None:
+    index, (a, b, c) = PrefixIndex(), instances(3)
+    for one in (a, b, c):
+        index.prefilled(request("xy"), one)
+    b.restarted(2000.0)
+    again, fleet = PrefixIndex(), instances(3, seen_empty=False)
+    image = image_of(index)
+    fleet[1].started_at, fleet[2].started_at = 2000.0, None
+    again.restore(image)
+    assert hits(again, request("xy"), fleet) == [2, None, None]
+    fleet[2].started_at = 1000.4
+    assert hits(again, request("xy"), fleet) == [2, None, 2]
+
+
+def test_what_is_restored_is_older_than_what_was_placed_since() -> None:
+    index, (instance,) = PrefixIndex(), instances(1)
+    index.prefilled(request("abc"), instance)
+    index.prefilled(request("xyz"), instance)
+    again = PrefixIndex()
+    (late,) = fleet = instances(1)
+    late.cache.block_size, late.cache.num_blocks = TOKENS_PER_BLOCK, 5
+    again.prefilled(request("mn"), late)
+    again.restore(image_of(index))
+    assert hits(again, request("xyz"), fleet) == [3]
+    assert hits(again, request("abc"), fleet) == [0]
+    assert hits(again, request("mn"), fleet) == [2]
+
+
+def test_what_is_restored_twice_counts_once_and_stays_within_the_bound() -> None:
+    index, fleet = PrefixIndex(), instances(2)
+    index.prefilled(request("abc"), fleet[0])
+    index.prefilled(request("abd"), fleet[1])
+    again = PrefixIndex(4 * ENTRY)
+    again.restore(image_of(index))
+    again.restore(image_of(index))
+    assert hits(again, request("abc"), fleet)[0] is not None
+    assert again.memory_bytes <= 4 * ENTRY
