@@ -42,6 +42,7 @@ from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.tracing import Tracing
 from smetric.token_ids import TokenIds
+from smetric.tokenize.request_tokens import request_tokens
 from smetric.tokens import TokenRatio
 
 log = structlog.get_logger("smetric.app")
@@ -53,7 +54,7 @@ class Application:
     Args:
         settings: everything that can be set.
         environ: where the `OTEL_…` variables are read from.
-        token_ids: gives the token ids that some sources look prompts up by.
+        token_ids: gives the token ids that some sources look prompts up by; by default what `tokenizer` says.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -82,14 +83,19 @@ class Application:
             on_restart=self._restarted,
             on_scrape=self._scraped,
         )
+        self.request_tokens = request_tokens(settings, self.fleet, self.metrics)
+        self.token_ids = token_ids or self.request_tokens
         deadline = LookupDeadline(
             settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
         )
         sources: list[Source] = [self.scraper, *([self.index] if self.index is not None else [])]
         if settings.lmcache.url:
-            if token_ids is None:
-                raise ConfigError("lmcache.url is set, but nothing gives the token ids its look-ups need; take it out")
-            sources += lmcache_tiers(settings, token_ids, deadline.of, self.metrics)
+            if token_ids is None and settings.tokenizer.source == "estimated":
+                raise ConfigError(
+                    "lmcache.url is set, but tokenizer.source is estimated, and its look-ups need token ids; set "
+                    "tokenizer.source to engine or local"
+                )
+            sources += lmcache_tiers(settings, self.token_ids, deadline.of, self.metrics)
         self._sources = sources
         self.router = Router(
             self.fleet,
@@ -109,6 +115,7 @@ class Application:
             decisions=DecisionLog(),
             models=ModelLabels(self._models),
             instances=lambda: self.fleet.instances,
+            answered=self.request_tokens.answered,
         )
         self.metrics.register(
             Gauges(
@@ -200,6 +207,7 @@ class Application:
     async def start(self) -> None:
         """Open the connection pools, begin to scrape and to watch the policy file."""
         await self.upstream.start()
+        await self.request_tokens.start()
         for source in self._sources:
             await source.start()
         self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
@@ -213,6 +221,7 @@ class Application:
             await asyncio.gather(self._watch, return_exceptions=True)
         for source in self._sources:
             await source.stop()
+        await self.request_tokens.stop()
         await self.upstream.close()
         await self.tracing.shutdown()
 

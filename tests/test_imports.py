@@ -17,7 +17,7 @@ LAYERS = (
     {"proxy"},
     {"router", "policy_file"},
     {"sources", "fleet", "features", "telemetry"}
-    | {"request", "conversation", "body", "prompt", "tokens", "token_ids", "block_keys"},
+    | {"request", "conversation", "body", "prompt", "tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

@@ -94,6 +94,21 @@ class PolicyRef(Kind[str]):
         return {"type": "string"}
 
 
+class FolderRef(Kind[str]):
+    """A folder by its path."""
+
+    def parse(self, raw: Raw, name: str) -> str:
+        """The path; one that stands in a file starts from that file's folder."""
+        scalar = scalar_of(raw, name, "the path of a folder")
+        if "\0" in scalar.text or len(scalar.text) > 4096:
+            raise wrong(raw, name, "the path of a folder")
+        return str(scalar.folder / Path(scalar.text)) if scalar.folder is not None else scalar.text
+
+    def schema(self) -> dict[str, Any]:
+        """A string."""
+        return {"type": "string"}
+
+
 def is_policy_path(reference: str) -> bool:
     """Whether *reference* is a path, not the name of a shipped policy."""
     return "/" in reference or reference.endswith(".policy")

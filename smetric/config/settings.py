@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from smetric.config.address import BaseUrl, Network, NetworkRange, PolicyRef
+from smetric.config.address import BaseUrl, FolderRef, Network, NetworkRange, PolicyRef
 from smetric.config.kind import Choice, Flag, Integer, ParamValue, Text, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.quantity import Duration, Size
@@ -101,11 +101,39 @@ class LmcacheSettings:
     )
     chunk_size: int = setting(Integer(1, 65536), "Tokens of a chunk, as LMCache is configured.", 256)
     world_size: int = setting(Integer(1, 1024), "Tensor-parallel ranks of each engine.", 1)
-    answers_ttl: float = setting(Duration("1ms", "1m"), "Time an answer is used again for the same prompt.", 1.0)
+    answers_ttl: float = setting(Duration("10ms", "1m"), "Time an answer is used again for the same prompt.", 1.0)
     breaker_failures: int = setting(
         Integer(1, 1000), "Failed or late look-ups in a row after which the service is left alone.", 5
     )
     breaker_open: float = setting(Duration("100ms", "10m"), "Time it is left alone, before one look-up tries it.", 5.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSettings:
+    """Where the token ids of prompts come from, for the sources that look prompts up by them."""
+
+    source: str = setting(
+        Choice("estimated", "engine", "local"),
+        "estimated: no ids, lengths are bytes by a ratio learned per model. engine: asked of the instances' "
+        "`/tokenize`. local: by the models' own files, needs the extra `tokenizers`.",
+        "estimated",
+    )
+    timeout: float = setting(
+        Duration("10ms", "1m"),
+        "engine: longest wait for one instance; a decision waits no longer than `lookup` says.",
+        2.0,
+    )
+    folders: Mapping[str, str] = setting(
+        MapOf(FolderRef()),
+        "local: models, and the folder with each one's `tokenizer.json`, `tokenizer_config.json` and chat template; "
+        '`"*"` stands for every other model.',
+        {},
+    )
+    max_bytes: int = setting(
+        Size("1MiB", "16GiB"),
+        "local: memory of what was encoded before, so that a turn encodes only what is new.",
+        64 << 20,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +215,9 @@ class Settings:
         Section(PrefixIndexSettings), "The embedded index of which instance holds which prefix.", PrefixIndexSettings()
     )
     lmcache: LmcacheSettings = setting(Section(LmcacheSettings), "Asking LMCache's lookup service.", LmcacheSettings())
+    tokenizer: TokenizerSettings = setting(
+        Section(TokenizerSettings), "Where the token ids of prompts come from.", TokenizerSettings()
+    )
     lookup: Lookup = setting(Section(Lookup), "How long a decision may wait for looked-up features.", Lookup())
     forward: Forward = setting(Section(Forward), "Sending a request to the chosen instance.", Forward())
     drain: Drain = setting(Section(Drain), "Ending.", Drain())
@@ -268,6 +299,13 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
     everywhere = {"0.0.0.0", "::"}
     if listen.port == admin.port != 0 and (listen.host == admin.host or everywhere & {listen.host, admin.host}):
         found.append((("admin", "port"), f"{admin.port} is listen.port too; use another port"))
+    if settings.tokenizer.source == "local" and not settings.tokenizer.folders:
+        found.append(
+            (
+                ("tokenizer", "folders"),
+                'empty, but tokenizer.source is local; name each model\'s folder, or one for "*"',
+            )
+        )
     scrape, lookup = settings.scrape, settings.lookup
     for section, smaller, low, larger, high in (
         ("scrape", "interval", scrape.interval, "unknown_after", scrape.unknown_after),

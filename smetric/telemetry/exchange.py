@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from smetric.fleet.instance import Instance
+    from smetric.request import InferenceRequest
 
 
 class Telemetry:
@@ -47,6 +48,7 @@ class Telemetry:
         decisions: the last decisions.
         models: model names as labels.
         instances: all instances, for the counts on a `route` span.
+        answered: called with each request whose prompt an instance counted, before what is known of it is let go.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Telemetry:
         decisions: DecisionLog,
         models: ModelLabels,
         instances: Callable[[], Sequence[Instance]],
+        answered: Callable[[InferenceRequest, Usage], None] | None = None,
     ) -> None:
         self.tracing = tracing
         self.metrics = metrics
         self.decisions = decisions
         self.models = models
         self.instances = instances
+        self.answered = answered
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
         self.salt = os.urandom(16)
         #: Bound here, after logging was set up: binding anew costs more than the line.
@@ -200,9 +204,10 @@ class Exchange:
             model = telemetry.models.of(record.request.model)
             record.status, record.ttft_s, record.duration_s = status, self.ttft_s, duration_s
             record.usage, record.error_type = usage, error_type
+            if usage is not None and telemetry.answered is not None:
+                telemetry.answered(record.request, usage)
             # The record outlives the request in the decision log, and must not keep its body alive.
-            record.request.prompt = None
-            record.request.block_keys.clear()
+            record.request.let_go()
         telemetry.metrics.ended(
             self._route,
             model,

@@ -53,6 +53,9 @@ class Metrics:
         self._overhead_seconds = self._histogram(names.OVERHEAD_SECONDS)
         self._attempts = _Children(self._counter(names.ATTEMPTS))
         self._in_progress = self._gauge(names.IN_PROGRESS)
+        self._tokenizations = _Children(self._counter(names.TOKENIZATIONS))
+        self._tokenize_seconds = _Children(self._histogram(names.TOKENIZE_SECONDS))
+        self._tokenize_checks = _Children(self._counter(names.TOKENIZE_CHECKS))
         self._scrapes = _Children(self._counter(names.SCRAPES))
         self._scrape_seconds = self._histogram(names.SCRAPE_SECONDS)
         self._prompt_tokens = _Children(self._counter(names.PROMPT_TOKENS_TOTAL))
@@ -132,6 +135,16 @@ class Metrics:
     def suspended(self, source: str, is_suspended: bool) -> None:
         """The service behind *source* began to count as failing, or as well again."""
         self._suspended.labels(source).set(is_suspended)
+
+    def tokenized(self, source: str, result: str, duration_s: float) -> None:
+        """The ids of a prompt were wanted of *source*; *result* is one of `names.TOKENIZE_RESULTS`."""
+        self._tokenizations.of(source, result).inc()
+        if result == "ok":
+            self._tokenize_seconds.of(source).observe(duration_s)
+
+    def ids_compared(self, equal: bool) -> None:
+        """An instance counted a prompt whose ids were known: as many tokens, or not."""
+        self._tokenize_checks.of("equal" if equal else "different").inc()
 
     def reloaded(self, *, swapped: bool) -> None:
         """The policy file changed: it was taken, or the last good policy was kept."""

@@ -96,6 +96,9 @@ LOOKUP_RESULTS = (
     LOOKUP_UNREADABLE,
 )
 
+# Results of reading a prompt's token ids.
+TOKENIZE_RESULTS = ("ok", "unsupported", "refused", "unavailable", "busy", "distrusted", "failed")
+
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
     "route {policy}": "INTERNAL: one decision; a second one follows when the first instance failed.",
@@ -212,6 +215,21 @@ LOOKUPS = Metric(
 LOOKUP_IS_SUSPENDED = Metric(
     "smetric_lookup_suspended", "gauge", ("source",), "1 while a source's service is left alone because it fails."
 )
+TOKENIZATIONS = Metric(
+    "smetric_tokenizations_total",
+    "counter",
+    ("source", "result"),
+    "Prompts whose token ids were wanted, by how that ended; all but `ok` are unknown.",
+)
+TOKENIZE_SECONDS = Metric(
+    "smetric_tokenize_duration_seconds", "histogram", ("source",), "Time until a prompt's token ids were there.", _MICRO
+)
+TOKENIZE_CHECKS = Metric(
+    "smetric_tokenize_checks_total",
+    "counter",
+    ("result",),
+    "Answers whose prompt tokens the instance counted, against the number of ids: `equal` or `different`.",
+)
 REQUESTS = Metric("smetric_requests_total", "counter", ("route", "code"), "Requests answered.")
 REQUEST_SECONDS = Metric(
     "smetric_request_duration_seconds", "histogram", ("route", "model"), "Arrival to end of the answer.", _DURATION
@@ -263,6 +281,18 @@ LOOKUP_SUSPENDED_EVENT = Event(
     "smetric.lookup.suspended", "Warning: a lookup service failed several times in a row; it is left alone for a while."
 )
 LOOKUP_RESUMED_EVENT = Event("smetric.lookup.resumed", "Info: a lookup service that was left alone answers again.")
+TOKENIZE_UNAVAILABLE_EVENT = Event(
+    "smetric.tokenize.unavailable",
+    "Warning: an instance failed to tokenise several times; it is not asked for a while.",
+)
+TOKENIZE_DISTRUSTED_EVENT = Event(
+    "smetric.tokenize.distrusted",
+    "Warning: the ids of a model were not as many as its engine counted, several times; none are used for a minute.",
+)
+TOKENIZE_WHOLE_EVENT = Event(
+    "smetric.tokenize.whole", "Warning: a tokenizer cannot be remembered in segments; every prompt is encoded whole."
+)
+TOKENIZE_FAILED_EVENT = Event("smetric.tokenize.failed", "Error: tokenising raised: a bug; the ids stay unknown.")
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
 ENDPOINT_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")

@@ -77,6 +77,9 @@ class DecisionRecord:
 
     def __post_init__(self) -> None:
         self.id = decision_id(self.time_ns)
+        prompt = self.request.prompt
+        if prompt is not None and prompt.counted:
+            self.tokens_source = "exact"
 
     @property
     def rule(self) -> str:

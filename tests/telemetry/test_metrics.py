@@ -134,6 +134,8 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.scraped("gpu-0", "ok", 0.01)
     app.metrics.looked_up("lmcache", names.LOOKUP_OK)
     app.metrics.suspended("lmcache", True)
+    app.metrics.tokenized("engine", "ok", 0.01)
+    app.metrics.ids_compared(True)
     app.metrics.reloaded(swapped=True)
     page, content_type = await app.metrics.page()
     assert content_type.startswith("text/plain")

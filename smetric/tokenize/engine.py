@@ -1,0 +1,182 @@
+"""Tokenises by the engine's own `/tokenize`: exact for every model and template, at the price of a round trip.
+
+The engine renders and encodes the whole conversation each time: what of it is new is known only once the chat template
+has run, and here it runs in the engine. `local.py` tokenises only what is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from array import array
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import aiohttp
+import msgspec
+import structlog
+from cachetools import LRUCache
+
+from smetric.errors import NoCandidate
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.sources.breaker import Breaker
+from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text
+from smetric.tokenize.encoder import Unavailable
+
+#: Longest answer that is read, in bytes: two million tokens.
+MAX_ANSWER = 16 << 20
+#: Answers above this many bytes are decoded in a thread.
+INLINE_BYTES = 256 << 10
+#: Failures in a row after which an instance is not asked, and for how many seconds.
+FAILURES, OPEN_S = 3, 5.0
+#: Statuses by which an engine says that it is the prompt that it does not take.
+_REFUSING = frozenset({400, 413, 422})
+
+log = structlog.get_logger("smetric.tokenize")
+
+
+class _Answer(msgspec.Struct):
+    count: int
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]]
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class EngineEncoder:
+    """An `Encoder` that asks instances in turn; a second one where the first could not answer.
+
+    Args:
+        fleet: the instances.
+        timeout_s: seconds one of them may take.
+        clock: monotonic seconds.
+    """
+
+    name = "engine"
+
+    def __init__(self, fleet: Fleet, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fleet = fleet
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._breakers: LRUCache[str, Breaker] = LRUCache(1024)
+        self._turns = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the connections' pool."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=16, keepalive_timeout=3, ttl_dns_cache=10),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept-Encoding"),
+            trust_env=False,
+        )
+
+    async def stop(self) -> None:
+        """Close it."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def encode(self, model: str, prompt: Text | Chat, size: int) -> array[int]:
+        """The ids of *prompt*, as an instance that serves *model* gives them."""
+        body = json.dumps(_question(model, prompt), ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            candidates = self._fleet.candidates(model)
+        except NoCandidate:
+            raise Unavailable from None
+        self._turns += 1
+        first = self._turns % len(candidates)
+        asked = 0
+        for instance in candidates[first:] + candidates[:first]:
+            breaker = self._breaker(instance)
+            if not breaker.allows():
+                continue
+            asked += 1
+            try:
+                return await self._ask(instance, body, breaker)
+            except Unavailable:
+                if asked == 2:
+                    raise
+        raise Unavailable
+
+    def _breaker(self, instance: Instance) -> Breaker:
+        breaker = self._breakers.get(instance.id)
+        if breaker is None:
+            breaker = self._breakers[instance.id] = Breaker(FAILURES, OPEN_S, clock=self._clock)
+        return breaker
+
+    async def _ask(self, instance: Instance, body: bytes, breaker: Breaker) -> array[int]:
+        """One question to one instance, whose end *breaker* is told exactly once."""
+        was_open = breaker.is_open
+        try:
+            ids = await self._post(instance, body)
+        except Unavailable:
+            breaker.failed()
+            if breaker.is_open and not was_open:
+                log.warning("smetric.tokenize.unavailable", instance=instance.id)
+            raise
+        except NotTokenised:
+            breaker.succeeded()
+            raise
+        except BaseException:
+            breaker.abandoned()
+            raise
+        breaker.succeeded()
+        return ids
+
+    async def _post(self, instance: Instance, body: bytes) -> array[int]:
+        assert self._session is not None, "start() comes first"
+        answer = bytearray()
+        try:
+            async with self._session.post(
+                instance.url + "/tokenize",
+                data=body,
+                headers={"Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as response:
+                if response.status in _REFUSING:
+                    raise Refused
+                if response.status != 200 or "Content-Encoding" in response.headers:
+                    raise Unavailable
+                async for chunk in response.content.iter_any():
+                    answer += chunk
+                    if len(answer) > MAX_ANSWER:
+                        raise Unavailable
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            raise Unavailable from None
+        if len(answer) > INLINE_BYTES:
+            return await asyncio.to_thread(_ids, answer)
+        return _ids(answer)
+
+
+def _ids(answer: bytearray) -> array[int]:
+    try:
+        read = _ANSWER.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise Unavailable from None
+    if not read.tokens or read.count != len(read.tokens):
+        raise Unavailable
+    return array("I", read.tokens)
+
+
+def _question(model: str, prompt: Text | Chat) -> dict[str, Any]:
+    """The body of `/tokenize`."""
+    if isinstance(prompt, Text):
+        return {"model": model, "prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
+    question: dict[str, Any] = {
+        "model": model,
+        "messages": prompt.messages,
+        "add_generation_prompt": prompt.add_generation_prompt,
+        "continue_final_message": prompt.continue_final_message,
+        "add_special_tokens": prompt.add_special_tokens,
+    }
+    if prompt.tools is not None:
+        question["tools"] = prompt.tools
+    if prompt.template_kwargs:
+        question["chat_template_kwargs"] = prompt.template_kwargs
+    if prompt.chat_template is not None:
+        question["chat_template"] = prompt.chat_template
+    return question

@@ -1,0 +1,188 @@
+"""Token ids of requests: read once, encoded once, shared by all sources that ask, checked against what engines count.
+
+How a prompt is encoded is behind `encoder.py`. Without an encoder only prompts that come as ids have any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from smetric.config import Settings
+from smetric.errors import ConfigError
+from smetric.fleet.fleet import Fleet
+from smetric.request import Api, InferenceRequest
+from smetric.telemetry.metrics import Metrics
+from smetric.telemetry.record import Usage
+from smetric.tokenize.chat import Chat, NotTokenised, Text, chat_of_chat, prompt_of_completion
+from smetric.tokenize.encoder import Encoder
+from smetric.tokenize.engine import EngineEncoder
+from smetric.tokenize.messages import chat_of_messages, disables_thinking, has_inline_system
+from smetric.tokenize.responses import chat_of_responses
+from smetric.tokenize.traits import TemplateTraits
+from smetric.tokenize.trust import Trust
+
+#: Most prompts that are encoded at a time; one more is unknown.
+MOST_AT_A_TIME = 64
+#: Bodies above this many bytes are not decoded: about two million tokens.
+MAX_BODY = 8 << 20
+
+log = structlog.get_logger("smetric.tokenize")
+
+
+def request_tokens(settings: Settings, fleet: Fleet, metrics: Metrics) -> RequestTokens:
+    """What the section `tokenizer` asks for.
+
+    Raises:
+        ConfigError: a model's folder cannot be used, or a package is missing.
+    """
+    source = settings.tokenizer.source
+    encoder: Encoder | None = None
+    if source == "engine":
+        encoder = EngineEncoder(fleet, timeout_s=settings.tokenizer.timeout)
+    elif source == "local":
+        try:
+            # Not a module of the base installation: only who chooses it needs the extra.
+            from smetric.tokenize.local import LocalEncoder
+        except ImportError as error:
+            raise ConfigError(
+                f"tokenizer.source is local, but the package {error.name} is missing: pip install 'smetric[tokenizers]'"
+            ) from None
+        folders = {model: Path(folder) for model, folder in settings.tokenizer.folders.items()}
+        encoder = LocalEncoder(folders, max_bytes=settings.tokenizer.max_bytes)
+    return RequestTokens(
+        encoder,
+        block_size=settings.block_size,
+        on_result=lambda result, seconds: metrics.tokenized(source, result, seconds),
+        on_compared=metrics.ids_compared,
+    )
+
+
+class RequestTokens:
+    """The `TokenIds` of the router.
+
+    Args:
+        encoder: how prompts are encoded; None for not at all.
+        block_size: tokens per KV block, to which expected hits are floored.
+        on_result: called with the result (one of `names.TOKENIZE_RESULTS`) and the seconds of each prompt.
+        on_compared: called with whether an answer counted as many prompt tokens as there were ids.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder | None,
+        *,
+        block_size: int,
+        on_result: Callable[[str, float], None],
+        on_compared: Callable[[bool], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._encoder = encoder
+        self._traits = TemplateTraits(encoder, clock=clock) if encoder is not None else None
+        self._trust = Trust(clock=clock)
+        self._block_size = block_size
+        self._on_result = on_result
+        self._on_compared = on_compared
+        self._running: set[asyncio.Task[array[int] | None]] = set()
+
+    async def start(self) -> None:
+        """Open what the encoder needs."""
+        if self._encoder is not None:
+            await self._encoder.start()
+
+    async def stop(self) -> None:
+        """Give up what is being encoded, and close."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._encoder is not None:
+            await self._encoder.stop()
+
+    async def of(self, request: InferenceRequest) -> array[int] | None:
+        """Ids of the request's first prompt, exactly as its engine will see them; None where that is not known.
+
+        The first to ask starts the work, everybody waits for it, and whoever gives up waiting leaves it running: its
+        result serves the next decision or the next turn. When the ids are there, the request's lengths are counted
+        by them.
+        """
+        if request.token_ids is not None:
+            return request.token_ids
+        task = request.tokenising
+        if task is None:
+            if request.body is None or not self._may_encode(request):
+                return None
+            task = asyncio.create_task(self._tokenise(request.api, request.model, request.body), name="tokenise")
+            request.tokenising = task
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        ids = await asyncio.shield(task)
+        if ids is not None:
+            request.count_by(ids, self._block_size)
+        return ids
+
+    def answered(self, request: InferenceRequest, usage: Usage) -> None:
+        """An engine has counted the prompt of *request*: compare, if its ids were known."""
+        ids = request.token_ids
+        # The counts of several prompts are summed up.
+        if self._encoder is None or ids is None or usage.prompt_tokens is None or request.prompt_len != len(ids):
+            return
+        self._on_compared(self._trust.compare(request.model, len(ids), usage.prompt_tokens))
+
+    def _may_encode(self, request: InferenceRequest) -> bool:
+        if request.api is Api.COMPLETIONS and request.prompt is not None and request.prompt.counted:
+            return True
+        if self._encoder is None or request.api is Api.OTHER or request.pinned_to:
+            return False
+        if not self._trust.believes(request.model):
+            self._on_result("distrusted", 0.0)
+            return False
+        if len(self._running) >= MOST_AT_A_TIME:
+            self._on_result("busy", 0.0)
+            return False
+        return True
+
+    async def _tokenise(self, api: Api, model: str, body: bytes) -> array[int] | None:
+        started = time.perf_counter()
+        try:
+            ids = await self._encode(api, model, body)
+            result = "ok"
+        except NotTokenised as reason:
+            ids, result = None, reason.result
+        except Exception:
+            # A fault of ours: the hit lengths of this request stay unknown, and it is served all the same.
+            log.exception("smetric.tokenize.failed")
+            ids, result = None, "failed"
+        self._on_result(result, time.perf_counter() - started)
+        return ids
+
+    async def _encode(self, api: Api, model: str, body: bytes) -> array[int]:
+        if len(body) > MAX_BODY:
+            raise NotTokenised
+        prompt = await self._read(api, model, json.loads(body))
+        if isinstance(prompt, array):
+            return prompt
+        assert self._encoder is not None
+        return await self._encoder.encode(model, prompt, len(body))
+
+    async def _read(self, api: Api, model: str, body: dict[str, Any]) -> Text | Chat | array[int]:
+        if api is Api.COMPLETIONS:
+            return prompt_of_completion(body)
+        if api is Api.CHAT:
+            return chat_of_chat(body)
+        if api is Api.RESPONSES:
+            return chat_of_responses(body)
+        assert self._traits is not None
+        return chat_of_messages(
+            body,
+            merge_inline_system=has_inline_system(body) and await self._traits.merges_inline_system(model),
+            disabled_effort=await self._traits.disabled_effort(model) if disables_thinking(body) else "none",
+        )
