@@ -27,6 +27,8 @@ from smetric.sources.lmcache_holdings import NOTHING, Holdings, Question, Unread
 
 #: Where an instance keeps chunks of its own: in host memory, on its disk.
 HOST, DISK = "LocalCPUBackend", "LocalDiskBackend"
+#: Bytes an answer may have; an instance takes about 50.
+MAX_BYTES = 1024 * 1024
 
 _Length = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -48,6 +50,10 @@ class Controller:
     def body(self, question: Question) -> bytes:
         """The request body for *question*."""
         return orjson.dumps({"tokens": question.tokens.tolist()})
+
+    def largest(self, question: Question) -> int:
+        """Bytes of the largest answer that makes sense."""
+        return MAX_BYTES
 
     def read(self, body: bytes, question: Question) -> Holdings:
         """What the answer *body* says.

@@ -15,24 +15,28 @@ from smetric.sources.lmcache_holdings import Holdings, Question, UnreadableError
 
 #: The tier in an instance's host memory; every other tier of its own lies on its disk.
 HOST_TIER = "l1"
+#: Bytes an answer may have: whatever the question, and for each key. Real ones repeat the tokens, 2 KB a key, and take
+#: 140 bytes for each placement.
+BASE_BYTES, KEY_BYTES = 1024 * 1024, 16 * 1024
 
 
-class _Placement(msgspec.Struct):
+# An answer for a long prompt has tens of thousands of these, none in a cycle: the collector need not look at them.
+class _Placement(msgspec.Struct, gc=False):
     instance_id: str
     tier: str
     shared: bool = False
 
 
-class _Key(msgspec.Struct):
+class _Key(msgspec.Struct, gc=False):
     chunk_hash_hex: str
 
 
-class _Result(msgspec.Struct):
+class _Result(msgspec.Struct, gc=False):
     key: _Key
     placements: list[_Placement]
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, gc=False):
     chunks: int
     results: list[_Result]
 
@@ -67,6 +71,10 @@ class Coordinator:
             }
         )
 
+    def largest(self, question: Question) -> int:
+        """Bytes of the largest answer that makes sense."""
+        return BASE_BYTES + len(question.tokens) // self._chunk_size * self._world_size * KEY_BYTES
+
     def read(self, body: bytes, question: Question) -> Holdings:
         """What the answer *body* says.
 
@@ -98,7 +106,9 @@ class Coordinator:
         """Follow every instance from the first chunk to its first gap. A chunk is held if all its ranks' parts are."""
         host, own, shared = _Prefixes(), _Prefixes(), 0
         for number, ranks in enumerate(chunks):
-            host.follow(number, [{p.instance_id for p in r.placements if _is_host(p)} for r in ranks])
+            host.follow(
+                number, [{p.instance_id for p in r.placements if p.tier == HOST_TIER and not p.shared} for r in ranks]
+            )
             own.follow(number, [{p.instance_id for p in r.placements if not p.shared} for r in ranks])
             if shared == number and all(any(p.shared for p in r.placements) for r in ranks):
                 shared += 1
@@ -128,7 +138,3 @@ class _Prefixes:
         self.following = here if number == 0 else self.following & here
         for id in self.following:
             self.lengths[id] = number + 1
-
-
-def _is_host(placement: _Placement) -> bool:
-    return placement.tier == HOST_TIER and not placement.shared

@@ -27,8 +27,8 @@ from smetric.token_ids import TokenIds
 
 #: Prompts above this many tokens are encoded, and their answers read, in a thread.
 INLINE_TOKENS = 8192
-#: Largest answer that is read, bytes. The coordinator repeats the tokens: 2 KB a chunk, and 120 bytes a placement.
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
+#: Largest answer that is read, bytes, whatever the question.
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
 #: Most answers remembered.
 MAX_ANSWERS = 4096
 #: Most connections to the service.
@@ -51,6 +51,9 @@ class Service(Protocol):
 
     def body(self, question: Question) -> bytes:
         """The request body for *question*."""
+
+    def largest(self, question: Question) -> int:
+        """Bytes of the largest answer that makes sense."""
 
     def read(self, body: bytes, question: Question) -> Holdings:
         """What the answer *body* says; raises UnreadableError when it is none."""
@@ -197,7 +200,7 @@ class Lookup:
         long = len(question.tokens) > INLINE_TOKENS
         try:
             body = await _call(long, self._service.body, question)
-            status, answer = await self._post(body)
+            status, answer = await self._post(body, min(self._service.largest(question), MAX_ANSWER_BYTES))
             if status == 200:
                 holdings = await _call(long, self._service.read, answer, question)
                 breaker.succeeded()
@@ -229,11 +232,11 @@ class Lookup:
         self._tell(reason)
         return result, holdings
 
-    async def _post(self, body: bytes) -> tuple[int, bytes]:
+    async def _post(self, body: bytes, largest: int) -> tuple[int, bytes]:
         """Status and body of the answer.
 
         Raises:
-            UnreadableError: it is larger than `MAX_ANSWER_BYTES` or encoded in some way.
+            UnreadableError: it has more than *largest* bytes or is encoded in some way.
         """
         assert self._session is not None
         answer = bytearray()
@@ -247,8 +250,8 @@ class Lookup:
                 raise UnreadableError("the answer is encoded though nothing but plain JSON was asked for")
             async for part in response.content.iter_any():
                 answer += part
-                if len(answer) > MAX_ANSWER_BYTES:
-                    raise UnreadableError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
+                if len(answer) > largest:
+                    raise UnreadableError(f"the answer is larger than {largest} bytes")
         return 200, bytes(answer)
 
     def _tell(self, reason: str) -> None:

@@ -215,10 +215,13 @@ async def test_a_service_that_lies_or_speaks_something_else_is_unknown_and_left_
         assert set(asked.results) <= set(names.LOOKUP_RESULTS)
 
 
-def test_an_answer_for_128k_tokens_and_ninety_holders_of_all_of_it_fits() -> None:
+@pytest.mark.parametrize(("chunks", "holders"), [(4, 1000), (512, 100), (3906, 30)])
+def test_real_answers_fit_the_bound(chunks: int, holders: int) -> None:
     tokens, placement = 256 * len("123456,"), len('{"instance_id":"gpu-12","incarnation":1795986298,"tier":"l1",')
     placement += len('"backend":"dram","size_bytes":1048576,"shared":false},')
-    assert 512 * (tokens + 90 * placement) < MAX_ANSWER_BYTES
+    question = Question(array("I", bytes(4 * 256 * chunks)), "m", "")
+    bound = min(Coordinator(256, 1).largest(question), MAX_ANSWER_BYTES)
+    assert chunks * (250 + tokens + holders * placement) < bound
 
 
 class Threads(Coordinator):
