@@ -30,6 +30,7 @@ from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
 from smetric.resources import policy_path
 from smetric.router import LookupDeadline, Router
+from smetric.sources.kv_publisher import kv_events_source
 from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.source import Source
@@ -88,13 +89,18 @@ class Application:
         deadline = LookupDeadline(
             settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
         )
-        sources: list[Source] = [self.scraper, *([self.index] if self.index is not None else [])]
-        if settings.lmcache.url:
-            if token_ids is None and settings.tokenizer.source == "estimated":
+        for wanted, name in ((settings.lmcache.url, "lmcache.url"), (settings.kv_events.enabled, "kv_events.enabled")):
+            if wanted and token_ids is None and settings.tokenizer.source == "estimated":
                 raise ConfigError(
-                    "lmcache.url is set, but tokenizer.source is estimated, and its look-ups need token ids; set "
+                    f"{name} is set, but tokenizer.source is estimated, and its look-ups need token ids; set "
                     "tokenizer.source to engine or local"
                 )
+        sources: list[Source] = [self.scraper]
+        if settings.kv_events.enabled:
+            sources.append(kv_events_source(settings, self.fleet.instances, self.token_ids, self.metrics))
+        if self.index is not None:
+            sources.append(self.index)
+        if settings.lmcache.url:
             sources += lmcache_tiers(settings, self.token_ids, deadline.of, self.metrics)
         self._sources = sources
         self.router = Router(

@@ -18,7 +18,7 @@ _FEATURES = (
         unit="tokens",
         at_most="prompt_len",
         lookup=True,
-        source="the prefix index: what the router sent there since the instance started; LMCache where that is unknown",
+        source="the engines' KV events, else the prefix index: what the router sent there, else LMCache",
         staleness="none: looked up with the decision",
     ),
     Feature(

@@ -26,6 +26,10 @@ _LABEL = Text(r"[A-Za-z0-9._:/\[\]-]{0,128}", "at most 128 of A-Z a-z 0-9 . _ : 
 _ID = Text(r"[A-Za-z0-9._:\[\]-]{1,128}", "1 to 128 of A-Z a-z 0-9 . _ : [ ] -")
 _MODEL = Text(r"[\x21-\x7e]{1,256}", "a model name of 1 to 256 printable ASCII characters")
 _LMCACHE_ID = Text(r"[\x21-\x7e]{1,256}", "an LMCache instance id of 1 to 256 printable ASCII characters")
+_ENDPOINT = Text(
+    r"tcp://\S{1,255}:[0-9]{1,5}|ipc://\S{1,255}", "a ZeroMQ address such as tcp://{host}:5557", empty=True
+)
+_TOPIC = Text(r"[\x21-\x7e]{0,256}", "at most 256 printable ASCII characters", empty=True)
 _PRIVATE = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
 
 
@@ -57,6 +61,8 @@ class InstanceSettings:
     role: str = setting(Choice("both", "prefill", "decode"), "The stage it serves; policies read it.", "both")
     pool: str = setting(_LABEL, "A free label that policies may read.", "")
     zone: str = setting(_LABEL, "A free label that policies may read.", "")
+    kv_events: str = setting(_ENDPOINT, "Its own address of KV events, instead of `kv_events.endpoint`.", "")
+    kv_replay: str = setting(_ENDPOINT, "Its own replay address, instead of `kv_events.replay`.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,26 @@ class PrefixIndexSettings:
 
     enabled: bool = setting(Flag(), "Whether it runs; without it and another source every hit length is unknown.", True)
     max_bytes: int = setting(Size("1MiB", "16GiB"), "Memory it may take.", 64 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventsSettings:
+    """Listening to what the engines publish of their KV caches; it needs the extra `kv-events`, and token ids."""
+
+    enabled: bool = setting(Flag(), "Whether it is listened to.", False)
+    endpoint: str = setting(
+        _ENDPOINT,
+        "Where an instance publishes (its `endpoint` in `--kv-events-config`); `{host}` and `{port}` are those of its "
+        "URL.",
+        "tcp://{host}:5557",
+    )
+    replay: str = setting(
+        _ENDPOINT, "Where it sends again what was missed (its `replay_endpoint`); empty for nowhere.", ""
+    )
+    bind: bool = setting(Flag(), "The instances connect, so the endpoint is bound here; each needs its own.", False)
+    ranks: int = setting(Integer(1, 64), "Data-parallel ranks of an instance; each has the next port.", 1)
+    topic: str = setting(_TOPIC, "What its topics begin with; `{host}` and `{port}` as above.", "")
+    max_bytes: int = setting(Size("1MiB", "64GiB"), "Memory the index of blocks may take.", 1 << 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +239,9 @@ class Settings:
     scrape: Scrape = setting(Section(Scrape), "Reading the instances' `/metrics`.", Scrape())
     prefix_index: PrefixIndexSettings = setting(
         Section(PrefixIndexSettings), "The embedded index of which instance holds which prefix.", PrefixIndexSettings()
+    )
+    kv_events: KvEventsSettings = setting(
+        Section(KvEventsSettings), "Listening to what the engines publish of their KV caches.", KvEventsSettings()
     )
     lmcache: LmcacheSettings = setting(Section(LmcacheSettings), "Asking LMCache's lookup service.", LmcacheSettings())
     tokenizer: TokenizerSettings = setting(

@@ -19,32 +19,17 @@ from smetric.block_keys import BlockKeys
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.kv_index import KvIndex
+from smetric.sources.kv_publisher import Publisher
 from smetric.sources.kv_stream import State, Stream
-from smetric.sources.kv_subscriber import Publisher, Subscriber
+from smetric.sources.kv_subscriber import Subscriber
 from smetric.sources.source import Cells
+from smetric.telemetry.kv_gauges import CacheFigures, KvFigures
 from smetric.token_ids import TokenIds
 
 #: Seconds before an endpoint that could not be used is tried again.
 RETRY_S = 5.0
 
 log = structlog.get_logger("smetric.kv_events")
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceFigures:
-    """What is known of one instance's cache, and how it came.
-
-    Args:
-        is_known: whether the contents of its caches, one for each data-parallel rank, are complete.
-        messages: messages by result: ok, replayed, repeated, malformed.
-        missed: messages missed for good.
-        orphans: blocks that could not be entered.
-    """
-
-    is_known: bool
-    messages: Mapping[str, int]
-    missed: int
-    orphans: int
 
 
 class KvEvents:
@@ -159,17 +144,22 @@ class KvEvents:
         for subscriber in self._subscribers.get(instance, ()):
             subscriber.forget()
 
-    def figures(self) -> dict[str, InstanceFigures]:
-        """By instance id, how it stands. May be called from another thread."""
-        return {
-            instance.id: InstanceFigures(
-                is_known=bool(streams := self._streams(instance)) and all(s.state is State.KNOWN for s in streams),
-                messages=sum((Counter(dict(one.messages)) for one in subscribers), Counter()),
-                missed=sum(stream.missed for stream in streams),
-                orphans=sum(stream.orphans for stream in streams),
-            )
-            for instance, subscribers in self._subscribers.items()
-        }
+    def figures(self) -> KvFigures:
+        """How it stands. May be called from another thread."""
+        return KvFigures(
+            blocks=self.index.blocks,
+            memory_bytes=self.index.memory_bytes,
+            refused=self.index.refused,
+            instances={
+                instance.id: CacheFigures(
+                    is_known=bool(streams := self._streams(instance)) and all(s.state is State.KNOWN for s in streams),
+                    messages=sum((Counter(dict(one.messages)) for one in subscribers), Counter()),
+                    missed=sum(stream.missed for stream in streams),
+                    orphans=sum(stream.orphans for stream in streams),
+                )
+                for instance, subscribers in self._subscribers.items()
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import structlog
 import zmq
 import zmq.asyncio
 
-from smetric.fleet.instance import Instance
 from smetric.sources.kv_index import KvIndex
 from smetric.sources.kv_message import Message, MessageError, decode
+from smetric.sources.kv_publisher import Publisher
 from smetric.sources.kv_stream import Place, State, Stream
 
 #: Messages that may wait in a socket. An engine step makes one; what is too much is dropped, and asked for again.
@@ -43,25 +42,6 @@ MOST_RANKS = 64
 _END = 2**64 - 1
 
 log = structlog.get_logger("smetric.kv_events")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publisher:
-    """Where one engine, or one data-parallel rank of it, publishes.
-
-    Args:
-        instance: the engine.
-        endpoint: address of its events, such as tcp://10.0.0.7:5557.
-        replay: address of its replay socket; empty for none.
-        topic: what its topics begin with.
-        bind: the engine connects to *endpoint*, so it is bound here.
-    """
-
-    instance: Instance
-    endpoint: str
-    replay: str = ""
-    topic: str = ""
-    bind: bool = False
 
 
 class Subscriber:

@@ -264,6 +264,24 @@ POLICY_RELOADS = Metric("smetric_policy_reloads_total", "counter", ("result",), 
 INDEX_BLOCKS = Metric("smetric_prefix_index_blocks", "gauge", (), "Blocks in the prefix index.")
 INDEX_BYTES = Metric("smetric_prefix_index_memory_bytes", "gauge", (), "Memory it takes, estimated.")
 INDEX_EVICTIONS = Metric("smetric_prefix_index_evictions_total", "counter", (), "Blocks it evicted.")
+KV_KNOWN = Metric(
+    "smetric_kv_events_known", "gauge", ("instance",), "1 while all its KV caches' contents are known from its events."
+)
+KV_MESSAGES = Metric(
+    "smetric_kv_events_messages_total",
+    "counter",
+    ("instance", "result"),
+    "Messages of KV events: `ok`, `replayed`, `repeated`, `malformed`.",
+)
+KV_MISSED = Metric(
+    "smetric_kv_events_missed_total", "counter", ("instance",), "Messages missed that no replay brought back."
+)
+KV_ORPHANS = Metric(
+    "smetric_kv_events_orphan_blocks_total", "counter", ("instance",), "Blocks stored whose parent was not known."
+)
+KV_INDEX_BLOCKS = Metric("smetric_kv_index_blocks", "gauge", (), "Blocks in the index of KV events.")
+KV_INDEX_BYTES = Metric("smetric_kv_index_memory_bytes", "gauge", (), "Memory it takes, estimated.")
+KV_INDEX_REFUSED = Metric("smetric_kv_index_refused_total", "counter", (), "Times a stored block found no room in it.")
 SPANS_DROPPED = Metric("smetric_trace_spans_dropped_total", "counter", (), "Spans lost: queue full or export failed.")
 BUILD_INFO = Metric("smetric_build_info", "gauge", ("version", "python"), "1 for the running version.")
 
@@ -293,6 +311,19 @@ TOKENIZE_WHOLE_EVENT = Event(
     "smetric.tokenize.whole", "Warning: a tokenizer cannot be remembered in segments; every prompt is encoded whole."
 )
 TOKENIZE_FAILED_EVENT = Event("smetric.tokenize.failed", "Error: tokenising raised: a bug; the ids stay unknown.")
+KV_CHANGED_EVENT = Event(
+    "smetric.kv_events.changed",
+    "Info: an instance's cache contents became known from its events. Warning: they no longer are, and why: "
+    "`joined_late`, `gap`, `malformed`, `unknown_block`, `unsupported`.",
+)
+KV_RESTARTED_EVENT = Event(
+    "smetric.kv_events.restarted", "Warning: an engine's numbering began anew: a new process, whose cache is empty."
+)
+KV_NO_REPLAY_EVENT = Event(
+    "smetric.kv_events.no_replay", "Warning: an engine's replay socket did not answer; what was missed stays unknown."
+)
+KV_FAILED_EVENT = Event("smetric.kv_events.failed", "Error: an address cannot be used; it is tried again.")
+KV_CRASHED_EVENT = Event("smetric.kv_events.crashed", "Error: reading events raised: a bug; it begins again.")
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
 ENDPOINT_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")

@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.request import InferenceRequest
 from smetric.sources import kv_events, kv_subscriber
-from smetric.sources.kv_events import InstanceFigures, KvEvents
-from smetric.sources.kv_subscriber import Publisher
+from smetric.sources.kv_events import KvEvents
+from smetric.sources.kv_publisher import Publisher
+from smetric.telemetry.kv_gauges import CacheFigures
 from tests.fakes import until
 from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
 
@@ -41,8 +42,8 @@ async def hit_len(source: KvEvents, asked: InferenceRequest, *instances: Instanc
     return list(cells)
 
 
-def told(source: KvEvents, instance: Instance = ONE) -> InstanceFigures:
-    return source.figures()[instance.id]
+def told(source: KvEvents, instance: Instance = ONE) -> CacheFigures:
+    return source.figures().instances[instance.id]
 
 
 def messages(source: KvEvents, instance: Instance = ONE) -> int:
