@@ -1,0 +1,111 @@
+"""Rows H: what clients may put into headers, names and bodies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from tests.fakes import Call, FakeEngine
+from tests.faults.harness import chat, running
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+FORCED = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    ["", "junk", FORCED.upper(), "00-" + "0" * 32 + "-00f067aa0ba902b7-01", FORCED[:-1], "ff" + FORCED[2:], FORCED * 9],
+)
+async def test_h4_a_bad_traceparent_is_not_passed_on(traceparent: str) -> None:
+    async with running(FakeEngine()) as router:
+        fields = [("traceparent", traceparent), ("tracestate", ",".join(f"k{i}=v" for i in range(500)))]
+        answer = await router.ask("POST", "/v1/chat/completions", chat(), *fields, ("baggage", "a=" + "b" * 20_000))
+        assert answer.status == 200
+        (call,) = router.engines[0].calls
+        assert call.values(b"traceparent") == call.values(b"tracestate") == call.values(b"baggage") == []
+
+
+async def test_h4_a_stranger_cannot_force_a_trace() -> None:
+    async with running(FakeEngine(), trusted_proxies=()) as router:
+        answer = await router.ask("POST", "/v1/chat/completions", chat(), ("traceparent", FORCED))
+        assert answer.status == 200
+        (call,) = router.engines[0].calls
+        assert not any(TRACE.encode() in value for value in call.values(b"traceparent"))
+
+
+async def test_h4_a_trusted_trace_goes_on_and_a_tracestate_of_500_members_does_not() -> None:
+    async with running(FakeEngine()) as router:
+        fields = [("traceparent", FORCED), ("tracestate", ",".join(f"k{i}=v" for i in range(500)))]
+        await router.ask("POST", "/v1/chat/completions", chat(), *fields)
+        (call,) = router.engines[0].calls
+        (passed,) = call.values(b"traceparent")
+        assert TRACE.encode() in passed
+        assert call.values(b"tracestate") == []
+
+
+async def test_h7_hostile_names_and_paths_leave_one_json_line_each_and_no_series() -> None:
+    async def no_models(call: Call) -> None:
+        await call.answer(404, b"")
+
+    engine = FakeEngine()
+    engine.models = no_models
+    async with running(engine) as router:
+        names = ["tiny\r\nFAKE: line", "\x1b[31mred\x1b[0m", "\u2028", "x" * 10_000]
+        names += [f"model-{i}" for i in range(200)]
+
+        async def series() -> int:
+            page = (await router.admin("/metrics")).body
+            return sum(not line.startswith(b"#") for line in page.splitlines())
+
+        await router.chat(model=names[0])
+        before = await series()
+        for name in names:
+            assert (await router.chat(model=name)).status == 200
+        await asyncio.sleep(1.05)  # a rendered page is shown for a second
+        assert await series() == before
+        for path in ("/v1/%0d%0aFAKE: x", "/ok%0d%0a%1b[31m"):
+            assert (await router.ask("GET", path.replace(" ", "%20"))).status == 404
+        lines = router.log.getvalue().splitlines()
+        assert len([line for line in lines if orjson.loads(line)["event"] == "request"]) == len(names) + 2
+        assert all(line.isprintable() for line in lines)
+        assert not any(line.startswith("FAKE") for line in lines)
+
+
+GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"x"}]'
+DOCUMENTS = {
+    "depth 100,000": GOOD + b',"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "10 MB of lists": GOOD + b',"x":[' + b"[]," * 3_300_000 + b"[]]}",
+    "900,000 keys": b"{" + b",".join(b'"k%d":1' % i for i in range(900_000)) + b"}",
+    "NaN": GOOD + b',"temperature":NaN}',
+    "1e400": GOOD + b',"temperature":1e400}',
+    "an integer of 4,000 digits": GOOD + b',"seed":' + b"9" * 4000 + b"}",
+    "a byte order mark": b"\xef\xbb\xbf" + GOOD + b"}",
+    "UTF-16": (GOOD + b"}").decode().encode("utf-16"),
+    "bad UTF-8": GOOD.replace(b'"x"', b'"\xff\xfe"') + b"}",
+    "half a surrogate pair": GOOD.replace(b'"x"', b'"\\ud800"') + b"}",
+    "a model twice": GOOD + b',"model":"other"}',
+    "trailing junk": GOOD + b"} x",
+    "two documents": GOOD + b"}" + GOOD + b"}",
+    "empty": b"",
+    "a list": b"[]",
+    "a string": b'"x"',
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+async def test_h8_a_hostile_body_is_refused_or_passes_unchanged_while_streams_go_on(name: str) -> None:
+    body = DOCUMENTS[name]
+    async with running(FakeEngine()) as router:
+        streams = [asyncio.create_task(router.chat(stream=True)) for _ in range(50 if "0" in name else 5)]
+        headers = [] if body else [("Content-Length", "0")]
+        answer = await router.ask("POST", "/v1/chat/completions", body, *headers)
+        assert answer.status in (200, 400)
+        if answer.status == 400:
+            error = orjson.loads(answer.body)["error"]
+            assert error["type"] == "invalid_request_error"
+            assert len(error["message"]) < 300
+        else:
+            assert body in [call.body for call in router.engines[0].calls]
+        assert all(stream.complete for stream in await asyncio.gather(*streams))
