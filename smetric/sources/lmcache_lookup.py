@@ -219,10 +219,10 @@ class Lookup:
         except (aiohttp.ClientError, OSError) as error:
             breaker.failed()
             result, holdings, reason = names.LOOKUP_CONNECT_ERROR, NOTHING, type(error).__name__
-        except asyncio.CancelledError:
-            # The router's deadline, or a client that left. It is the service that was late if it had half of the time
-            # there was to itself.
-            if self._clock() - started >= deadline_s / 2:
+        except BaseException as error:
+            # The router's deadline, a client that left, or a bug of ours. It is the service that was late if it had
+            # half of the time there was to itself.
+            if isinstance(error, asyncio.CancelledError) and self._clock() - started >= deadline_s / 2:
                 breaker.failed()
                 self._on_result(names.LOOKUP_LATE)
                 self._tell("it did not answer in time")

@@ -248,6 +248,25 @@ async def test_long_prompts_are_written_and_read_off_the_loop(tokens: int) -> No
         assert kind.seen == [tokens <= INLINE_TOKENS] * 2
 
 
+class Broken(Coordinator):
+    """Has a bug."""
+
+    def read(self, body: bytes, question: Question) -> Holdings:
+        raise ZeroDivisionError
+
+
+async def test_a_bug_while_the_service_is_tried_again_does_not_shut_it_out_for_ever() -> None:
+    kind = Broken(256, 1)
+    async with asking(answering(500, b""), service=kind, failures=1) as asked:
+        await asked.lookup.of(request())
+        asked.service.script = answering(200, BOTH)
+        asked.clock.now += 5.0
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await asked.lookup.of(request())
+        assert len(asked.service.calls) == 3
+
+
 async def test_once_stopped_nothing_is_asked() -> None:
     async with asking(answering(200, BOTH)) as asked:
         await asked.lookup.stop()
