@@ -27,7 +27,9 @@ _ID = Text(r"[A-Za-z0-9._:\[\]-]{1,128}", "1 to 128 of A-Z a-z 0-9 . _ : [ ] -")
 _MODEL = Text(r"[\x21-\x7e]{1,256}", "a model name of 1 to 256 printable ASCII characters")
 _LMCACHE_ID = Text(r"[\x21-\x7e]{1,256}", "an LMCache instance id of 1 to 256 printable ASCII characters")
 _ENDPOINT = Text(
-    r"tcp://\S{1,255}:[0-9]{1,5}|ipc://\S{1,255}", "a ZeroMQ address such as tcp://{host}:5557", empty=True
+    r"tcp://\S{1,255}:(?:[0-9]{1,5}|[0-9]?\{port\})|ipc://\S{1,255}",
+    "a ZeroMQ address such as tcp://{host}:5557",
+    empty=True,
 )
 _TOPIC = Text(r"[\x21-\x7e]{0,256}", "at most 256 printable ASCII characters", empty=True)
 _PRIVATE = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")

@@ -1,0 +1,78 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from smetric.app import Application
+from smetric.config import Settings
+from smetric.errors import ConfigError
+from smetric.fleet.instance import Instance
+from smetric.sources.kv_publisher import Publisher, publishers
+
+
+def listened_to(tmp_path: Path, text: str) -> list[Publisher]:
+    path = tmp_path / "smetric.yaml"
+    path.write_text(text)
+    settings = Settings.load(path, {})
+    return publishers(settings, [Instance(one.id, one.url) for one in settings.instances])
+
+
+def test_addresses_are_made_from_the_instances_urls(tmp_path: Path) -> None:
+    text = """
+instances: [http://10.0.0.7:8000, "http://[fd00::7]:8001"]
+kv_events: {enabled: true, replay: "tcp://{host}:1{port}", topic: "kv@{host}:{port}@"}
+"""
+    one, two = listened_to(tmp_path, text)
+    assert (one.endpoint, one.replay, one.topic) == ("tcp://10.0.0.7:5557", "tcp://10.0.0.7:18000", "kv@10.0.0.7:8000@")
+    assert (two.endpoint, two.replay, two.bind) == ("tcp://[fd00::7]:5557", "tcp://[fd00::7]:18001", False)
+
+
+def test_an_instance_may_have_its_own_addresses(tmp_path: Path) -> None:
+    text = """
+instances:
+  - {url: http://a:1, kv_events: "tcp://0.0.0.0:7001", kv_replay: "tcp://a:7101"}
+  - {url: http://b:1, kv_events: "ipc:///run/b.ipc"}
+kv_events: {enabled: true, bind: true}
+"""
+    one, two = listened_to(tmp_path, text)
+    assert (one.endpoint, one.replay, one.bind) == ("tcp://0.0.0.0:7001", "tcp://a:7101", True)
+    assert (two.endpoint, two.replay) == ("ipc:///run/b.ipc", "")
+
+
+def test_ranks_have_the_next_ports(tmp_path: Path) -> None:
+    text = "instances: [http://a:1]\nkv_events: {enabled: true, ranks: 3, replay: 'tcp://{host}:5600'}\n"
+    found = listened_to(tmp_path, text)
+    assert [one.endpoint for one in found] == ["tcp://a:5557", "tcp://a:5558", "tcp://a:5559"]
+    assert [one.replay for one in found] == ["tcp://a:5600", "tcp://a:5601", "tcp://a:5602"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "instances: [http://a:1, http://b:1]\nkv_events: {endpoint: 'tcp://all:5557'}",
+            r"kv_events: b:1 and a:1 would both be listened to at tcp://all:5557; use \{host\}",
+        ),
+        (
+            "instances: [http://a:1]\nkv_events: {endpoint: 'ipc:///run/a', ranks: 2}",
+            r"kv_events\.ranks is more than 1, but ipc:///run/a has no port",
+        ),
+        ("kv_events: {endpoint: 'udp://a:1'}", r"kv_events\.endpoint.*a ZeroMQ address such as tcp://\{host\}:5557"),
+    ],
+)
+def test_addresses_that_cannot_work_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        listened_to(tmp_path, text)
+
+
+def test_an_application_without_the_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "smetric.yaml"
+    path.write_text("instances: [http://a:1]\nkv_events: {enabled: true}\ntokenizer: {source: engine}\n")
+    settings = Settings.load(path, {})
+    monkeypatch.delitem(sys.modules, "smetric.sources.kv_events", raising=False)
+    monkeypatch.delitem(sys.modules, "smetric.sources.kv_subscriber", raising=False)
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(ConfigError, match=r"not installed \(zmq.*\): pip install 'smetric\[kv-events\]'"):
+        Application(settings, {})
