@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -25,15 +26,18 @@ from smetric.proxy.forward import Deadlines, Plane
 from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
 from smetric.proxy.models import Models
+from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import Shutdown, address_of, listen, serve
 from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
 from smetric.resources import policy_path
 from smetric.router import LookupDeadline, Router
+from smetric.sources.index_file import IndexFile
 from smetric.sources.kv_publisher import kv_events_source
 from smetric.sources.lmcache import lmcache_tiers
+from smetric.sources.peers import Peers
 from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.source import Source
+from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
 from smetric.telemetry import logs
 from smetric.telemetry.decisions import DecisionLog
@@ -76,7 +80,11 @@ class Application:
             unknown_after_s=settings.scrape.unknown_after,
         )
         self.policy_file = PolicyFile(policy_path(settings.policy), VOCABULARY, settings.params, self._reloaded)
-        self.index = PrefixIndex(max_bytes=settings.prefix_index.max_bytes) if settings.prefix_index.enabled else None
+        self.index = (
+            PrefixIndex(settings.prefix_index.max_bytes, warm_up_s=settings.prefix_index.warm_up)
+            if settings.prefix_index.enabled
+            else None
+        )
         self.scraper = VllmSource(
             self.fleet.instances,
             interval_s=settings.scrape.interval,
@@ -102,7 +110,20 @@ class Application:
             sources.append(self.index)
         if settings.lmcache.url:
             sources += lmcache_tiers(settings, self.token_ids, deadline.of, self.metrics)
-        self._sources = sources
+        self.peers: Peers | None = None
+        self._background: list[Background] = [*sources]
+        if self.index is not None and settings.prefix_index.folder:
+            folder = Path(settings.prefix_index.folder)
+            self._background.append(IndexFile(self.index, folder, interval_s=settings.prefix_index.save_every))
+        if self.index is not None and settings.peers.urls:
+            self.peers = Peers(
+                self.index,
+                self.fleet,
+                settings.peers.urls,
+                token=settings.peers.token,
+                interval_s=settings.peers.interval,
+            )
+            self._background.append(self.peers)
         self.router = Router(
             self.fleet,
             self.policy_file,
@@ -129,6 +150,7 @@ class Application:
                 policy=self._policy_in_force,
                 dropped=lambda: self.tracing.dropped,
                 index=self._index_figures if self.index is not None else None,
+                peers=self.peers.figures if self.peers is not None else None,
                 clock=self.fleet.clock,
             )
         )
@@ -208,14 +230,15 @@ class Application:
             decisions=self.telemetry.decisions,
             metrics=self.metrics,
             is_ready=lambda: self.is_ready,
+            routes=placement_routes(self.peers) if self.peers is not None else (),
         )
 
     async def start(self) -> None:
         """Open the connection pools, begin to scrape and to watch the policy file."""
         await self.upstream.start()
         await self.request_tokens.start()
-        for source in self._sources:
-            await source.start()
+        for part in self._background:
+            await part.start()
         self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
         self.is_ready = True
 
@@ -225,8 +248,8 @@ class Application:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        for source in self._sources:
-            await source.stop()
+        for part in self._background:
+            await part.stop()
         await self.request_tokens.stop()
         await self.upstream.close()
         await self.tracing.shutdown()

@@ -84,6 +84,34 @@ class PrefixIndexSettings:
 
     enabled: bool = setting(Flag(), "Whether it runs; without it and another source every hit length is unknown.", True)
     max_bytes: int = setting(Size("1MiB", "16GiB"), "Memory it may take.", 64 << 20)
+    warm_up: float = setting(
+        Duration("0s", "24h"),
+        "Time after which an instance that was not watched from its start is taken to hold nothing but what is known.",
+        600.0,
+    )
+    folder: str | None = setting(
+        FolderRef(),
+        "Where it is kept over a restart, hashes only; one router, one folder. Not kept when not set.",
+        None,
+    )
+    save_every: float = setting(Duration("100ms", "1h"), "Time between two times of writing it there.", 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersSettings:
+    """Other routers in front of the same instances, with which placements are shared."""
+
+    urls: tuple[str, ...] = setting(
+        ListOf(BaseUrl(), most=64),
+        "Their admin ports; this router's own may be among them, so that all can have the same list.",
+        (),
+    )
+    token: str = setting(
+        Text(r"[\x21-\x7e]{16,256}", "16 to 256 printable ASCII characters", empty=True),
+        "A secret that all of them know; without one, whoever reaches the admin port may send placements.",
+        "",
+    )
+    interval: float = setting(Duration("10ms", "10s"), "Time for which placements are gathered before they go.", 0.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +273,9 @@ class Settings:
     kv_events: KvEventsSettings = setting(
         Section(KvEventsSettings), "Listening to what the engines publish of their KV caches.", KvEventsSettings()
     )
+    peers: PeersSettings = setting(
+        Section(PeersSettings), "Other routers in front of the same instances.", PeersSettings()
+    )
     lmcache: LmcacheSettings = setting(Section(LmcacheSettings), "Asking LMCache's lookup service.", LmcacheSettings())
     tokenizer: TokenizerSettings = setting(
         Section(TokenizerSettings), "Where the token ids of prompts come from.", TokenizerSettings()
@@ -326,6 +357,8 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
         for id in settings.lmcache.instances
         if id not in ids
     ]
+    if settings.peers.urls and not settings.prefix_index.enabled:
+        found.append((("peers", "urls"), "set, but prefix_index.enabled is false: there is nothing to share; drop one"))
     listen, admin = settings.listen, settings.admin
     everywhere = {"0.0.0.0", "::"}
     if listen.port == admin.port != 0 and (listen.host == admin.host or everywhere & {listen.host, admin.host}):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-
 #: Two start times this close, in seconds, are those of one process, told with different rounding.
 SAME_START_S = 1.0
 
@@ -92,7 +91,7 @@ class Instance:
         self.incarnation = 0
         #: When this incarnation's process started, seconds since the epoch, by its own clock; None while unknown.
         self.started_at: float | None = None
-        #: Whether this incarnation had computed nothing yet when it was first seen: whatever its cache holds came since.
+        #: Whether this incarnation had computed nothing yet when it was first seen, so that its cache was empty.
         self.seen_empty = False
         #: Requests sent and not ended (n × prompts each).
         self.own = 0

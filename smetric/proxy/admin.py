@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -28,8 +28,9 @@ def admin_app(
     decisions: DecisionLog,
     metrics: Metrics,
     is_ready: Callable[[], bool],
+    routes: Sequence[Route] = (),
 ) -> Starlette:
-    """The admin port's app; everything it shows is handed in."""
+    """The admin port's app; everything it shows is handed in, and *routes* of other parts too."""
 
     async def metrics_page(request: Request) -> Response:
         page, content_type = await metrics.page(request.headers.get("accept", ""))
@@ -112,6 +113,7 @@ def admin_app(
             Route("/admin/decisions/{id}", one_decision),
             Route("/admin/instances", instances),
             Route("/admin/policy", policy),
+            *routes,
         ],
         exception_handlers={HTTPException: refuse},
     )

@@ -13,6 +13,16 @@ from smetric.telemetry.record import Usage
 Cells = Sequence[float | None]
 
 
+class Background(Protocol):
+    """What works beside the requests, from the application's start to its end."""
+
+    async def start(self) -> None:
+        """Begin background work; returns soon."""
+
+    async def stop(self) -> None:
+        """End background work and close what was opened."""
+
+
 class Source(Protocol):
     """Fills features: by writing to the instances in the background, by answering look-ups, or both."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,19 @@ class IndexFigures:
     evictions: int
 
 
+@dataclass(frozen=True, slots=True)
+class PeerFigures:
+    """What the exchange with other routers says of itself.
+
+    Args:
+        up: whether each peer takes what it is sent, by its URL.
+        placements: how many, by what became of them (`names.PLACEMENT_RESULTS`).
+    """
+
+    up: Mapping[str, bool]
+    placements: Mapping[str, int]
+
+
 class Gauges(Collector):
     """Collects the state of the app's parts.
 
@@ -38,6 +51,7 @@ class Gauges(Collector):
         policy: name, hash and generation of the acting policy.
         dropped: spans lost so far.
         index: the prefix index's figures, where there is one.
+        peers: the figures of the exchange with other routers, where there is one.
         clock: monotonic seconds, the one scrapes are stamped with.
     """
 
@@ -48,12 +62,14 @@ class Gauges(Collector):
         policy: Callable[[], tuple[str, str, int]],
         dropped: Callable[[], int],
         index: Callable[[], IndexFigures] | None = None,
+        peers: Callable[[], PeerFigures] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._instances = instances
         self._policy = policy
         self._dropped = dropped
         self._index = index
+        self._peers = peers
         self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
@@ -78,6 +94,17 @@ class Gauges(Collector):
                 family.add_metric([], value)
                 yield family
             yield _counter(names.INDEX_EVICTIONS, figures.evictions)
+        if self._peers is not None:
+            yield from self._exchange(self._peers())
+
+    def _exchange(self, figures: PeerFigures) -> Iterator[Metric]:
+        up = _gauge(names.PEER_UP)
+        for peer, is_up in figures.up.items():
+            up.add_metric([peer], is_up)
+        placements = CounterMetricFamily(names.PLACEMENTS.name, names.PLACEMENTS.doc, labels=names.PLACEMENTS.labels)
+        for result, count in figures.placements.items():
+            placements.add_metric([result], count)
+        yield from (up, placements)
 
     def _per_instance(self, instances: Sequence[Instance]) -> Iterator[Metric]:
         now = self._clock()

@@ -99,6 +99,13 @@ LOOKUP_RESULTS = (
 # Results of reading a prompt's token ids.
 TOKENIZE_RESULTS = ("ok", "unsupported", "refused", "unavailable", "busy", "distrusted", "failed")
 
+# What became of placements shared with other routers.
+PLACEMENT_SENT = "sent"
+PLACEMENT_DROPPED = "dropped"
+PLACEMENT_RECEIVED = "received"
+PLACEMENT_REFUSED = "refused"
+PLACEMENT_RESULTS = (PLACEMENT_SENT, PLACEMENT_DROPPED, PLACEMENT_RECEIVED, PLACEMENT_REFUSED)
+
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
     "route {policy}": "INTERNAL: one decision; a second one follows when the first instance failed.",
@@ -282,6 +289,14 @@ KV_ORPHANS = Metric(
 KV_INDEX_BLOCKS = Metric("smetric_kv_index_blocks", "gauge", (), "Blocks in the index of KV events.")
 KV_INDEX_BYTES = Metric("smetric_kv_index_memory_bytes", "gauge", (), "Memory it takes, estimated.")
 KV_INDEX_REFUSED = Metric("smetric_kv_index_refused_total", "counter", (), "Times a stored block found no room in it.")
+PEER_UP = Metric("smetric_peer_up", "gauge", ("peer",), "1 while another router takes the placements it is sent.")
+PLACEMENTS = Metric(
+    "smetric_placements_total",
+    "counter",
+    ("result",),
+    "Placements shared with other routers: `sent` and `dropped` once for each peer, `received`, and `refused`: of an "
+    "instance or a process of it that is not known here.",
+)
 SPANS_DROPPED = Metric("smetric_trace_spans_dropped_total", "counter", (), "Spans lost: queue full or export failed.")
 BUILD_INFO = Metric("smetric_build_info", "gauge", ("version", "python"), "1 for the running version.")
 
@@ -295,6 +310,18 @@ CRASHED_EVENT = Event("smetric.scrape.crashed", "Error: scraping an instance rai
 MODELS_EVENT = Event(
     "smetric.models.unreadable", "Warning: an instance's model list cannot be read; the old one stays."
 )
+INDEX_RESTORED_EVENT = Event(
+    "smetric.index.restored", "Info: what a file or a peer knew of an instance was taken in, or was of another process."
+)
+INDEX_CLEARED_EVENT = Event(
+    "smetric.index.cleared", "Warning: an instance reported no hits where there were some: its cache counts as cleared."
+)
+INDEX_UNREADABLE_EVENT = Event("smetric.index.unreadable", "Warning: the index's file cannot be read; it starts empty.")
+INDEX_NOT_SAVED_EVENT = Event("smetric.index.not_saved", "Warning: the index's file cannot be written.")
+INDEX_FAILED_EVENT = Event("smetric.index.failed", "Error: writing the index's file raised: a bug; it goes on.")
+PEER_CHANGED_EVENT = Event("smetric.peer.changed", "Warning: a peer began to take placements, or to fail otherwise.")
+PEER_NO_IMAGE_EVENT = Event("smetric.peer.no_image", "Info or warning: a peer did not say what it knows.")
+PEER_FAILED_EVENT = Event("smetric.peer.failed", "Error: sharing placements raised and has ended: a bug.")
 LOOKUP_SUSPENDED_EVENT = Event(
     "smetric.lookup.suspended", "Warning: a lookup service failed several times in a row; it is left alone for a while."
 )

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from smetric.fleet.instance import Instance
 from smetric.telemetry import names
-from smetric.telemetry.gauges import Gauges, IndexFigures
+from smetric.telemetry.gauges import Gauges, IndexFigures, PeerFigures
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import MOST, ModelLabels
 from smetric.telemetry.record import Usage
@@ -21,6 +21,7 @@ def gauges(instances: list[Instance], now: float = 100.0) -> Gauges:
         policy=lambda: ("sticky", "abc", 2),
         dropped=lambda: 5,
         index=lambda: IndexFigures(10, 640, 3),
+        peers=lambda: PeerFigures({"http://10.0.0.2:9464": True}, {"sent": 4}),
         clock=lambda: now,
     )
 

@@ -1,0 +1,53 @@
+"""The admin port's routes by which sidecars share placements; what is shared is in `smetric.sources.peers`."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from smetric.sources.peers import PATH, Peers, Reception
+from smetric.sources.placement import MAX_BATCH_BYTES, UnreadableBatch
+
+#: Longest time a batch may take to arrive, seconds.
+ARRIVAL_S = 5.0
+
+
+def placement_routes(peers: Peers) -> list[Route]:
+    """`POST` takes a batch (204; 421 if this router sent it itself), `GET` gives an image of the index."""
+
+    async def take(request: Request) -> Response:
+        _admit(request)
+        try:
+            async with asyncio.timeout(ARRIVAL_S):
+                body = await _body(request)
+        except (TimeoutError, ClientDisconnect):
+            raise HTTPException(408, f"the batch did not arrive within {ARRIVAL_S:g} s") from None
+        try:
+            reception = await peers.receive(body)
+        except UnreadableBatch as error:
+            raise HTTPException(400, f"the batch cannot be read: {error}") from None
+        return Response(status_code=HTTPStatus.MISDIRECTED_REQUEST if reception is Reception.OWN else 204)
+
+    async def give(request: Request) -> Response:
+        _admit(request)
+        return Response(await peers.image(), media_type="application/octet-stream")
+
+    def _admit(request: Request) -> None:
+        if not peers.admits(request.headers.get("authorization", "")):
+            raise HTTPException(403, "placements are for peers; set the same peers.token everywhere")
+
+    return [Route(PATH, take, methods=["POST"]), Route(PATH, give, methods=["GET"])]
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BATCH_BYTES:
+            raise HTTPException(413, f"a batch has at most {MAX_BATCH_BYTES} bytes")
+    return bytes(body)

@@ -1,0 +1,111 @@
+"""Keeps the prefix index over a restart: written to a file now and then and at the end, read at the start.
+
+What stands in the file is in `index_image.py`; which of it still holds is decided by `prefix_index.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import structlog
+
+from smetric.prompt import BLOCK_BYTES
+from smetric.sources.index_image import IndexImage, UnreadableImage, decode, encode
+from smetric.sources.prefix_index import PrefixIndex
+
+#: The file's name in its folder.
+NAME = "prefix-index"
+
+log = structlog.get_logger("smetric.index_file")
+
+
+class IndexFile:
+    """A background part of the application. A file that cannot be read or written is a log line, never an error.
+
+    Args:
+        index: what is kept.
+        folder: where; made if it does not exist. One router, one folder.
+        interval_s: seconds between two times of writing it, if it changed.
+    """
+
+    def __init__(self, index: PrefixIndex, folder: Path, *, interval_s: float) -> None:
+        self._index = index
+        self._folder = folder
+        self._interval_s = interval_s
+        self._saved_changes = 0
+        self._is_failing = False
+        self._saving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read what there is, and begin to write."""
+        try:
+            image = await asyncio.to_thread(self._read)
+        except (OSError, UnreadableImage) as error:
+            reason = str(error) if isinstance(error, UnreadableImage) else str(error.strerror)
+            log.warning("smetric.index.unreadable", folder=str(self._folder), reason=reason)
+        else:
+            if image is not None:
+                # Without a start time nobody can say whether it is still the same process.
+                image.instances = [one for one in image.instances if one.started_at is not None]
+                self._index.restore(image)
+        self._saving = asyncio.create_task(self._save_for_ever(), name="prefix-index-file")
+
+    async def stop(self) -> None:
+        """Write it once more."""
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write the index, unless it is as it was."""
+        changes = self._index.table.changes
+        if changes == self._saved_changes:
+            return
+        instances = []
+        for one in self._index.images():
+            instances.append(one)
+            await asyncio.sleep(0)
+        image = IndexImage(time.time(), BLOCK_BYTES, instances)
+        try:
+            await asyncio.to_thread(self._write, image)
+        except OSError as error:
+            if not self._is_failing:
+                log.warning("smetric.index.not_saved", folder=str(self._folder), reason=error.strerror)
+            self._is_failing = True
+        else:
+            self._saved_changes, self._is_failing = changes, False
+
+    async def _save_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.save()
+            except Exception:
+                # A fault of ours must not end the keeping for good.
+                log.exception("smetric.index.failed")
+
+    def _read(self) -> IndexImage | None:
+        """The file's image, None where there is no file. Runs in a thread."""
+        try:
+            with (self._folder / NAME).open("rb") as file:
+                # Eight bytes of the file stand for a hundred and more in memory.
+                data = file.read(self._index.table.max_bytes + 1)
+        except FileNotFoundError:
+            return None
+        if len(data) > self._index.table.max_bytes:
+            raise UnreadableImage("it is larger than prefix_index.max_bytes")
+        return decode(data)
+
+    def _write(self, image: IndexImage) -> None:
+        """Put the whole new file in the place of the old one, so that a crash leaves one of the two."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self._folder / f"{NAME}.new"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(encode(image))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._folder / NAME)

@@ -1,0 +1,282 @@
+"""Tells the other sidecars in front of the same instances what was sent where, and hears it from them.
+
+Only a router's own placements are sent, so nothing goes round in circles. Nothing here holds up a request: what cannot
+be sent in time is dropped and counted, and who missed something knows it by the numbers. The form of what is sent is
+in `placement.py` and `index_image.py`; the routes that receive it are in `smetric.proxy.placements`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import hmac
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import structlog
+
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.prompt import BLOCK_BYTES
+from smetric.sources import index_image, placement
+from smetric.sources.index_image import IndexImage, UnreadableImage, pack, unpack
+from smetric.sources.placement import Placement
+from smetric.sources.prefix_index import PrefixIndex
+from smetric.telemetry import names
+from smetric.telemetry.gauges import PeerFigures
+
+#: Where peers receive batches (POST) and give an image of their index (GET).
+PATH = "/admin/placements"
+#: A batch is closed when it has this many bytes of hashes, before its time.
+BATCH_BYTES = 1024 * 1024
+#: Batches that wait for one peer; the oldest is dropped for a newer one.
+MAX_QUEUED = 32
+#: Seconds after which an empty batch is sent, so that both sides know the other is there and nothing is missing.
+HEARTBEAT_S = 2.0
+#: Longest wait for a peer, and for all of them at the start, seconds.
+TIMEOUT_S = 2.0
+#: Seconds for the last batch at the end.
+LAST_S = 1.0
+#: Seconds to wait after a failure; doubled each time up to the second.
+PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+#: Seconds between two times of asking all peers for what was missed.
+CATCH_UP_EVERY_S = 5.0
+#: Senders remembered; each restart of a peer is a new one.
+MAX_SENDERS = 1024
+#: Blocks taken in before others may run.
+STRETCH = 4096
+
+log = structlog.get_logger("smetric.peers")
+
+
+class Reception(enum.Enum):
+    """What became of a batch."""
+
+    TAKEN = "taken"
+    #: This router sent it itself.
+    OWN = "own"
+
+
+@dataclass(slots=True)
+class _Peer:
+    url: str
+    queue: deque[tuple[bytes, int]] = field(default_factory=deque)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    is_up: bool = False
+    reason: str = ""
+
+
+class Peers:
+    """A background part of the application.
+
+    Args:
+        index: whose placements are shared.
+        fleet: the instances, whose ids are the same for all sidecars.
+        urls: admin ports of the peers; this router's own may be among them.
+        token: what all of them know; empty for none.
+        interval_s: seconds for which placements are gathered.
+    """
+
+    def __init__(
+        self, index: PrefixIndex, fleet: Fleet, urls: Sequence[str], *, token: str = "", interval_s: float = 0.2
+    ) -> None:
+        self._index = index
+        self._fleet = fleet
+        self._peers = [_Peer(url) for url in urls]
+        self._token = token
+        self._interval_s = interval_s
+        self._sender = secrets.token_hex(8)
+        self._number = 0
+        self._pending: list[Placement] = []
+        self._pending_bytes = 0
+        self._flushed_at = 0.0
+        #: By sender, the number of its next batch.
+        self._expected: OrderedDict[str, int] = OrderedDict()
+        self._caught_up_at = float("-inf")
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._catching_up: asyncio.Task[None] | None = None
+        #: Placements sent (each to one peer), not sent, received, and received of no instance or process known here.
+        self.sent = self.dropped = self.received = self.refused = 0
+        index.on_placed = self._placed
+
+    def figures(self) -> PeerFigures:
+        """For the metrics page."""
+        placements = {
+            names.PLACEMENT_SENT: self.sent,
+            names.PLACEMENT_DROPPED: self.dropped,
+            names.PLACEMENT_RECEIVED: self.received,
+            names.PLACEMENT_REFUSED: self.refused,
+        }
+        return PeerFigures({peer.url: peer.is_up for peer in self._peers}, placements)
+
+    def admits(self, authorization: str) -> bool:
+        """Whether a request with this Authorization header comes from a peer."""
+        return not self._token or hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
+
+    async def start(self) -> None:
+        """Ask the peers what is where, for at most `TIMEOUT_S`, and begin to send."""
+        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        self._session = aiohttp.ClientSession(
+            headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False
+        )
+        await self._catch_up()
+        self._tasks = [asyncio.create_task(self._send(peer), name=f"peer {peer.url}") for peer in self._peers]
+        self._tasks.append(asyncio.create_task(self._flush_for_ever(), name="placements"))
+        for task in self._tasks:
+            task.add_done_callback(_ended)
+
+    async def stop(self) -> None:
+        """Send what is left, for at most `LAST_S`, and close the connections."""
+        self._flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                await asyncio.gather(*(peer.idle.wait() for peer in self._peers if peer.is_up))
+        tasks = [*self._tasks, *([self._catching_up] if self._catching_up is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def image(self) -> bytes:
+        """The whole index, for a peer that has just started."""
+        instances = []
+        for one in self._index.images():
+            instances.append(one)
+            await asyncio.sleep(0)
+        return await asyncio.to_thread(index_image.encode, IndexImage(time.time(), BLOCK_BYTES, instances))
+
+    async def receive(self, data: bytes) -> Reception:
+        """Take in a batch from a peer.
+
+        Raises:
+            UnreadableBatch: *data* is none.
+        """
+        batch = placement.decode(data)
+        if batch.sender == self._sender:
+            return Reception.OWN
+        expected = self._expected.pop(batch.sender, 0)
+        if batch.number > expected:
+            self._index.missed()
+            if self._catching_up is None or self._catching_up.done():
+                self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
+                self._catching_up.add_done_callback(_ended)
+        self._expected[batch.sender] = max(expected, batch.number + 1)
+        if len(self._expected) > MAX_SENDERS:
+            self._expected.popitem(last=False)
+        left = STRETCH
+        for one in batch.placements:
+            instance = self._fleet.get(one.instance)
+            if instance is None or not instance.is_incarnation(one.started_at):
+                self.refused += 1
+                continue
+            self.received += 1
+            blocks = unpack(one.packed)
+            self._index.placed(instance, blocks)
+            left -= len(blocks)
+            if left <= 0:
+                left = STRETCH
+                await asyncio.sleep(0)
+        return Reception.TAKEN
+
+    def _placed(self, instance: Instance, blocks: Sequence[int]) -> None:
+        packed = pack(blocks)
+        self._pending.append(Placement(instance.id, instance.started_at, packed))
+        self._pending_bytes += len(packed) + 64
+        if self._pending_bytes >= BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Close the batch and put it in every peer's queue."""
+        item = placement.encode(self._sender, self._number, self._pending), len(self._pending)
+        self._number += 1
+        self._pending, self._pending_bytes = [], 0
+        self._flushed_at = time.monotonic()
+        for peer in self._peers:
+            if len(peer.queue) >= MAX_QUEUED:
+                self.dropped += peer.queue.popleft()[1]
+            peer.queue.append(item)
+            peer.idle.clear()
+            peer.filled.set()
+
+    async def _flush_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if self._pending or time.monotonic() - self._flushed_at >= HEARTBEAT_S:
+                self._flush()
+
+    async def _send(self, peer: _Peer) -> None:
+        """Send *peer* its batches in order; one that fails is not sent again."""
+        pause_s = PAUSE_S
+        while True:
+            await peer.filled.wait()
+            while peer.queue:
+                body, count = peer.queue.popleft()
+                reason = await self._post(peer, body)
+                if reason == Reception.OWN.value:
+                    self._peers.remove(peer)
+                    return
+                if bool(reason) is peer.is_up or reason != peer.reason:
+                    log.warning("smetric.peer.changed", peer=peer.url, is_up=not reason, reason=reason)
+                peer.is_up, peer.reason = not reason, reason
+                if reason:
+                    self.dropped += count
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                else:
+                    self.sent += count
+                    pause_s = PAUSE_S
+            peer.filled.clear()
+            peer.idle.set()
+
+    async def _post(self, peer: _Peer, body: bytes) -> str:
+        """Why *peer* did not take *body*: empty if it did, `own` if it is this router."""
+        assert self._session is not None
+        try:
+            async with self._session.post(peer.url + PATH, data=body, allow_redirects=False) as response:
+                if response.status == 421:
+                    return Reception.OWN.value
+                return "" if response.status == 204 else f"status {response.status}"
+        except TimeoutError:
+            return "timeout"
+        except (aiohttp.ClientError, OSError):
+            return "connect_error"
+
+    async def _catch_up(self) -> None:
+        """Ask all peers what is where."""
+        await asyncio.sleep(max(0.0, self._caught_up_at + CATCH_UP_EVERY_S - time.monotonic()))
+        self._caught_up_at = time.monotonic()
+        await asyncio.gather(*(self._ask(peer) for peer in self._peers))
+
+    async def _ask(self, peer: _Peer) -> None:
+        assert self._session is not None
+        most = self._index.table.max_bytes
+        data = bytearray()
+        try:
+            async with self._session.get(peer.url + PATH, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise UnreadableImage(f"status {response.status}")
+                async for chunk in response.content.iter_any():
+                    data += chunk
+                    if len(data) > most:
+                        raise UnreadableImage("it is larger than prefix_index.max_bytes")
+            self._index.restore(await asyncio.to_thread(index_image.decode, bytes(data)))
+        except UnreadableImage as error:
+            log.warning("smetric.peer.no_image", peer=peer.url, reason=str(error))
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            # It is down, or has not started yet: then it will hear of us, and we of it, by batches.
+            log.info("smetric.peer.no_image", peer=peer.url, reason="connect_error")
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    """Nobody waits for these tasks, so what they raise is told here."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("smetric.peer.failed", task=task.get_name(), exc_info=error)
