@@ -89,10 +89,8 @@ class PrefixIndexSettings:
         "Time after which an instance that was not watched from its start is taken to hold nothing but what is known.",
         600.0,
     )
-    folder: str | None = setting(
-        FolderRef(),
-        "Where it is kept over a restart, hashes only; one router, one folder. Not kept when not set.",
-        None,
+    folder: str = setting(
+        FolderRef(), "Where it is kept over a restart, hashes only; one router, one folder. Not kept when not set.", ""
     )
     save_every: float = setting(Duration("100ms", "1h"), "Time between two times of writing it there.", 10.0)
 
