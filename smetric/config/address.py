@@ -95,10 +95,19 @@ class PolicyRef(Kind[str]):
 
 
 class FolderRef(Kind[str]):
-    """A folder by its path."""
+    """A folder by its path.
+
+    Args:
+        empty: nothing at all may stand there too.
+    """
+
+    def __init__(self, *, empty: bool = False) -> None:
+        self._empty = empty
 
     def parse(self, raw: Raw, name: str) -> str:
         """The path; one that stands in a file starts from that file's folder."""
+        if self._empty and isinstance(raw, Scalar) and not raw.text:
+            return ""
         scalar = scalar_of(raw, name, "the path of a folder")
         if "\0" in scalar.text or len(scalar.text) > 4096:
             raise wrong(raw, name, "the path of a folder")

@@ -90,7 +90,9 @@ class PrefixIndexSettings:
         600.0,
     )
     folder: str = setting(
-        FolderRef(), "Where it is kept over a restart, hashes only; one router, one folder. Not kept when not set.", ""
+        FolderRef(empty=True),
+        "Where it is kept over a restart, hashes only; one router, one folder. Not kept when not set.",
+        "",
     )
     save_every: float = setting(Duration("100ms", "1h"), "Time between two times of writing it there.", 10.0)
 
