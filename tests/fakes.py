@@ -19,7 +19,6 @@ Script = Callable[["Call"], Awaitable[None]]
 CAPTURES = Path(__file__).parent / "data" / "vllm"
 #: An idle engine's page, as far as decisions need it.
 METRICS = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.0\n"
-POLLED = (b"/metrics", b"/v1/models")
 MODELS = b'{"object":"list","data":[{"id":"tiny","object":"model","root":"/models/tiny","parent":null}]}'
 
 
@@ -133,7 +132,7 @@ class FakeEngine:
         self.url = ""
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
-        #: Connections that have carried a scripted call and wait for another.
+        #: Connections that wait for another call, those of the router's scraper left out.
         self._idle: set[asyncio.Task[None]] = set()
 
     @property
@@ -165,14 +164,15 @@ class FakeEngine:
         self._open.add(task)
         self.connections += 1
         try:
-            pending, nth = b"", 0
+            pending, nth, is_scraper = b"", 0, False
             while not writer.is_closing():
                 call = await self._receive(reader, writer, pending)
                 self._idle.discard(task)
                 nth += 1
                 call.nth = nth
                 pending = await self._answer(call, reader)
-                if call.target not in POLLED:
+                is_scraper = is_scraper or call.target == b"/metrics"
+                if not is_scraper:
                     self._idle.add(task)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the router or the test is done with this connection
@@ -205,8 +205,11 @@ class FakeEngine:
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
-                with contextlib.suppress(ConnectionError):
+                try:
                     answering.result()
+                except ConnectionError:
+                    call.aborted_at = asyncio.get_running_loop().time()
+                    raise
                 return leaving.result() if leaving.done() and leaving.exception() is None else b""
             call.aborted_at = asyncio.get_running_loop().time()
             raise ConnectionResetError

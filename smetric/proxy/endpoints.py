@@ -171,4 +171,6 @@ def data_app(
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse, Exception: apologise})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse, Exception: apologise})
+    app.router.redirect_slashes = False  # a redirect would take its host from the client
+    return app

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from tests.fakes import Call, FakeEngine, until
+from tests.faults.harness import running
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/nothing", "/tokenize", "/sleep", "/admin/policy"),
+        *("/reset_prefix_cache", "/v1/chat/completions/", "/v1/messages/batches", "/v1/files"),
+    ],
+)
+async def test_what_is_not_on_the_list_is_not_passed(path: str) -> None:
+    async with running(FakeEngine()) as router:
+        answer = await router.ask("POST", path, b"{}")
+        assert answer.status == 404
+        shape = orjson.loads(answer.body)
+        assert shape["error"]["message"] == "this path is not served here"
+        assert router.engines[0].calls == []
+
+
+async def test_a_listed_path_passes_and_a_wrong_method_does_not() -> None:
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = lambda call: call.answer(200, b"[]")
+        assert (await router.ask("POST", "/v1/embeddings?x=1", b'{"model":"tiny","input":"a"}')).body == b"[]"
+        assert router.engines[0].calls[0].target == b"/v1/embeddings?x=1"
+        assert (await router.ask("GET", "/v1/embeddings")).status == 405
+
+
+async def test_an_alias_changes_its_field_and_not_another_byte() -> None:
+    body = b'{ "messages" : [ {"role":"user","content":"model: \\u0022small\\u0022"} ],  "model" :"small" ,"x":1.50}'
+    async with running(FakeEngine(), models={"small": "tiny"}) as router:
+        assert (await router.ask("POST", "/v1/chat/completions", body)).status == 200
+        (call,) = router.engines[0].calls
+        assert call.body == body.replace(b'"model" :"small"', b'"model" :"tiny"')
+        assert call.values(b"content-length") == [str(len(call.body)).encode()]
+
+
+async def test_an_unknown_model_is_404_in_the_apis_shape_and_reaches_no_engine() -> None:
+    async with running(FakeEngine()) as router:
+        await until(lambda: router.instance_of(router.engines[0]).models is not None)
+        answer = await router.chat(model="other")
+        assert answer.status == 404
+        assert orjson.loads(answer.body)["error"]["type"] == "model_not_found"
+        body = b'{"model":"other","max_tokens":1,"messages":[{"role":"user","content":"x"}]}'
+        answer = await router.ask("POST", "/v1/messages", body)
+        assert orjson.loads(answer.body)["error"]["type"] == "not_found_error"
+        assert router.engines[0].calls == []
+
+
+@pytest.mark.parametrize("status", [200, 404])
+async def test_counting_tokens_is_no_load_and_its_404_is_held_against_no_engine(status: int) -> None:
+    charged: list[tuple[int, int, int]] = []
+    async with running(FakeEngine()) as router:
+
+        async def script(call: Call) -> None:
+            charged.append(router.counted())
+            await call.answer(status, b'{"input_tokens":17}')
+
+        router.engines[0].script = script
+        body = b'{"model":"tiny","messages":[{"role":"user","content":"x"}]}'
+        answer = await router.ask("POST", "/v1/messages/count_tokens?beta=true", body)
+        assert (answer.status, answer.body) == (status, b'{"input_tokens":17}')
+        assert router.engines[0].calls[0].target == b"/v1/messages/count_tokens?beta=true"
+        assert charged == [(0, 0, 0)]
+        assert router.instance_of(router.engines[0]).healthy
+
+
+async def test_a_continued_response_goes_to_the_engine_that_holds_it() -> None:
+    async with running(FakeEngine(), FakeEngine(), FakeEngine()) as router:
+        made = {}
+        for i, engine in enumerate(router.engines):
+            body = b'{"id":"resp_%d","object":"response","output":[]}' % i
+            engine.script = lambda call, body=body: call.answer(200, body)  # type: ignore[misc]
+        for _ in range(3):
+            answer = await router.ask("POST", "/v1/responses", b'{"model":"tiny","input":"a"}')
+            made[orjson.loads(answer.body)["id"]] = answer.value("x-smetric-instance")
+        assert len(made) == 3
+        for response_id, instance in made.items():
+            for _ in range(3):
+                body = orjson.dumps({"model": "tiny", "input": "b", "previous_response_id": response_id})
+                assert (await router.ask("POST", "/v1/responses", body)).value("x-smetric-instance") == instance
+            for method in ("GET", "DELETE"):
+                got = await router.ask(method, f"/v1/responses/{response_id}")
+                assert got.value("x-smetric-instance") == instance
+
+
+async def test_a_response_nobody_holds_is_404_and_reaches_no_engine() -> None:
+    async with running(FakeEngine()) as router:
+        body = b'{"model":"tiny","input":"b","previous_response_id":"resp_nope"}'
+        for method, path, sent in (("POST", "/v1/responses", body), ("GET", "/v1/responses/resp_nope", b"")):
+            answer = await router.ask(method, path, sent)
+            assert answer.status == 404
+            assert orjson.loads(answer.body)["error"]["param"] == "previous_response_id"
+        assert router.engines[0].calls == []
+
+
+async def test_fields_that_engines_set_for_each_other_are_refused() -> None:
+    async with running(FakeEngine()) as router:
+        for field in ("kv_transfer_params", "ec_transfer_params", "bootstrap_host"):
+            assert (await router.chat(**{field: {"a": 1}})).status == 400
+        assert router.engines[0].calls == []
+
+
+async def test_health_is_told_on_the_data_port() -> None:
+    async with running(FakeEngine()) as router:
+        assert (await router.ask("GET", "/healthz")).body == b"ok\n"
+        assert (await router.ask("GET", "/readyz")).status == 200
+        router.application.is_ready = False
+        assert (await router.ask("GET", "/readyz")).status == 503
+
+
+async def test_a_fault_of_ours_is_answered_500_in_the_apis_shape_logged_and_leaves_no_charge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(FakeEngine()) as router:
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError("secret")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(router.application.telemetry.decisions, "add", broken)
+            answer = await router.chat()
+        assert answer.status == 500
+        assert orjson.loads(answer.body)["error"]["type"] == "internal_error"
+        assert b"secret" not in answer.body
+        (line,) = router.lines("smetric.request.failed")
+        assert line["level"] == "error"
+        assert router.counted() == (0, 0, 0)
+
+
+async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_cards() -> None:
+    engines = [FakeEngine(), FakeEngine(), FakeEngine()]
+    other = b'{"object":"list","data":[{"id":"tiny","root":"b"},{"id":"lora","parent":"tiny","max_model_len":9}]}'
+    async with running(*engines, models={"small": "tiny"}) as router:
+        engines[1].models = lambda call: call.answer(200, other)
+        engines[2].models = lambda call: call.answer(500, b"no")
+        cards = {card["id"]: card for card in orjson.loads((await router.ask("GET", "/v1/models")).body)["data"]}
+        assert set(cards) == {"tiny", "lora", "small"}
+        assert cards["lora"]["max_model_len"] == 9
+        assert cards["small"] == {**cards["tiny"], "id": "small", "parent": "tiny"}
+        for engine in engines:
+            engine.models = lambda call: call.answer(200, b"not json")
+        assert (await router.ask("GET", "/v1/models")).status == 503

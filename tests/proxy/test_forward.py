@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+
+import pytest
+
+from tests.fakes import DONE, Call, FakeEngine, RawClient, capture, chunk, delta, head, until
+from tests.faults.harness import chat, running
+
+BODIES = {
+    "/v1/chat/completions": chat(stream=True),
+    "/v1/completions": b'{"model":"tiny","prompt":"x","stream":true}',
+    "/v1/messages": b'{"model":"tiny","max_tokens":4,"stream":true,"messages":[{"role":"user","content":"x"}]}',
+    "/v1/responses": b'{"model":"tiny","input":"x","stream":true}',
+}
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def body_of_capture(response: bytes) -> bytes:
+    head_, _, rest = response.partition(b"\r\n\r\n")
+    body = b""
+    while b"chunked" in head_ and rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return body or rest
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("chat", "chat_stream", "chat_toolmsgs", "chat_unknown_field", "compl_batch", "compl_stream"),
+        *("messages", "messages_stream", "responses", "responses_stream", "err_model", "err_toolong"),
+    ],
+)
+async def test_a_captured_exchange_passes_untouched_in_both_directions(name: str) -> None:
+    sent, answer = capture(name)
+    sent_head, _, sent_body = sent.partition(b"\r\n\r\n")
+    async with running(FakeEngine()) as router:
+        engine = router.engines[0]
+
+        async def replay(call: Call) -> None:
+            await call.send(answer)
+            call.close()
+
+        async def no_models(call: Call) -> None:
+            await call.answer(404, b"")
+
+        router.instance_of(engine).models = None
+        engine.script = replay
+        async with await RawClient.connect(router.url) as client:
+            await client.send(sent)
+            got = await client.response()
+        (call,) = engine.calls
+        assert call.target == sent_head.split(b" ")[1]
+        assert sha(call.body) == sha(sent_body)
+        assert got.complete
+        assert sha(got.body) == sha(body_of_capture(answer))
+        expected = [line.partition(b": ") for line in answer.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]]
+        for key, _, value in expected:
+            if key not in (b"connection", b"transfer-encoding"):
+                assert (key, value) in got.headers
+
+
+async def test_binary_bodies_of_any_size_pass_untouched() -> None:
+    answer = os.urandom(3_000_000)
+
+    async def script(call: Call) -> None:
+        await call.send(head(200, (b"content-encoding", b"gzip"), (b"transfer-encoding", b"chunked")))
+        for at in range(0, len(answer), 70_001):
+            await call.send(chunk(answer[at : at + 70_001]))
+        await call.send(b"0\r\n\r\n")
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        got = await router.ask("POST", "/v1/audio/transcriptions", body := os.urandom(2_000_000))
+        assert sha(router.engines[0].calls[0].body) == sha(body)
+        assert sha(got.body) == sha(answer)
+        assert got.value("content-encoding") == "gzip"
+
+
+async def test_headers_and_targets_reach_the_engine_as_the_client_sent_them() -> None:
+    fields = [
+        *(("anthropic-version", "2023-06-01"), ("anthropic-beta", "a"), ("anthropic-beta", "b"), ("x-api-key", "k")),
+        *(("X-Smetric-Rule", "forged"), ("x_smetric_rule", "forged"), ("Connection", "x-hop"), ("X-Hop", "1")),
+    ]
+    async with running(FakeEngine()) as router:
+        await router.ask("POST", "/v1/messages?beta=true&x=%2F%zz", BODIES["/v1/messages"], *fields)
+        (call,) = router.engines[0].calls
+        assert call.target == b"/v1/messages?beta=true&x=%2F%zz"
+        assert call.values(b"anthropic-beta") == [b"a", b"b"]
+        assert call.values(b"x-api-key") == [b"k"]
+        assert call.values(b"host") == [router.engines[0].url.removeprefix("http://").encode()]
+        assert call.values(b"x-smetric-rule") == call.values(b"x_smetric_rule") == call.values(b"x-hop") == []
+        added = {name.lower() for name, _ in call.headers} & {b"user-agent", b"accept", b"accept-encoding", b"cookie"}
+        assert added == set()
+
+
+async def test_cookies_pass_and_are_kept_for_nobody() -> None:
+    async def script(call: Call) -> None:
+        await call.answer(200, b"{}", (b"Set-Cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"keep-alive", b"x"))
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat()
+        assert answer.values("set-cookie") == ["a=1", "b=2"]
+        assert answer.values("keep-alive") == []
+        await router.chat()
+        assert router.engines[0].calls[1].values(b"cookie") == []
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_that_breaks_off_ends_with_one_error_event_of_its_api(path: str) -> None:
+    async def script(call: Call) -> None:
+        await call.stream(b"data: {}\n\n", end=False)
+        call.close()
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.ask("POST", path, BODIES[path])
+        assert not answer.complete
+        event = answer.body.removeprefix(b"data: {}\n\n")
+        named = path in ("/v1/messages", "/v1/responses")
+        assert event.startswith(b"event: error\ndata: " if named else b'data: {"error":')
+        assert event.count(b"\n\n") == 1
+        for end in (b"[DONE]", b"message_stop", b"response.completed"):
+            assert end not in answer.body
+
+
+async def test_an_engines_own_error_event_passes_as_it_is() -> None:
+    events = (delta("a"), b'data: {"error": {"message": "engine died", "code": 500}}\n\n', DONE)
+
+    async with running(FakeEngine()) as router:
+        for sent in (events, events[:2]):
+            router.engines[0].script = lambda call, sent=sent: call.stream(*sent)  # type: ignore[misc]
+            answer = await router.chat(stream=True)
+            assert (answer.complete, answer.body) == (True, b"".join(sent))
+
+
+async def test_the_receipt_is_on_answers_and_errors_unless_it_is_switched_off() -> None:
+    receipt = ("x-smetric-decision-id", "x-smetric-policy", "x-smetric-instance", "x-smetric-rule")
+    async with running(FakeEngine()) as router:
+        answer = await router.chat()
+        assert all(answer.value(name) for name in receipt)
+        assert (await router.admin(f"/admin/decisions/{answer.value(receipt[0])}")).status == 200
+        router.engines[0].script = lambda call: call.answer(503, b"{}")
+        assert (await router.chat()).values("x-smetric-decision-id")
+    async with running(FakeEngine(), response_headers=False) as router:
+        answer = await router.chat()
+        assert not any(name.startswith(b"x-smetric") for name, _ in answer.headers)
+
+
+async def test_a_client_that_reads_slowly_gets_every_byte() -> None:
+    events = [delta("x" * 1000)] * 2000
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = lambda call: call.stream(*events, DONE)
+        async with await router.client(chat(stream=True)) as client:
+            await asyncio.sleep(0.2)
+            answer = await client.response()
+        assert answer.complete
+        assert sha(answer.body) == sha(b"".join(events) + DONE)
+
+
+async def test_tokens_still_to_prefill_are_counted_until_the_first_byte_only() -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        go_on.clear()
+        await call.stream(delta("a"), end=False)
+        await go_on.wait()
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+    async with running(FakeEngine()) as router:
+        engine = router.engines[0]
+        engine.script = script
+        async with await router.client(chat(stream=True)) as client:
+            await until(lambda: len(engine.calls) == 1)
+            own, unprefilled, sent = router.counted()
+            assert own == 1
+            assert unprefilled == sent > 0
+            go_on.set()
+            await client.head()
+            await until(lambda: router.counted() == (1, 0, sent))
+            go_on.set()
+            await until(lambda: router.counted() == (0, 0, 0))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.proxy.headers import HOP_BY_HOP, first, request_headers, response_headers
+
+
+def test_end_to_end_fields_pass_in_order_with_their_duplicates() -> None:
+    fields = [(b"x-api-key", b"k"), (b"accept", b"a"), (b"anthropic-beta", b"one"), (b"anthropic-beta", b"two")]
+    assert request_headers(fields) == fields
+
+
+def test_hop_by_hop_fields_and_those_that_connection_names_stay() -> None:
+    fields = [(b"connection", b"X-Hop, close"), (b"x-hop", b"1"), (b"keep-alive", b"5"), (b"te", b"trailers")]
+    assert request_headers([*fields, (b"accept", b"*/*")]) == [(b"accept", b"*/*")]
+    assert response_headers([*fields, (b"Set-Cookie", b"a"), (b"set-cookie", b"b")]) == [
+        (b"set-cookie", b"a"),
+        (b"set-cookie", b"b"),
+    ]
+
+
+def test_what_only_the_router_may_say_is_taken_from_no_client() -> None:
+    spelt = (
+        b"x-smetric-rule",
+        b"x_smetric_rule",
+        b"x-smetric_rule",
+        b"x_smetric-rule",
+        b"x-gateway-destination-endpoint",
+    )
+    assert request_headers([(name, b"forged") for name in spelt]) == []
+
+
+def test_an_engine_cannot_speak_for_the_router() -> None:
+    assert response_headers([(b"X-Smetric-Rule", b"forged"), (b"server", b"uvicorn")]) == [(b"server", b"uvicorn")]
+
+
+def test_host_length_and_trace_context_are_set_anew() -> None:
+    names = (b"host", b"content-length", b"traceparent", b"tracestate", b"baggage")
+    assert request_headers([(name, b"x") for name in names]) == []
+
+
+def test_the_first_value_of_a_field_is_found() -> None:
+    assert first([(b"a", b"1"), (b"a", b"2")], b"a") == b"1"
+    assert first([], b"a") is None
+
+
+NAME = st.sampled_from([b"accept", b"x-a", b"connection", b"te", b"x-b", b"set-cookie", b"upgrade"])
+VALUE = st.sampled_from([b"close", b"keep-alive", b"x-a", b"X-B, te", b"v"])
+
+
+@given(st.lists(st.tuples(NAME, VALUE)))
+def test_what_passes_is_what_came_less_what_belongs_to_the_connection(fields: list[tuple[bytes, bytes]]) -> None:
+    named = {token.strip().lower() for name, value in fields if name == b"connection" for token in value.split(b",")}
+    expected = [field for field in fields if field[0] not in HOP_BY_HOP and field[0] not in named]
+    assert request_headers(fields) == response_headers(fields) == expected

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from smetric.proxy.relay import Observer
+from smetric.request import Api
+from smetric.telemetry.record import Usage
+from tests.fakes import DONE, capture, delta
+
+
+def body_of(name: str) -> bytes:
+    """The body of a captured response, without chunk framing."""
+    head, _, rest = capture(name)[1].partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" not in head.lower():
+        return rest
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return body
+
+
+def observed(api: Api, body: bytes, size: int, *, is_stream: bool) -> Observer:
+    observer = Observer(api, is_stream=is_stream)
+    for at in range(0, len(body), size):
+        observer.passed(body[at : at + size])
+    return observer
+
+
+ANSWERS: list[tuple[str, Api, Usage | None]] = [
+    ("chat", Api.CHAT, Usage(413, 16, 0)),
+    ("chat_cached", Api.CHAT, None),
+    ("compl_text", Api.COMPLETIONS, None),
+    ("messages", Api.MESSAGES, Usage(17, 4, 0)),
+    ("messages_cached2", Api.MESSAGES, Usage(391, 2, 384)),
+    ("responses", Api.RESPONSES, Usage(17, 4, 0)),
+    ("responses_cached", Api.RESPONSES, Usage(391, 2, 384)),
+]
+STREAMS: list[tuple[str, Api, Usage | None]] = [
+    ("chat_stream", Api.CHAT, Usage(413, 16, 384)),
+    ("compl_stream", Api.COMPLETIONS, Usage(4, 4, 0)),
+    ("messages_stream", Api.MESSAGES, Usage(28, 4, 0)),
+    ("responses_stream", Api.RESPONSES, Usage(17, 4, 0)),
+]
+
+
+@pytest.mark.parametrize(("name", "api", "usage"), ANSWERS + STREAMS)
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
+def test_usage_is_found_in_every_api_however_the_bytes_are_cut(
+    name: str, api: Api, usage: Usage | None, size: int
+) -> None:
+    body = body_of(name)
+    observer = observed(api, body, size, is_stream=name.endswith("_stream"))
+    found = observer.usage()
+    assert found is not None
+    assert found == usage or usage is None
+    assert found.prompt_tokens
+    assert observer.ended
+    assert observer.size == len(body)
+
+
+@pytest.mark.parametrize(("name", "api", "usage"), STREAMS)
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_stream_ends_with_its_last_event_and_not_before(name: str, api: Api, usage: Usage | None, size: int) -> None:
+    body = body_of(name)
+    last = body.rstrip(b"\n").rfind(b"\n\n") + 2
+    short = observed(api, body[:last], size, is_stream=True)
+    assert not short.ended
+    assert not short.is_engine_error
+
+
+def test_a_model_that_writes_about_end_marks_does_not_end_its_stream() -> None:
+    text = r"data: [DONE]\n\ndata: [DONE]\n\nevent: message_stop response.completed \"error\""
+    for api in (Api.CHAT, Api.COMPLETIONS, Api.MESSAGES, Api.RESPONSES):
+        observer = observed(api, delta(text), 5, is_stream=True)
+        assert not observer.ended
+        assert not observer.is_engine_error
+
+
+def test_a_response_object_without_error_is_no_error() -> None:
+    event = b'event: response.created\ndata: {"response":{"id":"resp_1","error":null}}\n\n'
+    observer = observed(Api.RESPONSES, event, 9, is_stream=True)
+    assert not observer.ended
+    assert not observer.is_engine_error
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n", DONE])
+def test_spellings_of_the_end_are_known(end: bytes) -> None:
+    assert observed(Api.CHAT, b"data: {}\r\n\r\n" + end, 3, is_stream=True).ended
+    assert observed(Api.CHAT, end, 3, is_stream=True).ended
+
+
+def test_an_engines_own_error_event_is_known() -> None:
+    assert observed(Api.CHAT, delta("a") + b'data: {"error": {"message": "x"}}\n\n', 4, is_stream=True).is_engine_error
+
+
+def test_the_id_of_a_response_is_found_in_its_head() -> None:
+    for name, stream in (("responses", False), ("responses_stream", True)):
+        found = observed(Api.RESPONSES, body_of(name), 11, is_stream=stream).response_id()
+        assert found.startswith("resp_")
+        assert b'"id":"' + found.encode() + b'"' in body_of(name)
+    assert observed(Api.CHAT, body_of("chat"), 11, is_stream=False).response_id() == ""
+
+
+def test_broken_usage_is_no_usage() -> None:
+    for body in (b'{"usage":', b'{"usage":{"prompt_tokens":"x"}}', b'{"usage":null}', b"", b'{"usage":{"prompt_tok'):
+        assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from smetric.errors import ConfigError
+from smetric.proxy.server import Shutdown, address_of, listen
+from tests.fakes import Call, FakeEngine, RawClient, delta, until
+from tests.faults.harness import chat, running
+
+
+def test_a_port_in_use_is_told_with_the_way_out() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*choose another"):
+            listen("127.0.0.1", port)
+
+
+def test_an_address_is_told_as_a_url() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        assert address_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_a_second_signal_forces_the_end() -> None:
+    shutdown = Shutdown()
+    shutdown.signalled()
+    assert shutdown.draining.is_set()
+    assert not shutdown.forced.is_set()
+    shutdown.signalled()
+    assert shutdown.forced.is_set()
+
+
+async def test_a_client_that_has_left_is_forgotten_at_once() -> None:
+    async with running(FakeEngine()) as router:
+        before = len(asyncio.all_tasks())
+        clients = [await RawClient.connect(router.url) for _ in range(20)]
+        await until(lambda: len(asyncio.all_tasks()) > before + 20)
+        for client in clients:
+            client.leave()
+        await until(lambda: len(asyncio.all_tasks()) <= before)
+
+
+async def test_a_client_that_never_reads_is_cut_off_and_its_stream_aborted() -> None:
+    from smetric.config.settings import Limits
+
+    async def endless(call: Call) -> None:
+        await call.stream(end=False)
+        event = delta("x" * 60_000)
+        while True:
+            await call.send(b"%x\r\n%b\r\n" % (len(event), event))
+
+    async with running(FakeEngine(), limits=Limits(send_timeout=0.5)) as router:
+        engine = router.engines[0]
+        engine.script = endless
+        before = len(asyncio.all_tasks())
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", int(router.url.rpartition(":")[2])))
+            body = chat(stream=True)
+            deaf.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            await until(lambda: len(engine.aborted) == 1)
+            await until(lambda: len(asyncio.all_tasks()) <= before)  # while the client still holds its end
