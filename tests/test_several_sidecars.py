@@ -1,0 +1,251 @@
+"""Agent sessions find their way home: after a router was killed, and through several routers that share placements.
+
+Emulated engines, the shapes of recorded Claude Code sessions, real processes and ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from smetric.app import Application
+from smetric.config.settings import Admin, InstanceSettings, PeersSettings, Scrape, Settings
+from smetric.demo.dialect import MODEL, Dialect, Messages, Reply
+from smetric.demo.session import Session, load_sessions
+from smetric.emulator.fleet import EmulatedFleet
+from smetric.emulator.instance import InstanceSettings as EngineSettings
+from smetric.proxy.server import address_of, listen, serve
+from smetric.sim.engine import EngineConfig
+from smetric.sources.index_file import NAME
+from smetric.sources.index_image import UnreadableImage, decode
+from tests.fakes import until
+
+SIDECARS = 4
+SESSIONS = 16
+#: What is asked here is where a session's cache is known to be; load would only blur it.
+PARAMS = {"FLOOR": 1000.0}
+
+
+@asynccontextmanager
+async def engines() -> AsyncIterator[EmulatedFleet]:
+    """Four engines that are fast and evict nothing."""
+    config = EngineConfig(block_size=16, blocks=200_000, max_model_len=100_000)
+    async with EmulatedFleet(4, EngineSettings(model=MODEL, engine=config, time_scale=1000.0)) as fleet:
+        yield fleet
+
+
+def instances(fleet: EmulatedFleet) -> tuple[InstanceSettings, ...]:
+    return tuple(InstanceSettings(id=f"e{n}", url=url) for n, url in enumerate(fleet.urls))
+
+
+@dataclass
+class Agent:
+    """A session as far as it was played."""
+
+    session: Session
+    home: str = ""
+    replies: list[str] = field(default_factory=list)
+
+
+def agents() -> list[Agent]:
+    return [Agent(session) for session in load_sessions()[:SESSIONS]]
+
+
+class Gateway:
+    """Sends each request to any of several routers."""
+
+    def __init__(self, routers: Sequence[str], client: aiohttp.ClientSession, seed: int = 3) -> None:
+        self.routers = routers
+        self._client = client
+        self._random = random.Random(seed)
+        self._dialect: Dialect = Messages()
+
+    async def turn(self, agents: Sequence[Agent]) -> float:
+        """One turn of every session; the share that came home."""
+        return sum(await asyncio.gather(*map(self._ask, agents))) / len(agents)
+
+    async def _ask(self, agent: Agent) -> bool:
+        reply = Reply()
+        router = self._random.choice(self.routers)
+        body = self._dialect.body(agent.session, agent.replies)
+        async with self._client.post(router + self._dialect.path, data=body, headers=self._dialect.headers) as response:
+            assert response.status == 200
+            async for line in response.content:
+                if line.startswith(b"data: "):
+                    self._dialect.read(line[6:].strip(), reply)
+        instance = response.headers["x-smetric-instance"]
+        was_home, agent.home = instance == agent.home, instance
+        agent.replies.append("".join(reply.text))
+        return was_home
+
+
+@dataclass
+class Sidecar:
+    application: Application
+    url: str
+    stop: asyncio.Event
+    ports: list[asyncio.Task[None]]
+
+    async def end(self) -> None:
+        self.stop.set()
+        await asyncio.gather(*self.ports)
+
+
+async def sidecar(fleet: EmulatedFleet, admin: Any, peers: Sequence[str]) -> Sidecar:
+    """A router of its own, its admin port on the socket *admin*."""
+    application = Application(
+        Settings(
+            instances=instances(fleet),
+            admin=Admin(port=0),
+            params=PARAMS,
+            scrape=Scrape(interval=0.2),
+            peers=PeersSettings(urls=tuple(peers), token="sixteen-characters", interval=0.02),
+        ),
+        {},
+    )
+    data, stop = listen("127.0.0.1", 0), asyncio.Event()
+    ports = [
+        asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=0.5))
+        for app, sock in ((application.admin_app(), admin), (application.data_app(), data))
+    ]
+    await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
+    return Sidecar(application, address_of(data), stop, ports)
+
+
+@asynccontextmanager
+async def several(*, peered: bool) -> AsyncIterator[tuple[EmulatedFleet, list[Sidecar], Gateway, list[str]]]:
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(engines())
+        admins = [listen("127.0.0.1", 0) for _ in range(SIDECARS)]
+        urls = [address_of(admin) for admin in admins]
+        sidecars = list(await asyncio.gather(*(sidecar(fleet, admin, urls if peered else ()) for admin in admins)))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        try:
+            yield fleet, sidecars, Gateway([one.url for one in sidecars], client), urls
+        finally:
+            await asyncio.gather(*(one.end() for one in sidecars))
+
+
+def index_blocks(sidecars: Sequence[Sidecar]) -> set[int]:
+    return {one.application.index.blocks for one in sidecars if one.application.index is not None}
+
+
+async def test_behind_a_random_gateway_four_sidecars_that_share_placements_bring_sessions_home() -> None:
+    async with several(peered=True) as (_, sidecars, gateway, _urls):
+        players = agents()
+        await gateway.turn(players)
+        for _ in range(3):
+            await until(lambda: len(index_blocks(sidecars)) == 1)
+            assert await gateway.turn(players) >= 0.9
+        await until(lambda: len(index_blocks(sidecars)) == 1)
+        figures = [one.application.peers.figures() for one in sidecars if one.application.peers is not None]
+        # Each has found itself in the list and has taken itself out.
+        assert [list(each.up.values()) for each in figures] == [[True] * (SIDECARS - 1)] * SIDECARS
+        assert sum(each.placements["dropped"] + each.placements["refused"] for each in figures) == 0
+        sent = sum(each.placements["sent"] for each in figures)
+        assert sent >= (SIDECARS - 1) * 4 * SESSIONS
+
+
+async def test_four_that_share_nothing_scatter_them() -> None:
+    async with several(peered=False) as (_, _sidecars, gateway, _urls):
+        players = agents()
+        await gateway.turn(players)
+        assert await gateway.turn(players) < 0.7
+
+
+async def test_a_sidecar_that_starts_anew_learns_from_its_peers_where_everything_is() -> None:
+    async with several(peered=True) as (fleet, sidecars, gateway, urls):
+        players = agents()
+        await gateway.turn(players)
+        await until(lambda: len(index_blocks(sidecars)) == 1)
+        await sidecars[0].end()
+        port = int(urls[0].rpartition(":")[2])
+        sidecars[0] = await sidecar(fleet, listen("127.0.0.1", port), urls)
+        gateway.routers = [sidecars[0].url]
+        assert await gateway.turn(players) >= 0.9
+
+
+# ── One router, killed ───────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def process(config: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`smetric serve`, which ends with the block at the latest."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "smetric", "serve", "--config", str(config), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.wait()
+
+
+async def answers(client: aiohttp.ClientSession, url: str) -> str:
+    """The page at *url*, waiting for whoever is to serve it."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        try:
+            async with client.get(url) as response:
+                if response.status == 200:
+                    return await response.text()
+        except aiohttp.ClientConnectionError:
+            pass
+        assert asyncio.get_running_loop().time() < deadline, url
+        await asyncio.sleep(0.05)
+
+
+def kept(folder: Path) -> int:
+    """Blocks in the file, each instance's counted."""
+    try:
+        image = decode((folder / NAME).read_bytes())
+    except (FileNotFoundError, UnreadableImage):
+        return 0
+    return sum(len(one.packed) // 8 for one in image.instances)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_router_that_was_killed_brings_sessions_home_again(tmp_path: Path, number: signal.Signals) -> None:
+    async with engines() as fleet, aiohttp.ClientSession() as client:
+        data, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+        url, admin_url = address_of(data), address_of(admin)
+        data.close()
+        admin.close()
+        config = tmp_path / "smetric.yaml"
+        settings = {
+            "listen": {"port": int(url.rpartition(":")[2])},
+            "admin": {"port": int(admin_url.rpartition(":")[2])},
+            "instances": [{"id": one.id, "url": one.url} for one in instances(fleet)],
+            "params": {"FLOOR": 1000},
+            "scrape": {"interval": "100ms"},
+            "prefix_index": {"folder": "state", "save_every": "100ms" if number == signal.SIGKILL else "1h"},
+        }
+        config.write_bytes(orjson.dumps(settings))
+        players, gateway = agents(), Gateway([url], client)
+        async with process(config) as first:
+            await answers(client, url + "/readyz")
+            await gateway.turn(players)
+            if number == signal.SIGKILL:
+                held = 0
+                while held == 0 or held != kept(tmp_path / "state"):
+                    held = kept(tmp_path / "state")
+                    await asyncio.sleep(0.25)
+            first.send_signal(number)
+            await first.wait()
+        assert os.stat(tmp_path / "state" / NAME).st_mode & 0o077 == 0
+        async with process(config):
+            await answers(client, url + "/readyz")
+            assert await gateway.turn(players) >= 0.9
