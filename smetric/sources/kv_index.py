@@ -22,6 +22,8 @@ BYTES_PER_BLOCK = 160
 BYTES_PER_HOLDING = 110
 #: Kinds of KV cache groups in which a prefix is held exactly when each of its blocks is.
 _WHOLE_PREFIX = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+#: Tables the blocks are spread over: a dict that grows is copied whole, and one of millions would stall the loop.
+_TABLES = 256
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -230,22 +232,19 @@ class KvIndex:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         #: Block to the bits of the caches that hold it, and to the block before it.
-        self._holders: dict[int, int] = {}
-        self._parents: dict[int, int] = {}
+        self._holders: list[dict[int, int]] = [{} for _ in range(_TABLES)]
+        self._parents: list[dict[int, int]] = [{} for _ in range(_TABLES)]
+        #: Blocks that at least one cache holds.
+        self.blocks = 0
         self._holdings = 0
         self._taken = 0
         #: Times there was no room for a holding.
         self.refused = 0
 
     @property
-    def blocks(self) -> int:
-        """Blocks that at least one cache holds."""
-        return len(self._holders)
-
-    @property
     def memory_bytes(self) -> int:
         """Memory it takes, by the costs above."""
-        return len(self._holders) * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
+        return self.blocks * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
 
     def open(self) -> Contents:
         """The contents of one more cache, not complete yet."""
@@ -260,33 +259,39 @@ class KvIndex:
 
     def hold(self, key: int, parent_key: int, bit: int) -> bool:
         """One more cache holds a block; False if there is no room to say so."""
-        holders = self._holders.get(key, 0)
+        table = self._holders[key % _TABLES]
+        holders = table.get(key, 0)
         if holders & bit:
             return True
         if self.memory_bytes + BYTES_PER_HOLDING + (0 if holders else BYTES_PER_BLOCK) > self._max_bytes:
             self.refused += 1
             return False
         self._holdings += 1
-        self._holders[key] = holders | bit if holders else bit
-        if not holders:
-            self._parents[key] = parent_key
+        if holders:
+            table[key] = holders | bit
+        else:
+            table[key] = bit
+            self._parents[key % _TABLES][key] = parent_key
+            self.blocks += 1
         return True
 
     def release(self, key: int, bit: int) -> None:
         """A cache holds a block no more."""
-        holders = self._holders.get(key, 0)
+        table = self._holders[key % _TABLES]
+        holders = table.get(key, 0)
         if not holders & bit:
             # An engine that gave one block two names has released the other one.
             return
         self._holdings -= 1
         if holders == bit:
-            del self._holders[key], self._parents[key]
+            del table[key], self._parents[key % _TABLES][key]
+            self.blocks -= 1
         else:
-            self._holders[key] = holders ^ bit
+            table[key] = holders ^ bit
 
     def parent_of(self, key: int) -> int:
         """The block before a held one."""
-        return self._parents.get(key, ROOT)
+        return self._parents[key % _TABLES].get(key, ROOT)
 
     def depths(self, prompt: BlockKeys, limit: int, asked: Sequence[Contents]) -> list[int]:
         """How many leading blocks of *prompt*, at most *limit*, each of *asked* lists: one walk for all."""
@@ -294,7 +299,7 @@ class KvIndex:
         for contents in asked:
             following |= contents.bit
         ended: dict[int, int] = {}
-        holders = self._holders.get
+        tables = self._holders
         depth, known = 0, 0
         keys = prompt.keys
         while following and depth < limit:
@@ -305,7 +310,7 @@ class KvIndex:
                 if depth == known:
                     break
             for key in keys[depth:known]:
-                holding = holders(key, 0) & following
+                holding = tables[key % _TABLES].get(key, 0) & following
                 if holding != following:
                     _end(ended, following & ~holding, depth)
                     following = holding

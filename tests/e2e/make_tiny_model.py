@@ -1,4 +1,4 @@
-"""Makes a random-weights Qwen2 model with a real byte-level BPE tokenizer and a chat template: `make_tiny_model.py DIR`.
+"""Makes a random-weights Qwen2 model with a real BPE tokenizer and a chat template: `make_tiny_model.py DIR`.
 
 Runs in the virtual environment that `setup_vllm.sh` makes; 2 layers, hidden size 64, 2,048 tokens of vocabulary.
 """
@@ -20,7 +20,8 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
 {% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
-{% if m.content is string %}{{ m.content }}{% elif m.content %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}\
+{% if m.content is string %}{{ m.content }}\
+{% elif m.content %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}\
 {% if m.tool_calls %}{% for tc in m.tool_calls %}<tool_call>
 {{ {"name": tc.function.name, "arguments": tc.function.arguments} | tojson }}
 </tool_call>{% endfor %}{% endif %}<|im_end|>

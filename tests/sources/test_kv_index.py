@@ -1,15 +1,16 @@
-import sys
+import tracemalloc
 from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
+import xxhash
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from smetric.block_keys import BlockKeys
-from smetric.sources.kv_index import Contents, KvIndex
+from smetric.block_keys import ROOT, BlockKeys
+from smetric.sources.kv_index import BYTES_PER_BLOCK, BYTES_PER_HOLDING, Contents, KvIndex
 from smetric.sources.kv_message import decode
 from tests.sources.kv_engine import BLOCK, CLEARED, captured, names_of, removed, stored
 
@@ -289,14 +290,23 @@ def test_the_walk_costs_what_the_longest_hit_costs() -> None:
     assert len(prompt.keys) <= 16
 
 
+def key_of(number: int) -> int:
+    return xxhash.xxh3_64_intdigest(str(number).encode())
+
+
 def test_the_costs_the_bound_counts_with_are_not_below_the_real_ones() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
-    # 87,382 is where a dict of CPython has just grown: its tables are at their emptiest.
-    apply(contents, *(stored([i] * BLOCK, seed="x") for i in range(87_382 // 8)))
-    tables = sum(sys.getsizeof(table) for table in (index._holders, index._parents, contents._keys))
-    integers = 2 * sys.getsizeof(1 << 62)
-    assert tables / index.blocks + integers <= index.memory_bytes / index.blocks
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for i in range(30_000):
+            index.hold(key_of(i), ROOT, contents.bit)
+            contents._keys[key_of(-i)] = key_of(i)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (taken - before) / 30_000 <= BYTES_PER_BLOCK + BYTES_PER_HOLDING
 
 
 class AgainstNaive(RuleBasedStateMachine):

@@ -1,0 +1,217 @@
+"""Agent sessions over three real vLLM engines: `pytest -m e2e tests/e2e/test_vllm.py` (about ten minutes).
+
+What it measures is written to `figures.json` in the folder of `setup_vllm.sh`; docs/real-engines.md tells of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.real_vllm import BLOCK, RealEngine, folder, set_up
+from tests.e2e.router_process import Answered, router
+from tests.e2e.sessions import AgentSession
+from tests.fakes import until
+from tests.telemetry.otlp_receiver import Receiver, receiving
+
+pytestmark = pytest.mark.e2e
+
+SESSIONS = 20
+TURNS = 12
+#: Blocks of each engine: all sessions together do not fit, so that blocks are evicted.
+BLOCKS = 800
+EXACT: dict[str, Any] = {
+    "kv_events": {"enabled": True},
+    "tokenizer": {"source": "engine", "timeout": "10s"},
+    "prefix_index": {"enabled": False},
+}
+
+
+@pytest.fixture(scope="module")
+def spans() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def engines(spans: Receiver) -> Iterator[list[RealEngine]]:
+    set_up()
+    started = [RealEngine(number, blocks=BLOCKS, traces=spans.url) for number in (1, 2, 3)]
+    try:
+        for engine in started:
+            engine.start()
+
+        async def ready() -> None:
+            await asyncio.gather(*(engine.ready() for engine in started))
+
+        asyncio.run(ready())
+        yield started
+    finally:
+        for engine in started:
+            engine.kill()
+
+
+def sessions(first: int, count: int = SESSIONS) -> list[AgentSession]:
+    """Fresh ones; half of them speak Anthropic's API."""
+    return [AgentSession(number, "messages" if number % 2 else "chat") for number in range(first, first + count)]
+
+
+def note(name: str, figures: dict[str, Any]) -> None:
+    """Keep what was measured."""
+    path = folder() / "figures.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {name: figures}, indent=2) + "\n")
+
+
+def compared(answers: Sequence[Answered], source: str) -> dict[str, Any]:
+    """Predictions of *source* against what the engines reported."""
+    pairs = [
+        (answer.predicted, answer.cached)
+        for answer in answers
+        if answer.source == source and answer.predicted is not None and answer.cached is not None
+    ]
+    errors = [abs(predicted - cached) for predicted, cached in pairs]
+    return {
+        "answers": len(answers),
+        "predicted": len(pairs),
+        "equal": sum(error == 0 for error in errors),
+        "within_a_block": sum(error <= BLOCK for error in errors),
+        "largest_error": max(errors, default=0),
+        "mean_error": round(sum(errors) / max(1, len(errors)), 1),
+        "prompt_tokens": sum(answer.decision["usage"]["prompt_tokens"] for answer in answers),
+        "cached_tokens": sum(answer.cached or 0 for answer in answers),
+    }
+
+
+def stuck(answers: Sequence[Answered]) -> float:
+    """Share of follow-ups that went where the turn before them went."""
+    at = {(answer.session, answer.turn): answer.instance for answer in answers}
+    follow_ups = [key for key in at if (key[0], key[1] - 1) in at]
+    return sum(at[key] == at[key[0], key[1] - 1] for key in follow_ups) / len(follow_ups)
+
+
+async def test_agents_stick_and_what_is_predicted_is_what_the_engines_report(engines: list[RealEngine]) -> None:
+    async with router(engines, "exact", policy="smetric", **EXACT) as (process, client):
+        answers = await process.play(client, sessions(100), range(TURNS))
+        figures = compared(answers, "kv_events")
+        first = Counter(answer.instance for answer in answers if answer.turn == 0)
+        note(
+            "kv_events",
+            figures
+            | {
+                "stuck": round(stuck(answers), 3),
+                "first_turns": dict(first),
+                "rules": dict(Counter(answer.decision["rule"] for answer in answers)),
+                "known": await process.known(client),
+            },
+        )
+    assert len(answers) == SESSIONS * TURNS
+    assert figures["predicted"] >= 200
+    assert figures["within_a_block"] >= 0.99 * figures["predicted"]
+    assert stuck(answers) >= 0.9
+    assert max(first.values()) - min(first.get(f"e{engine.number}", 0) for engine in engines) <= 3
+
+
+async def test_every_prompt_is_predicted_by_a_policy_that_always_looks(engines: list[RealEngine]) -> None:
+    async with router(engines, "always", policy="lmetric", **EXACT) as (process, client):
+        answers = await process.play(client, sessions(200), range(TURNS))
+        figures = compared(answers, "kv_events")
+        note("kv_events, first turns too (policy lmetric)", figures | {"stuck": round(stuck(answers), 3)})
+    assert figures["predicted"] == figures["answers"] == SESSIONS * TURNS
+    assert figures["within_a_block"] >= 0.99 * figures["predicted"]
+
+
+async def test_the_prefix_index_predicts_without_events_or_tokens(engines: list[RealEngine]) -> None:
+    async with router(engines, "estimated", policy="smetric") as (process, client):
+        answers = await process.play(client, sessions(300), range(TURNS))
+        figures = compared(answers, "prefix_index")
+        note("prefix_index", figures | {"stuck": round(stuck(answers), 3)})
+    assert figures["predicted"] >= 200
+    assert stuck(answers) >= 0.8
+
+
+async def test_a_router_that_was_killed_knows_the_caches_again_and_sessions_stay_home(
+    engines: list[RealEngine],
+) -> None:
+    agents = sessions(400, 9)
+    async with router(engines, "killed", policy="smetric", **EXACT) as (process, client):
+        before = await process.play(client, agents, range(4))
+        process.end(signal.SIGKILL)
+        process.start()
+        killed = time.monotonic()
+        await process.ready(client, len(engines), kv_events=True)
+        while not all((await process.known(client)).values()):
+            assert time.monotonic() < killed + 60
+            await asyncio.sleep(0.1)
+        seconds = time.monotonic() - killed
+        after = await process.play(client, agents, range(4, 8))
+        figures = compared(after, "kv_events")
+        home = {answer.session: answer.instance for answer in before if answer.turn == 3}
+        returned = sum(home[answer.session] == answer.instance for answer in after if answer.turn == 4)
+        note("router killed", figures | {"known_again_s": round(seconds, 1), "home": returned, "sessions": len(agents)})
+    assert returned >= 0.9 * len(agents)
+    assert figures["within_a_block"] >= 0.99 * figures["predicted"]
+
+
+async def test_the_engines_span_hangs_under_the_routers(engines: list[RealEngine], spans: Receiver) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": spans.url}
+    async with router(engines, "traced", policy="smetric", environ=environ, **EXACT) as (process, client):
+        await process.play(client, sessions(500, 3), range(2))
+        await until(lambda: len(spans.named("llm_request")) >= 6, within_s=20)
+    mine = [each for each in spans.spans if each.resource.get("service.name") == "smetric"]
+    ours = {each.span.span_id: each.span.trace_id for each in mine}
+    joined = [each for each in spans.named("llm_request") if each.span.parent_span_id in ours]
+    assert len(joined) >= 6
+    assert all(ours[each.span.parent_span_id] == each.span.trace_id for each in joined)
+
+
+async def test_an_engine_killed_in_mid_stream_is_survived_and_learnt_again(engines: list[RealEngine]) -> None:
+    agents = sessions(600, 6)
+    async with router(engines, "engine-killed", policy="smetric", **EXACT) as (process, client):
+        await process.play(client, agents, range(3))
+        victim = agents[0]
+        async with client.post(process.url + victim.path, json=victim.body(stream=True, max_tokens=2000)) as answer:
+            assert answer.status == 200
+            instance = answer.headers["x-smetric-instance"]
+            await answer.content.readline()
+            engine = next(one for one in engines if f"e{one.number}" == instance)
+            engine.kill()
+            ended = time.monotonic()
+            try:
+                rest = await asyncio.wait_for(answer.content.read(), 30)
+            except aiohttp.ClientPayloadError:
+                rest = b""
+            cut_s = time.monotonic() - ended
+        # Whoever was there begins again elsewhere; nobody gets an error.
+        after = await process.play(client, agents, range(3, 6))
+        assert instance not in {answer.instance for answer in after}
+        engine.start()
+        await engine.ready()
+        restarted = time.monotonic()
+        while not (await process.known(client))[instance]:
+            assert time.monotonic() < restarted + 60
+            await asyncio.sleep(0.2)
+        known_s = time.monotonic() - restarted
+        again = await process.play(client, [*agents, *sessions(700, 6)], range(6, 9))
+        figures = compared([*after, *again], "kv_events")
+        used = Counter(answer.instance for answer in again)
+        note(
+            "engine killed",
+            figures
+            | {
+                "stream_ended_s": round(cut_s, 2),
+                "bytes_after": len(rest),
+                "known_again_s": round(known_s, 1),
+                "after": dict(used),
+            },
+        )
+        assert used[instance] > 0
+        assert figures["within_a_block"] >= 0.99 * figures["predicted"]
