@@ -114,10 +114,10 @@ def prompt_of_completion(body: Mapping[str, Any]) -> Text | array[int]:
 
 def template_kwargs(body: Mapping[str, Any], effort: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the template is given by name: the request's own, its reasoning effort, and *more*."""
-    own = body.get("chat_template_kwargs") or {}
-    if not isinstance(own, dict):
+    own = body.get("chat_template_kwargs")
+    if not isinstance(own, dict | None):
         raise Refused
-    kwargs = {**own, **(more or {})}
+    kwargs = {**(own or {}), **(more or {})}
     if effort is not None:
         kwargs["reasoning_effort"] = effort
         # The engine turns thinking on or off with the effort, unless the request says which.

@@ -208,7 +208,9 @@ def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(system) <= 1 and (not system or messages[0] is system[0]):
         return messages
     texts = [
-        one["content"] if isinstance(one["content"], str) else "\n".join(part["text"] for part in one["content"])
+        one["content"]
+        if isinstance(one["content"], str)
+        else "\n".join(part["text"] for part in one["content"] if "text" in part)
         for one in system
     ]
     others = [message for message in messages if message["role"] != "system"]

@@ -1,4 +1,4 @@
-"""The recorded prompts, and what a test needs to tokenise one: also called by the end-to-end tests against real engines."""
+"""The recorded prompts, and what tests need to tokenise one, those against real engines too."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def surrounded() -> tuple[CachedTokenizer, Tokenizer]:
     bos, eos = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("<|im_end|>")
     assert bos is not None
     assert eos is not None
-    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A <|im_end|>", special_tokens=[("<s>", bos), ("<|im_end|>", eos)]
     )
     return CachedTokenizer(Tokenizer.from_str(tokenizer.to_str()), max_bytes=ROOM), tokenizer
