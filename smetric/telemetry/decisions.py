@@ -60,6 +60,7 @@ def brief(record: DecisionRecord) -> dict[str, Any]:
         "model": attributes.safe(request.model),
         "turn": request.turn,
         "prompt_len": request.prompt_len,
+        "tokens_source": record.tokens_source,
         "est_hit": request.est_hit,
         "status": record.status,
         "ttft_s": record.ttft_s,
