@@ -50,6 +50,9 @@ from smetric.token_ids import TokenIds
 from smetric.tokenize.request_tokens import request_tokens
 from smetric.tokens import TokenRatio
 
+#: Longest time that the start waits for instances to say which process they are, seconds.
+FIRST_LOOK_S = 2.0
+
 log = structlog.get_logger("smetric.app")
 
 
@@ -239,6 +242,9 @@ class Application:
         await self.request_tokens.start()
         for part in self._background:
             await part.start()
+        if self.index is not None and self.index.is_restoring:
+            # What is restored holds of the process it was learnt of, so first hear which process answers.
+            await self.scraper.first_look(FIRST_LOOK_S)
         self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
         self.is_ready = True
 

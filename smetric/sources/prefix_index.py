@@ -104,6 +104,11 @@ class PrefixIndex:
         """Holdings forgotten to stay within the bound or within an instance's capacity."""
         return self.table.evictions
 
+    @property
+    def is_restoring(self) -> bool:
+        """Whether something waits for an instance to say which process it is."""
+        return bool(self._waiting)
+
     async def start(self) -> None:
         """Nothing to begin."""
 

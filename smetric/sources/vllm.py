@@ -7,6 +7,7 @@ Each instance has its own loop, so one that hangs delays no other. What a page s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +97,8 @@ class VllmSource:
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
         self._loops: list[asyncio.Task[None]] = []
+        self._unseen = set(instances)
+        self._all_seen = asyncio.Event()
 
     async def start(self) -> None:
         """Open the connections' pool and begin one loop for each instance."""
@@ -111,6 +114,11 @@ class VllmSource:
             asyncio.create_task(self._poll(instance, self._interval_s * number / len(self._seen)), name=instance.id)
             for number, instance in enumerate(self._seen)
         ]
+
+    async def first_look(self, within_s: float) -> None:
+        """Wait until every instance was scraped once, with whatever result, but not longer than *within_s* seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_seen.wait(), within_s)
 
     async def stop(self) -> None:
         """End the loops and close the connections."""
@@ -153,6 +161,9 @@ class VllmSource:
         except _Unreadable as error:
             result = str(error)
         self._judge_health(instance, seen, result)
+        self._unseen.discard(instance)
+        if not self._unseen:
+            self._all_seen.set()
         if result != seen.result:
             seen.result = result
             log.warning("smetric.scrape.changed", instance=instance.id, result=result)
