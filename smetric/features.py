@@ -160,7 +160,7 @@ _REQUEST = (
     ),
     RequestField(
         name="prompt_len",
-        doc="Tokens of the prompt (the sum over prompts), estimated from its rendered bytes.",
+        doc="Tokens of the prompt (the sum over prompts), estimated from its rendered bytes until its ids are known.",
         unit="tokens",
         low=1.0,
         default=1.0,
