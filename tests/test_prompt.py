@@ -61,6 +61,16 @@ def test_a_counted_prompt_keeps_its_count(count: int, size: int) -> None:
     assert prompt.tokens(size) == count
 
 
+@given(st.integers(0, 10**5), st.integers(1, 10**6))
+def test_a_prompt_whose_tokens_become_known_has_that_many(size: int, count: int) -> None:
+    prompt = Prompt([b"x" * size], 4.0, history_bytes=size // 2)
+    prompt.count(count)
+    assert prompt.counted
+    if size:
+        assert prompt.length == count
+    assert prompt.tokens(prompt.history_bytes) <= count
+
+
 def test_an_image_stands_for_its_tokens_and_tells_images_apart() -> None:
     assert len(image(b"data:image/png;base64,AAAA")) == IMAGE_BYTES
     assert image(b"one") != image(b"two")

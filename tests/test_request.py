@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,34 @@ def test_a_field_of_the_wrong_type_is_named_and_not_quoted(api: Api, body: dict[
 def test_a_priority_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="`priority` must be a number"):
         chat(priority=value)
+
+
+def test_ids_once_known_replace_the_estimates_of_one_prompt_but_not_of_a_batch() -> None:
+    request = chat(messages=[{"role": role, "content": "x" * 400} for role in ("user", "assistant", "user")])
+    assert request.est_hit is not None
+    assert 0 < request.est_hit < request.prompt_len
+    request.count_by(array("I", range(90)), 16)
+    assert (request.prompt_len, request.est_hit) == (90, 48)
+    batch = read(Api.COMPLETIONS, {"prompt": ["x" * 400, "y" * 400]})
+    batch.count_by(array("I", range(90)), 16)
+    assert batch.prompt_len == 200
+    assert batch.token_ids is not None
+
+
+def test_a_first_turn_expects_nothing_however_its_tokens_are_counted() -> None:
+    request = chat(messages=[{"role": "user", "content": "x" * 400}])
+    request.count_by(array("I", range(90)), 16)
+    assert (request.prompt_len, request.est_hit) == (90, 0)
+
+
+def test_a_request_that_is_let_go_keeps_no_text() -> None:
+    request = chat(messages=[{"role": "user", "content": "secret"}])
+    kept = request.body
+    assert kept is not None
+    request.count_by(array("I", [1]), 16)
+    request.let_go()
+    assert (request.body, request.prompt, request.token_ids) == (None, None, None)
+    assert "secret" not in repr(request)
 
 
 def test_other_apis_need_no_json() -> None:

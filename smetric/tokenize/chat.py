@@ -156,6 +156,13 @@ def refuse_media(parts: Iterable[Any]) -> None:
             raise Unsupported
 
 
+def string(value: Any) -> str:
+    """*value*, if it is a string; an engine refuses anything else where one is wanted."""
+    if not isinstance(value, str):
+        raise Refused
+    return value
+
+
 def flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
     """The boolean *name*; *default* where it is absent or null."""
     value = body.get(name)

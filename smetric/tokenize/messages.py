@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smetric.tokenize.chat import Chat, Refused, Unsupported, template_kwargs
+from smetric.tokenize.chat import Chat, Refused, Unsupported, string, template_kwargs
 
 _BILLING = "x-anthropic-billing-header"
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -74,12 +74,6 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Refused
-    return value
-
-
 def _top_system(system: Any) -> list[str]:
     if not system:
         return []
@@ -88,7 +82,7 @@ def _top_system(system: Any) -> list[str]:
 
 def _unbilled(blocks: Any) -> list[str]:
     """Texts of the text blocks, without Claude Code's billing header."""
-    texts = [_string(block["text"]) for block in _objects(blocks) if block.get("type") == "text" and block.get("text")]
+    texts = [string(block["text"]) for block in _objects(blocks) if block.get("type") == "text" and block.get("text")]
     return [text for text in texts if not text.startswith(_BILLING)]
 
 
@@ -132,14 +126,14 @@ def _convert_block(
     kind = block.get("type")
     if kind == "text":
         if block.get("text"):
-            parts.append({"type": "text", "text": _string(block["text"])})
+            parts.append({"type": "text", "text": string(block["text"])})
     elif kind == "thinking":
         if block.get("thinking") is not None:
-            reasoning.append(_string(block["thinking"]))
+            reasoning.append(string(block["thinking"]))
     elif kind == "tool_use":
         # The id is of no template's interest but some; without one the engine makes one of the time of day.
         function = {"name": block.get("name") or "", "arguments": json.dumps(block.get("input") or {})}
-        calls.append({"id": _string(block.get("id")), "type": "function", "function": function})
+        calls.append({"id": string(block.get("id")), "type": "function", "function": function})
     elif kind == "tool_result":
         if role == "user":
             _convert_result(block, chat)
@@ -161,11 +155,11 @@ def _convert_result(block: Mapping[str, Any], chat: list[dict[str, Any]]) -> Non
     elif content is not None:
         for item in _objects(content):
             if item.get("type") == "text":
-                texts.append(_string(item.get("text", "")))
+                texts.append(string(item.get("text", "")))
             elif item.get("type") == "image":
                 raise Unsupported
             elif item.get("type") == "tool_reference" and (name := item.get("tool_name") or item.get("name")):
-                references.append({"type": "tool_reference", "name": _string(name)})
+                references.append({"type": "tool_reference", "name": string(name)})
     id = block.get("tool_use_id") or ""
     chat.append({"role": "tool", "tool_call_id": id, "content": "\n".join(texts)})
     if references:
@@ -198,17 +192,17 @@ def _changes_tools(message: Mapping[str, Any]) -> bool:
 
 
 def _changed(tools: list[dict[str, Any]], changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_name = {_string(tool.get("name")): tool for tool in tools}
+    by_name = {string(tool.get("name")): tool for tool in tools}
     removed: set[str] = set()
     for block in changes:
         change = block.get("tool")
         if not isinstance(change, dict):
             raise Refused
         if change.get("type") == "tool_definition" and isinstance(definition := change.get("definition"), dict):
-            name = _string(definition.get("name"))
+            name = string(definition.get("name"))
             by_name[name] = definition
         else:
-            name = _string(change.get("name"))
+            name = string(change.get("name"))
             if name not in by_name:
                 raise Refused
             if block["type"] == "tool_addition":
@@ -225,7 +219,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise Refused
     function: dict[str, Any] = {
-        "name": _string(tool.get("name")),
+        "name": string(tool.get("name")),
         "description": tool.get("description"),
         "parameters": schema if "type" in schema else {**schema, "type": "object"},
     }

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smetric.tokenize.chat import Chat, Refused, Unsupported, checked, template_kwargs
+from smetric.tokenize.chat import Chat, Refused, Unsupported, checked, string, template_kwargs
 
 _SEPARATOR = "__"
 _CUSTOM_PARAMETERS = {
@@ -59,12 +59,6 @@ def chat_of_responses(body: Mapping[str, Any]) -> Chat:
     )
 
 
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Refused
-    return value
-
-
 def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
     """Append what *item* becomes, or put it into the assistant message before it."""
     kind = item.get("type")
@@ -96,15 +90,15 @@ def _put(name: str, text: str, last: dict[str, Any] | None, messages: list[dict[
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    name = _string(item.get("name"))
+    name = string(item.get("name"))
     if item["type"] == "custom_tool_call":
         arguments = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
     else:
-        arguments = _string(item.get("arguments"))
+        arguments = string(item.get("arguments"))
         if item.get("namespace"):
             name = f"{item['namespace']}{_SEPARATOR}{name}"
     function = {"name": name, "arguments": arguments}
-    return {"id": _string(item.get("call_id")), "type": "function", "function": function}
+    return {"id": string(item.get("call_id")), "type": "function", "function": function}
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:
@@ -113,7 +107,7 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     for field in ("content", "summary"):
         parts = item.get(field)
         if isinstance(parts, list) and parts:
-            return _string(parts[0].get("text") if isinstance(parts[0], dict) else None)
+            return string(parts[0].get("text") if isinstance(parts[0], dict) else None)
     return ""
 
 
@@ -151,9 +145,9 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
             raise Refused
         kind = tool.get("type")
         if kind == "function":
-            made.append(_function(tool, _string(tool.get("name"))))
+            made.append(_function(tool, string(tool.get("name"))))
         elif kind == "custom":
-            made.append(_function({**tool, "parameters": _CUSTOM_PARAMETERS}, _string(tool.get("name"))))
+            made.append(_function({**tool, "parameters": _CUSTOM_PARAMETERS}, string(tool.get("name"))))
         elif kind == "namespace":
             inner = tool.get("tools")
             made += [

@@ -124,6 +124,11 @@ def test_a_policy_path_in_a_file_starts_from_the_files_folder(load: Any, tmp_pat
     assert load("", {}, Flagged("--policy", "policy", "./mine.policy")).policy == "./mine.policy"
 
 
+def test_a_models_folder_in_a_file_starts_from_the_files_folder(load: Any, tmp_path: Path) -> None:
+    settings = load('tokenizer: {source: local, folders: {a/b: models/b, "*": /models/any}}')
+    assert settings.tokenizer.folders == {"a/b": str(tmp_path / "models/b"), "*": "/models/any"}
+
+
 def test_a_heading_without_lines_leaves_the_defaults(load: Any) -> None:
     assert load("scrape:\n#  interval: 2s\nparams:\ninstances:\n") == Settings()
 
@@ -183,6 +188,9 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
         ("admin: {port: 8080}", "smetric.yaml:1: admin.port: 8080 is listen.port too; use another port"),
         ("scrape: {interval: 40s}", "default: scrape.unknown_after: 30s is less than interval, 40s"),
         ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]: expected a network such as 10.0.0.0/8"),
+        ("tokenizer: {source: local}", "tokenizer.folders: empty, but tokenizer.source is local; name each model's"),
+        ("tokenizer: {source: remote}", "tokenizer.source: expected one of estimated, engine, local"),
+        ("tokenizer: {folders: {m: [a]}}", "tokenizer.folders.m: expected the path of a folder, got a list"),
         ("listen: {port: 1}\nlisten: {port: 2}", "smetric.yaml:2: listen is set twice; keep one of the two"),
         ("listen: {host: '${NOBODY}'}", "smetric.yaml:1: ${NOBODY} is not set; set it or write ${NOBODY:-default}"),
         ("listen: {host: '${}'}", "smetric.yaml:1: `${` without a variable name"),

@@ -84,39 +84,6 @@ def test_what_only_the_engine_renders_is_unsupported(chat: Chat) -> None:
         rendered(DUMP, chat)
 
 
-@pytest.mark.parametrize(
-    ("source", "takes_parts"),
-    [
-        ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", True),
-        ("{% for m in messages %}{% for c in m['content'] %}{{ c.text }}{% endfor %}{% endfor %}", True),
-        ("{% for m in messages[1:] %}{% for c in m.content | list %}{% endfor %}{% endfor %}", True),
-        ("{% set ms = messages %}{% for m in ms %}{% for c in m.content %}{% endfor %}{% endfor %}", True),
-        ("{% for m in messages %}{% set content = m.content %}{% for c in content %}{% endfor %}{% endfor %}", True),
-        (
-            "{% macro show(x) %}{% for c in x %}{% endfor %}{% endmacro %}"
-            "{% for m in messages %}{{ show(m.content) }}{% endfor %}",
-            True,
-        ),
-        (
-            "{% macro show(x) %}{% for c in x %}{% endfor %}{% endmacro %}"
-            "{% for m in messages %}{{ show(x=m.content) }}{% endfor %}",
-            True,
-        ),
-        (
-            "{% macro show(content) %}{% for c in content %}{% endfor %}{% endmacro %}"
-            "{% for m in messages %}{{ show(m.role) }}{% endfor %}",
-            False,
-        ),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
-        ("{% for m in messages %}{% for t in m.tool_calls %}{% endfor %}{% endfor %}", False),
-        ("{% for o in others %}{% for c in o.content %}{% endfor %}{% endfor %}", False),
-    ],
-)
-def test_contents_are_parts_where_the_template_loops_over_them(source: str, takes_parts: bool) -> None:
-    shown = rendered(source + "{{ messages[0].content is string }}", user("a"))
-    assert shown.endswith("False" if takes_parts else "True")
-
-
 def test_parts_become_lines_of_text_or_stay_parts() -> None:
     parts = user(
         [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}, {"type": "text", "text": None}]
