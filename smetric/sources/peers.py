@@ -165,7 +165,7 @@ class Peers:
             return Reception.OWN
         expected = self._expected.pop(batch.sender, 0)
         if batch.number > expected:
-            self._index.missed()
+            self._index.missed(self._fleet.instances)
             if self._catching_up is None or self._catching_up.done():
                 self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
                 self._catching_up.add_done_callback(_ended)

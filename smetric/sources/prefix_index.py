@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -173,10 +173,10 @@ class PrefixIndex:
         if known is not None:
             self.table.close(known.held)
 
-    def missed(self) -> None:
-        """Some placements never arrived here: what is not known to be held may be held all the same."""
+    def missed(self, instances: Iterable[Instance]) -> None:
+        """Placements on *instances* never arrived here: what is not known to be held may be held all the same."""
         now = self._clock()
-        for known in self._known.values():
+        for known in map(self._of, instances):
             known.loss, known.has_lost = (known.held.entered, now), True
 
     def images(self) -> Iterator[InstanceImage]:

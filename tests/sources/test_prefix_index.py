@@ -281,10 +281,19 @@ def test_placements_that_never_arrived_make_misses_unknown_and_hits_stay() -> No
     index = PrefixIndex(clock=clock)
     index.prefilled(request("ab"), fleet[0])
     assert hits(index, request("ab"), fleet) == [2, 0]
-    index.missed()
+    index.missed(fleet)
     assert hits(index, request("ab"), fleet) == [2, None]
     clock.now += 600
     assert hits(index, request("ab"), fleet) == [2, 0]
+
+
+def test_a_loss_before_an_instance_was_ever_looked_at_counts() -> None:
+    fleet, index = instances(1), PrefixIndex()
+    index.missed(fleet)
+    assert hits(index, request("ab"), fleet) == [None]
+    fleet[0].restarted(2000.0)
+    index.forget(fleet[0])
+    assert hits(index, request("ab"), fleet) == [0]
 
 
 # ── What answers report ──────────────────────────────────────────────────────

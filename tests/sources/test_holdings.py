@@ -1,0 +1,83 @@
+"""The table of blocks: that a prefix is never left without its beginning, and what it says of order."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HOLDING, Held, Holdings
+
+ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING
+#: A path in a tree of prefixes: its blocks stand for themselves and all before them.
+PATH = st.text("ab", min_size=1, max_size=6)
+
+
+def blocks(path: str) -> list[int]:
+    return [int("1" + path[: i + 1].replace("a", "0").replace("b", "1"), 2) for i in range(len(path))]
+
+
+def parent(block: int) -> int:
+    return block >> 1
+
+
+def is_closed(held: Held) -> bool:
+    """Whether with every block all those before it are held."""
+    return all(parent(block) in held.blocks or parent(block) == 1 for block in held.blocks)
+
+
+ENTER = st.tuples(st.just("enter"), st.integers(0, 1), PATH)
+STEPS = st.lists(st.one_of(ENTER, st.tuples(st.just("merge"), st.integers(0, 1), PATH)), max_size=30)
+
+
+@settings(deadline=None)
+@given(STEPS, st.integers(1, 12), st.integers(2, 24))
+def test_no_block_is_ever_held_without_those_before_it(
+    steps: list[tuple[str, int, str]], room: int, memory: int
+) -> None:
+    table, other = Holdings(memory * ENTRY), Holdings(2**30)
+    helds = [table.open(), table.open()]
+    elsewhere = other.open()
+    for what, which, path in steps:
+        if what == "enter":
+            table.enter(helds[which], blocks(path), room)
+        else:
+            other.enter(elsewhere, blocks(path), 1000)
+            table.merge(helds[which], *elsewhere.image(), room)
+        assert all(map(is_closed, helds))
+        assert all(len(held.blocks) <= room for held in helds)
+        assert table.memory_bytes <= memory * ENTRY
+        ticks = [list(held.blocks.values()) for held in helds]
+        assert ticks == [sorted(each) for each in ticks]
+
+
+def test_runs_say_how_much_of_a_prompt_is_held_and_since_when() -> None:
+    table = Holdings(2**20)
+    held = table.open()
+    assert held.runs([1, 2]) == [(0, 0)]
+    table.enter(held, [1, 2, 3, 4], 100)
+    table.enter(held, [1, 2], 100)
+    assert held.runs([1, 2, 3, 9]) == [(0, 2), (2, 1), (3, 0)]
+    assert held.runs([1, 2]) == [(0, 2), (2, 0)]
+
+
+def test_what_is_newer_is_counted_up_to_a_limit_and_what_is_older_is_forgotten() -> None:
+    table = Holdings(2**20)
+    held = table.open()
+    for start in (1, 11, 21):
+        table.enter(held, list(range(start, start + 3)), 100)
+    assert held.newer_than(1, 100) == 6
+    assert held.newer_than(1, 4) == 4
+    assert table.forget_until(held, 2) == 6
+    assert sorted(held.blocks) == [21, 22, 23]
+    assert (table.blocks, table.evictions) == (3, 0)
+
+
+def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
+    table = Holdings(2**20)
+    first, second = table.open(), table.open()
+    table.enter(first, [1], 10)
+    table.enter(second, [1, 2], 10)
+    table.close(first)
+    third = table.open()
+    assert third.bit == first.bit
+    assert table.depths([1, 2], [second, third]) == {second.bit: 2, third.bit: 0}

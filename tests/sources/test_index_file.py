@@ -1,0 +1,133 @@
+"""The index over a restart: what is kept, and that no file can keep the router from starting or going on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from smetric.fleet.instance import Instance
+from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.request import InferenceRequest
+from smetric.sources.index_file import NAME, IndexFile
+from smetric.sources.index_image import IndexImage, decode, encode
+from smetric.sources.prefix_index import PrefixIndex
+from tests.fakes import until
+
+ASKED = InferenceRequest(prompt=Prompt([b"x" * 3 * BLOCK_BYTES], 4.0))
+HIT = 3 * BLOCK_BYTES / 4
+
+
+def engine(started_at: float | None = 1000.0) -> Instance:
+    instance = Instance("a", "http://127.0.0.1:1")
+    instance.started_at = started_at
+    return instance
+
+
+def hit(index: PrefixIndex, instance: Instance) -> float | None:
+    (cell,) = index.lookup(ASKED, [instance])["hit_len"]
+    return cell
+
+
+async def kept(folder: Path, instance: Instance) -> None:
+    """A router that serves one request and ends."""
+    index = PrefixIndex()
+    file = IndexFile(index, folder, interval_s=60)
+    await file.start()
+    index.prefilled(ASKED, instance)
+    await file.stop()
+
+
+async def started(folder: Path) -> tuple[PrefixIndex, IndexFile]:
+    index = PrefixIndex()
+    file = IndexFile(index, folder, interval_s=0.01)
+    await file.start()
+    return index, file
+
+
+async def test_the_index_outlives_the_router_where_the_engine_does(tmp_path: Path) -> None:
+    await kept(tmp_path / "new" / "folder", engine())
+    index, file = await started(tmp_path / "new" / "folder")
+    assert hit(index, engine()) == HIT
+    await file.stop()
+
+
+@pytest.mark.parametrize("started_at", [1010.0, None])
+async def test_another_process_or_one_that_does_not_say_which_it_is_gets_nothing(
+    tmp_path: Path, started_at: float | None
+) -> None:
+    await kept(tmp_path, engine())
+    index, file = await started(tmp_path)
+    assert hit(index, engine(started_at)) is None
+    await file.stop()
+
+
+async def test_what_was_learnt_of_a_process_without_a_start_time_is_not_restored(tmp_path: Path) -> None:
+    await kept(tmp_path, engine(None))
+    index, file = await started(tmp_path)
+    assert not index.is_restoring
+    await file.stop()
+
+
+async def test_it_is_written_now_and_then_when_it_has_changed_for_its_owner_alone(tmp_path: Path) -> None:
+    index, file = await started(tmp_path)
+    path = tmp_path / NAME
+    await asyncio.sleep(0.05)
+    assert not path.exists()
+    index.prefilled(ASKED, engine())
+    await until(path.exists)
+    (one,) = decode(path.read_bytes()).instances
+    assert len(one.blocks) == 3
+    assert path.stat().st_mode & 0o077 == 0
+    assert os.listdir(tmp_path) == [NAME]
+    first = path.stat().st_mtime_ns
+    await file.save()
+    assert path.stat().st_mtime_ns == first
+    await file.stop()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no image"),
+        (b"{}" * 100, "no image"),
+        (encode(IndexImage(0.0, BLOCK_BYTES, []))[:-1], "checksum"),
+    ],
+)
+async def test_a_file_that_cannot_be_read_is_a_log_line_and_written_anew(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    (tmp_path / NAME).write_bytes(content)
+    with capture_logs() as logs:
+        index, file = await started(tmp_path)
+    (line,) = [line for line in logs if line["event"] == "smetric.index.unreadable"]
+    assert reason in line["reason"]
+    index.prefilled(ASKED, engine())
+    await file.stop()
+    assert len(decode((tmp_path / NAME).read_bytes()).instances) == 1
+
+
+async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / NAME).open("wb") as file:
+        file.truncate(2**20 + 1)
+    with capture_logs() as logs:
+        kept = IndexFile(PrefixIndex(2**20), tmp_path, interval_s=60)
+        await kept.start()
+    assert "larger than prefix_index.max_bytes" in logs[0]["reason"]
+    await kept.stop()
+
+
+async def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    index = PrefixIndex()
+    file = IndexFile(index, tmp_path / "taken", interval_s=60)
+    with capture_logs() as logs:
+        await file.start()
+        for _ in range(3):
+            index.prefilled(ASKED, engine())
+            await file.save()
+        await file.stop()
+    assert [line["event"] for line in logs].count("smetric.index.not_saved") == 1

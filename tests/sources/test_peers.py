@@ -1,0 +1,196 @@
+"""Sidecars that tell each other what they placed: what arrives, what is refused, and what a loss leads to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.applications import Starlette
+from structlog.testing import capture_logs
+
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.proxy.placements import placement_routes
+from smetric.proxy.server import address_of, listen, serve
+from smetric.request import InferenceRequest
+from smetric.sources.index_image import pack
+from smetric.sources.peers import MAX_QUEUED, Peers, Reception
+from smetric.sources.placement import Placement, UnreadableBatch, encode
+from smetric.sources.prefix_index import PrefixIndex
+from tests.fakes import until
+
+BLOCK_TOKENS = BLOCK_BYTES / 4
+
+
+class Sidecar:
+    """An index and its exchange, with instances a and b."""
+
+    def __init__(self, *urls: str, started_at: float = 1000.0, token: str = "", seen_empty: bool = True) -> None:
+        instances = [Instance(id, f"http://{id}") for id in "ab"]
+        for instance in instances:
+            instance.started_at, instance.seen_empty = started_at, seen_empty
+        self.fleet = Fleet(instances, VOCABULARY)
+        self.index = PrefixIndex()
+        self.peers = Peers(self.index, self.fleet, urls, token=token, interval_s=0.01)
+
+    def serve(self, id: str, letter: str, blocks: int = 2) -> None:
+        """Send *blocks* blocks of *letter* to the instance *id*."""
+        self.index.prefilled(asked(letter, blocks), self.fleet[id])
+
+    def hits(self, letter: str, blocks: int = 2) -> list[float | None]:
+        """Hit lengths in blocks."""
+        cells = self.index.lookup(asked(letter, blocks), self.fleet.instances)["hit_len"]
+        return [None if cell is None else cell / BLOCK_TOKENS for cell in cells]
+
+
+def asked(letter: str, blocks: int) -> InferenceRequest:
+    return InferenceRequest(prompt=Prompt([letter.encode() * blocks * BLOCK_BYTES], 4.0))
+
+
+@asynccontextmanager
+async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterator[list[str]]:
+    """Their admin ports, and their exchange with the peers they know."""
+    stop = asyncio.Event()
+    sockets = [listen("127.0.0.1", port) for port in ports or [0] * len(sidecars)]
+    servers = [
+        asyncio.create_task(serve(Starlette(routes=placement_routes(one.peers)), sock, stop=stop.wait, drain_s=0.1))
+        for one, sock in zip(sidecars, sockets, strict=True)
+    ]
+    try:
+        yield [address_of(sock) for sock in sockets]
+    finally:
+        stop.set()
+        await asyncio.gather(*servers)
+
+
+async def test_what_one_places_all_others_know_and_nobody_passes_it_on() -> None:
+    left, right = Sidecar(), Sidecar()
+    async with running(left, right) as urls:
+        middle = Sidecar(*urls)
+        await middle.peers.start()
+        middle.serve("b", "x")
+        await until(lambda: left.hits("x") == right.hits("x") == [0, 2])
+        await middle.peers.stop()
+    figures = middle.peers.figures()
+    assert figures.up == dict.fromkeys(urls, True)
+    assert figures.placements == {"sent": 2, "dropped": 0, "received": 0, "refused": 0}
+    assert left.peers.figures().placements["received"] == 1
+
+
+async def test_a_router_that_stands_in_its_own_list_takes_itself_out() -> None:
+    port = listen("127.0.0.1", 0)
+    url = address_of(port)
+    port.close()
+    one = Sidecar(url)
+    async with running(one, ports=[int(url.rpartition(":")[2])]):
+        await one.peers.start()
+        one.serve("a", "x")
+        await until(lambda: one.peers.figures().up == {})
+        await one.peers.stop()
+    assert one.peers.figures().placements["received"] == 0
+
+
+async def test_one_that_starts_learns_what_is_where() -> None:
+    old = Sidecar()
+    old.serve("a", "x")
+    async with running(old) as urls:
+        new = Sidecar(*urls, seen_empty=False)
+        await new.peers.start()
+        assert new.hits("x") == [2, None]
+        await new.peers.stop()
+
+
+async def test_the_last_placements_go_out_at_the_end() -> None:
+    old = Sidecar()
+    async with running(old) as urls:
+        new = Sidecar(*urls)
+        await new.peers.start()
+        new.serve("a", "x")
+        await until(lambda: old.hits("x") == [2, 0])
+        new.serve("a", "y")
+        await new.peers.stop()
+        assert old.hits("y") == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("id", "started_at"), [("nobody", 1000.0), ("a", 2000.0), ("a", None)], ids=["no instance", "restarted", "unknown"]
+)
+async def test_a_placement_of_another_instance_or_process_is_refused_and_counted(
+    id: str, started_at: float | None
+) -> None:
+    one = Sidecar()
+    block = pack(asked("x", 1).prompt.blocks)  # type: ignore[union-attr]
+    assert await one.peers.receive(encode("s", 0, [Placement(id, started_at, block)])) is Reception.TAKEN
+    assert one.hits("x", 1) == [0, 0]
+    assert one.peers.figures().placements["refused"] == 1
+
+
+async def test_a_missing_batch_makes_misses_unknown_and_what_is_known_stays() -> None:
+    one = Sidecar()
+    one.serve("a", "x")
+    for number in (0, 1):
+        await one.peers.receive(encode("s", number, []))
+    assert one.hits("x") == [2, 0]
+    await one.peers.receive(encode("s", 3, []))
+    assert one.hits("x") == [2, None]
+
+
+async def test_who_missed_something_asks_the_peers_for_it() -> None:
+    old = Sidecar()
+    async with running(old) as urls:
+        new = Sidecar(*urls, seen_empty=False)
+        await new.peers.start()
+        new.peers._caught_up_at = float("-inf")
+        old.serve("b", "x")
+        await new.peers.receive(encode("s", 7, []))
+        await until(lambda: new.hits("x") == [None, 2])
+        await new.peers.stop()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"{}", encode("s", 0, [])[:-1], encode("s", 0, [Placement("a", None, b"123")])]
+)
+async def test_what_is_no_batch_is_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableBatch):
+        await Sidecar().peers.receive(data)
+
+
+async def test_a_peer_that_is_down_costs_placements_that_are_counted_and_nothing_else() -> None:
+    port = listen("127.0.0.1", 0)
+    url = address_of(port)
+    port.close()
+    one = Sidecar(url)
+    with capture_logs() as logs:
+        await one.peers.start()
+        for number in range(2 * MAX_QUEUED):
+            one.serve("a", chr(65 + number), 1)
+            one.peers._flush()
+        await until(lambda: one.peers.figures().placements["dropped"] >= MAX_QUEUED)
+        assert one.peers.figures().up == {url: False}
+        back = Sidecar()
+        async with running(back, ports=[int(url.rpartition(":")[2])]):
+            await until(lambda: one.peers.figures().up == {url: True})
+            one.serve("b", "!")
+            await until(lambda: back.hits("!") == [None, 2])
+        await one.peers.stop()
+    changes = [line["is_up"] for line in logs if line["event"] == "smetric.peer.changed"]
+    assert changes[:2] == [False, True]
+    assert changes[2:] in ([], [False])
+
+
+async def test_only_who_knows_the_token_is_heard() -> None:
+    guarded = Sidecar(token="t" * 16)
+    guarded.serve("a", "x")
+    async with running(guarded) as urls:
+        for token, is_heard in (("", False), ("u" * 16, False), ("t" * 16, True)):
+            other = Sidecar(*urls, token=token)
+            await other.peers.start()
+            assert other.hits("x") == ([2, 0] if is_heard else [0, 0])
+            other.serve("b", token or "none")
+            await until(lambda other=other: sum(other.peers.figures().placements.values()) > 0)  # type: ignore[misc]
+            await other.peers.stop()
+    assert guarded.peers.figures().placements["received"] == 1
