@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -270,10 +271,22 @@ def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit code."""
     logs.configure(settings.log.level, settings.log.format)
     application = Application(settings)
+    _spare_the_collector()
     data = listen(settings.listen.host, settings.listen.port)
     admin = listen(settings.admin.host, settings.admin.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve_ports(application, data, admin))
+
+
+def _spare_the_collector() -> None:
+    """Let the garbage collector pass over what start-up made, and come less often.
+
+    All of it lives as long as the process. Walking it stopped every stream for tens of milliseconds; the last thousand
+    decisions, which are kept as objects, made that happen every few hundred requests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 10)
 
 
 async def serve_ports(application: Application, data: socket.socket, admin: socket.socket) -> int:

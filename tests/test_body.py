@@ -131,3 +131,21 @@ def test_an_error_quotes_nothing_that_was_sent() -> None:
     with pytest.raises(RequestError) as caught:
         members(b'{"secret canary": "secret canary" "secret canary"}')
     assert "canary" not in str(caught.value)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), JSON), max_size=6),
+    st.sampled_from([(",", ":"), (", ", ": "), (",", ": "), (", ", ":")]),
+    st.booleans(),
+)
+def test_a_name_given_twice_is_found_however_the_body_is_spaced_and_escaped(
+    given_members: list[tuple[str, Any]], separators: tuple[str, str], escaped: bool
+) -> None:
+    texts = [separators[1].join(json.dumps(one, ensure_ascii=escaped) for one in pair) for pair in given_members]
+    body = ("{" + separators[0].join(texts) + "}").encode()
+    if len(dict(given_members)) == len(given_members):
+        assert {name: json.loads(bytes(value)) for name, value in members(body).items()} == dict(given_members)
+    else:
+        with pytest.raises(RequestError, match="twice"):
+            members(body)

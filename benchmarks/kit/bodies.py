@@ -72,7 +72,7 @@ def _text(rng: random.Random, size: int) -> str:
 
 
 def _body(messages: list[dict[str, str]], shape: Shape) -> bytes:
-    """A body as Python clients send it; the mock reads `seed` as the time between chunks, in ms."""
+    """A body as clients send it, without spaces; the mock reads `seed` as the time between chunks, in ms."""
     body = {
         "model": "m",
         "messages": messages,
@@ -81,4 +81,4 @@ def _body(messages: list[dict[str, str]], shape: Shape) -> bytes:
         "seed": shape.interval_ms,
         "stream": bool(shape.chunks),
     }
-    return json.dumps(body, ensure_ascii=False).encode()
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()

@@ -112,7 +112,7 @@ static void read_bodies(const char *folder) {
     fclose(file);
     char *mark = memmem(request->bytes, request->length, "stamp:", 6);
     request->stamp_at = mark ? (size_t)(mark + 6 - request->bytes) : 0;
-    request->is_stream = memmem(request->bytes, request->length, "\"stream\": true", 14) != NULL;
+    request->is_stream = memmem(request->bytes, request->length, "\"stream\":true", 13) != NULL;
   }
 }
 

@@ -5,7 +5,7 @@ Made for every request, so it only refers to what exists anyway; texts are rende
 
 from __future__ import annotations
 
-import os
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ _PAIRS = tuple(high + low for high in _BASE32 for low in _BASE32)
 
 def decision_id(time_ns: int) -> str:
     """A ULID: 26 characters of Crockford's base 32, 48 bits of Unix milliseconds, then 80 random bits."""
-    value = (time_ns // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
+    value = (time_ns // 1_000_000 << 80) | random.getrandbits(80)
     return "".join([_PAIRS[value >> shift & 0x3FF] for shift in range(120, -1, -10)])
 
 
