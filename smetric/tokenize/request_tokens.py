@@ -21,7 +21,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.record import Usage
-from smetric.tokenize.chat import Chat, NotTokenised, Text, chat_of_chat, prompt_of_completion
+from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text, chat_of_chat, prompt_of_completion
 from smetric.tokenize.encoder import Encoder
 from smetric.tokenize.engine import EngineEncoder
 from smetric.tokenize.messages import chat_of_messages, disables_thinking, has_inline_system
@@ -157,6 +157,9 @@ class RequestTokens:
             result = "ok"
         except NotTokenised as reason:
             ids, result = None, reason.result
+        except (RecursionError, UnicodeEncodeError):
+            # Nested too deeply, or with halves of surrogate pairs: the router looks no deeper than it must, engines do.
+            ids, result = None, Refused.result
         except Exception:
             # A fault of ours: the hit lengths of this request stay unknown, and it is served all the same.
             log.exception("smetric.tokenize.failed")
@@ -167,7 +170,11 @@ class RequestTokens:
     async def _encode(self, api: Api, model: str, body: bytes) -> array[int]:
         if len(body) > MAX_BODY:
             raise NotTokenised
-        prompt = await self._read(api, model, json.loads(body))
+        try:
+            found = json.loads(body)
+        except ValueError:  # what the router's decoder takes and Python's does not: a number of thousands of digits
+            raise Refused from None
+        prompt = await self._read(api, model, found)
         if isinstance(prompt, array):
             return prompt
         assert self._encoder is not None

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ from smetric.telemetry.names import TOKENIZE_RESULTS
 from smetric.telemetry.record import Usage
 from smetric.tokenize.chat import Chat, Refused, Text
 from smetric.tokenize.encoder import Unavailable
+from smetric.tokenize.local import LocalEncoder
 from smetric.tokenize.request_tokens import MAX_BODY, MOST_AT_A_TIME, RequestTokens, request_tokens
 from smetric.tokenize.trust import DISTRUST_S, MOST_DIFFERENT
 from tests.fakes import until
-from tests.tokenize.recorded import request_of, tokens_of
+from tests.tokenize.recorded import model_folder, request_of, tokens_of
 
 TURN_2 = {
     "model": "tiny",
@@ -126,6 +128,28 @@ async def test_what_cannot_be_encoded_is_unknown_and_not_tried_again(error: Exce
     assert results == [result]
     assert len(encoder.asked) == 1
     assert request.token_ids is None
+
+
+DEEP = b"[" * 2000 + b"]" * 2000
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b'"tools":[{"type":"function","function":{"name":"f","parameters":{"x":%b}}}]' % DEEP,
+        b'"seed":' + b"9" * 5000,
+        b'"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\\"a\\":\\"\\\\ud83d\\"}"}}]}]',
+    ],
+    ids=["too deep", "too long a number", "half a surrogate pair"],
+)
+async def test_what_only_an_engine_looks_into_and_refuses_is_refused(tmp_path: Path, more: bytes) -> None:
+    messages = b"" if b'"messages"' in more else b'"messages":[{"role":"user","content":"q"}],'
+    request = InferenceRequest(api=Api.CHAT, model="tiny", body=b'{"model":"tiny",%b%b}' % (messages, more))
+    results: list[str] = []
+    encoder = LocalEncoder({"*": model_folder(tmp_path, "plain")}, max_bytes=1 << 20)
+    assert await tokens_of(encoder, results).of(request) is None
+    await encoder.stop()
+    assert results == ["refused"]
 
 
 async def test_every_result_is_in_the_table() -> None:
