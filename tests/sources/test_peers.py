@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -18,7 +19,7 @@ from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import address_of, listen, serve
 from smetric.request import InferenceRequest
 from smetric.sources.index_image import pack
-from smetric.sources.peers import MAX_QUEUED, Peers, Reception
+from smetric.sources.peers import BATCH_BYTES, MAX_QUEUED, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
 from smetric.sources.prefix_index import PrefixIndex
 from tests.fakes import until
@@ -166,10 +167,8 @@ async def test_a_peer_that_is_down_costs_placements_that_are_counted_and_nothing
     one = Sidecar(url)
     with capture_logs() as logs:
         await one.peers.start()
-        for number in range(2 * MAX_QUEUED):
-            one.serve("a", chr(65 + number), 1)
-            one.peers._flush()
-        await until(lambda: one.peers.figures().placements["dropped"] >= MAX_QUEUED)
+        one.serve("a", "x")
+        await until(lambda: one.peers.figures().placements["dropped"] == 1)
         assert one.peers.figures().up == {url: False}
         back = Sidecar()
         async with running(back, ports=[int(url.rpartition(":")[2])]):
@@ -180,6 +179,14 @@ async def test_a_peer_that_is_down_costs_placements_that_are_counted_and_nothing
     changes = [line["is_up"] for line in logs if line["event"] == "smetric.peer.changed"]
     assert changes[:2] == [False, True]
     assert changes[2:] in ([], [False])
+
+
+async def test_what_waits_for_a_peer_is_bounded_and_the_oldest_goes_first() -> None:
+    one = Sidecar("http://127.0.0.1:1")
+    assert one.index.on_placed is not None
+    for _ in range(MAX_QUEUED + 5):
+        one.index.on_placed(one.fleet["a"], array("Q", bytes(BATCH_BYTES)))
+    assert one.peers.figures().placements["dropped"] == 5
 
 
 async def test_only_who_knows_the_token_is_heard() -> None:
