@@ -110,6 +110,16 @@ async def healthy(call: Call) -> None:
         await call.answer(200, CHAT_ANSWER, (b"content-type", b"application/json"))
 
 
+async def idle_page(call: Call) -> None:
+    """The metrics of an engine that does nothing."""
+    await call.answer(200, METRICS, (b"content-type", b"text/plain; version=0.0.4"))
+
+
+async def one_model(call: Call) -> None:
+    """A list of the one model `tiny`."""
+    await call.answer(200, MODELS, (b"content-type", b"application/json"))
+
+
 async def hang(call: Call) -> None:
     """Never answer."""
     await asyncio.Event().wait()
@@ -123,8 +133,8 @@ class FakeEngine:
 
     def __init__(self, script: Script = healthy) -> None:
         self.script = script
-        self.metrics: Script = lambda call: call.answer(200, METRICS, (b"content-type", b"text/plain; version=0.0.4"))
-        self.models: Script = lambda call: call.answer(200, MODELS, (b"content-type", b"application/json"))
+        self.metrics: Script = idle_page
+        self.models: Script = one_model
         #: The calls that went to the script, in the order of arrival.
         self.calls: list[Call] = []
         #: How many connections were accepted.
@@ -134,6 +144,10 @@ class FakeEngine:
         self._open: set[asyncio.Task[None]] = set()
         #: Connections that wait for another call, those of the router's scraper left out.
         self._idle: set[asyncio.Task[None]] = set()
+
+    def recover(self) -> None:
+        """Be well from now on."""
+        self.script, self.metrics, self.models = healthy, idle_page, one_model
 
     @property
     def aborted(self) -> list[Call]:

@@ -18,7 +18,7 @@ from smetric.app import Application
 from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
 from smetric.proxy.server import address_of, listen, serve
 from smetric.token_ids import TokenIds
-from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, healthy, request, until
+from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, request, until
 
 #: Stands in prompts, and must never be seen anywhere but in them and in the engines.
 CANARY = "canary-7f3a9c51"
@@ -107,7 +107,7 @@ class Running:
     async def check_well(self) -> None:
         """Healthy after: a normal request works; tasks, file descriptors and the ledger are back; no canary is out."""
         for engine in self.engines:
-            engine.script = healthy
+            engine.recover()
         answer = await self.chat(stream=True)
         assert (answer.status, answer.complete, answer.body[-len(DONE) :]) == (200, True, DONE)
         await until(lambda: self.counted() == (0, 0, 0))
