@@ -22,7 +22,8 @@ from statistics import median
 import msgspec
 
 from smetric.block_keys import BlockKeys
-from smetric.sources.kv_index import Contents, KvIndex
+from smetric.sources.kv_contents import Contents
+from smetric.sources.kv_index import KvIndex
 from smetric.sources.kv_message import decode
 from smetric.sources.kv_subscriber import TURN_S
 
@@ -79,22 +80,23 @@ def lookups(rng: random.Random, length: int) -> None:
     """Hit lengths of 32 instances that all hold the whole prompt: the longest walk there is."""
     index = KvIndex(ROOM)
     tokens = prompt(rng, length)
-    caches = [index.open() for _ in range(32)]
+    caches = [Contents(index) for _ in range(32)]
     for contents in caches:
         contents.begin()
         enter(contents, payloads(rng, tokens))
+    bits = [contents.bit for contents in caches]
     limit = (length - 1) // BLOCK
     hashed = BlockKeys(tokens, BLOCK)
-    assert index.depths(hashed, limit, caches) == [limit] * 32
-    cold = cpu_ms(lambda: index.depths(BlockKeys(tokens, BLOCK), limit, caches), 50)
-    warm = cpu_ms(lambda: index.depths(hashed, limit, caches), 50)
+    assert index.depths(hashed, limit, bits) == [limit] * 32
+    cold = cpu_ms(lambda: index.depths(BlockKeys(tokens, BLOCK), limit, bits), 50)
+    warm = cpu_ms(lambda: index.depths(hashed, limit, bits), 50)
     print(f"look up {length:,} tokens in 32 instances: {cold:.2f} ms, keys known {warm:.2f} ms")
 
 
 async def fleet(rng: random.Random, instances: int, tokens: int) -> None:
     """Fill the caches of a whole fleet, with pauses as a subscriber makes them."""
     index = KvIndex(ROOM)
-    caches = [index.open() for _ in range(instances)]
+    caches = [Contents(index) for _ in range(instances)]
     gc.collect()
     before = resident()
     longest, spent, messages = 0.0, 0, 0
@@ -121,7 +123,7 @@ async def fleet(rng: random.Random, instances: int, tokens: int) -> None:
         f"longest turn {longest * 1e3:.1f} ms of CPU"
     )
     began = time.process_time_ns()
-    index.close(caches[0])
+    caches[0].close()
     print(f"forget one instance: {(time.process_time_ns() - began) / 1e6:.0f} ms")
 
 

@@ -116,7 +116,7 @@ class KvEvents:
             keys = request.block_keys.get(size)
             if keys is None:
                 keys = request.block_keys[size] = BlockKeys(ids, size, adapter, request.cache_salt)
-            depths = self.index.depths(keys, (len(ids) - 1) // size, [stream.contents for stream in asked])
+            depths = self.index.depths(keys, (len(ids) - 1) // size, [stream.contents.bit for stream in asked])
             for stream, depth in zip(asked, depths, strict=True):
                 hits[stream] = _Hit(depth * size, stream.contents.certain(keys.keys, depth) * size)
         return {"hit_len": [self._cell(instance, each, hits, request) for instance, each in streams.items()]}
@@ -128,8 +128,10 @@ class KvEvents:
             return None
         nothing = _Hit(0, 0)
         all_heard = all(subscriber.streams for subscriber in self._subscribers[instance])
-        if all_heard and all(stream.contents.is_complete for stream in streams):
+        if all_heard and all(stream.state is State.KNOWN for stream in streams):
             return max(hits.get(stream, nothing).held for stream in streams)
+        if any(stream.is_behind for stream in streams):
+            return None
         bound = max(hits.get(stream, nothing).certain for stream in streams)
         return bound if request.est_hit and bound >= request.est_hit else None
 

@@ -1,7 +1,7 @@
 """What an engine publishes of its KV cache: one message of events, decoded.
 
 Events are maps (vLLM 0.23 and later) or arrays (before); block hashes are 64-bit integers or bytes. What the events
-mean for the index is in `smetric.sources.kv_index`, sequence numbers and sockets in `kv_stream` and `kv_events`.
+mean is in `smetric.sources.kv_contents`, sequence numbers and sockets in `kv_stream` and `kv_subscriber`.
 """
 
 from __future__ import annotations

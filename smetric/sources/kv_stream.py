@@ -1,13 +1,14 @@
 """One publisher's messages in order: what is next, what was missed, what is a repetition, and when it has restarted.
 
-Sockets are in `smetric.sources.kv_subscriber`, what events mean in `smetric.sources.kv_index`.
+Sockets are in `smetric.sources.kv_subscriber`, what events mean in `smetric.sources.kv_contents`.
 """
 
 from __future__ import annotations
 
 import enum
 
-from smetric.sources.kv_index import Contents, KvIndex
+from smetric.sources.kv_contents import Contents
+from smetric.sources.kv_index import KvIndex
 from smetric.sources.kv_message import Event, Message
 
 
@@ -28,6 +29,8 @@ class State(enum.Enum):
     KNOWN = "known"
     #: Nobody was listening when the engine began, and its replay socket does not reach back.
     JOINED_LATE = "joined_late"
+    #: There may be messages that have not been had yet: the connection is new or down, or a replay is under way.
+    BEHIND = "behind"
     #: Messages were missed and cannot be had any more.
     GAP = "gap"
     #: A message could not be read.
@@ -45,17 +48,19 @@ class Stream:
         index: where its cache's contents are entered.
     """
 
-    __slots__ = ("_index", "_latest", "_loss", "_orphans_before", "contents", "missed", "next", "restarts")
+    __slots__ = ("_index", "_latest", "_loss", "_orphans_before", "contents", "is_behind", "missed", "next", "restarts")
 
     def __init__(self, index: KvIndex) -> None:
         self._index = index
-        self.contents: Contents = index.open()
+        self.contents = Contents(index)
         #: Sequence number of the next message; None before the first one of this engine process.
         self.next: int | None = None
         #: When the engine made the latest message, seconds on its clock.
         self._latest = float("-inf")
         self._loss = State.JOINED_LATE
         self._orphans_before = 0
+        #: Messages may be missing that nothing has shown to be missing yet.
+        self.is_behind = False
         #: Messages that were missed for good, and restarts that the sequence numbers showed.
         self.missed = 0
         self.restarts = 0
@@ -65,7 +70,9 @@ class Stream:
         """Whether its contents are known."""
         if self.contents.unsupported:
             return State.UNSUPPORTED
-        return State.KNOWN if self.contents.is_complete else self._loss
+        if not self.contents.is_complete:
+            return self._loss
+        return State.BEHIND if self.is_behind else State.KNOWN
 
     @property
     def orphans(self) -> int:
@@ -119,9 +126,9 @@ class Stream:
 
     def restart(self) -> None:
         """A new engine process: nothing said before holds."""
-        self._index.close(self.contents)
+        self.contents.close()
         self._orphans_before += self.contents.orphans
-        self.contents = self._index.open()
+        self.contents = Contents(self._index)
         self.next = None
         self._latest = float("-inf")
         self._loss = State.JOINED_LATE

@@ -120,12 +120,21 @@ class KvEngine:
         seq = self._next
         self._next += 1
         self._buffer.append((seq, payload))
-        if not lost:
+        if not lost and not self._events.closed:
             await self._events.send_multipart([self._topic, seq.to_bytes(8, "big"), payload])
         return seq
 
     async def send_frames(self, *frames: bytes) -> None:
         await self._events.send_multipart(frames)
+
+    def disconnect(self) -> None:
+        """Break all connections to the events; nobody can connect until `connect_again`."""
+        self._events.close(linger=0)
+
+    def connect_again(self) -> None:
+        self._events = self._context.socket(zmq.XPUB)
+        self._events.setsockopt(zmq.LINGER, 0)
+        self._events.bind(self.endpoint)
 
     def restart(self) -> None:
         self._next = 0

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.request import InferenceRequest
-from smetric.sources import kv_events, kv_subscriber
+from smetric.sources import kv_events, kv_socket
 from smetric.sources.kv_events import KvEvents
 from smetric.sources.kv_publisher import Publisher
 from smetric.telemetry.kv_gauges import CacheFigures
@@ -210,7 +210,7 @@ async def test_a_gap_longer_than_the_replay_buffer_is_a_loss() -> None:
 
 
 async def test_a_replay_socket_that_is_silent_costs_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_subscriber, "REPLAY_SILENCE_S", 0.05)
+    monkeypatch.setattr(kv_socket, "REPLAY_SILENCE_S", 0.05)
     silent = Publisher(instance=ONE, endpoint="", replay=free_address())
     async with engine(replay=False) as one:
         source_at = Publisher(instance=ONE, endpoint=one.endpoint, replay=silent.replay)
@@ -237,6 +237,59 @@ async def test_a_restart_forgets_what_the_engine_held() -> None:
         # The metrics show the same restart a little later.
         source.forget(ONE)
         assert await hit_len(source, request(PROMPT)) == [2 * BLOCK]
+
+
+async def test_what_was_published_while_there_was_no_connection_is_had_when_there_is_one_again() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        await one.publish(stored(PROMPT))
+        await until(lambda: messages(source) == 1)
+        one.disconnect()
+        await until(lambda: not told(source).is_known)
+        assert await hit_len(source, request(PROMPT)) == [None]
+        await one.publish(removed(names_of(PROMPT)[-1]))
+        await one.publish(stored([7] * BLOCK))
+        one.connect_again()
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request(PROMPT)) == [4 * BLOCK]
+        assert await hit_len(source, request([7] * 2 * BLOCK)) == [BLOCK]
+        assert told(source).missed == 0
+
+
+@pytest.mark.parametrize("published", [0, 1, 3, 8])
+async def test_a_new_process_behind_the_same_address_is_told_from_the_old_one(published: int) -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        for i in range(3):
+            await one.publish(stored([i, *PROMPT]))
+        await until(lambda: messages(source) == 3)
+        one.disconnect()
+        one.restart()
+        for i in range(published):
+            await one.publish(stored([50 + i, *PROMPT]))
+        await until(lambda: not told(source).is_known)
+        one.connect_again()
+        await until(lambda: told(source).is_known)
+        assert await hit_len(source, request([0, *PROMPT])) == [0]
+        for i in range(published):
+            assert await hit_len(source, request([50 + i, *PROMPT])) == [5 * BLOCK]
+        assert source.index.blocks == 5 * published
+
+
+async def test_without_a_replay_socket_the_next_message_shows_whether_one_was_missed() -> None:
+    async with engine(replay=False) as one, listening(publisher(one)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await until(lambda: told(source).is_known)
+        one.disconnect()
+        await until(lambda: not told(source).is_known)
+        one.connect_again()
+        await one.joined()
+        assert not told(source).is_known
+        await one.publish(stored([7] * BLOCK))
+        await until(lambda: told(source).is_known)
 
 
 async def test_a_restart_that_the_metrics_show_first_is_learnt_anew() -> None:
