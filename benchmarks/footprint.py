@@ -1,0 +1,73 @@
+"""What SMetric takes before the first request: seconds until it is ready, and memory and CPU when idle.
+
+    python benchmarks/footprint.py [--starts 5]
+
+Packages and megabytes on disk are held by `.ci/weight`. How to read what this prints is in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.kit.load import build, free_ports, mock_instances
+from benchmarks.kit.process import running
+
+INSTANCES = 4
+#: Seconds of idling over which CPU is counted and after which memory is read; scrapes go on meanwhile.
+IDLE_S = 4.0
+
+
+def is_ready(port: int) -> bool:
+    """Whether the router on *port* says that it is ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def start_once(folder: Path, instances: Sequence[str]) -> tuple[float, float, float, float]:
+    """Seconds from starting the process until it is ready, and those of CPU; resident MB and CPU per cent when idle."""
+    port = free_ports(2)
+    command = [str(Path(sys.executable).with_name("smetric")), "serve", "--policy", "smetric"]
+    command += ["--port", str(port), "--admin-port", str(port + 1)]
+    command += [word for url in instances for word in ("--instance", url)]
+    started = time.perf_counter()
+    with running("smetric", command, folder / "smetric.log") as process:
+        process.wait_until(lambda: is_ready(port), within_s=30.0, every_s=0.02)
+        ready_s = time.perf_counter() - started
+        before = process.cpu_ns()
+        time.sleep(IDLE_S)
+        return ready_s, before / 1e9, process.rss_bytes() / 1e6, (process.cpu_ns() - before) / 1e7 / IDLE_S
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--starts", type=int, default=5, help="how often it is started (default 5)")
+    starts = parser.parse_args(arguments).starts
+    with tempfile.TemporaryDirectory(prefix="smetric-bench-") as name:
+        folder = Path(name)
+        build(folder)
+        with mock_instances(folder, INSTANCES) as instances:
+            figures = [start_once(folder, instances) for _ in range(starts)]
+    ready_s, ready_cpu_s, rss_mb, cpu = zip(*figures, strict=True)
+    print(f"# {starts} starts, {INSTANCES} instances, no traffic; load average {os.getloadavg()[0]:.1f}; medians")
+    print(f"from the shell to ready {median(ready_s):6.2f} s   (best {min(ready_s):.2f})")
+    print(f"   of that, CPU         {median(ready_cpu_s):6.2f} s")
+    print(f"resident memory, idle   {median(rss_mb):6.1f} MB")
+    print(f"CPU, idle               {median(cpu):6.2f} % of one core")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
