@@ -42,6 +42,16 @@ def test_equal_text_under_another_key_shares_nothing() -> None:
     assert _common(Prompt(text, 4.0, key=b"m"), Prompt(text, 4.0, key=b"adapter")) == 0
 
 
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=3000), st.binary(min_size=1, max_size=3000))
+def test_the_question_of_a_follow_up_is_the_whole_of_the_request_before(prompt: bytes, reply: bytes) -> None:
+    first, follow_up = Prompt([prompt], 4.0), Prompt([prompt, reply], 4.0, question_bytes=len(prompt))
+    assert follow_up.hashes.question == first.hashes.whole
+    assert follow_up.hashes.whole != first.hashes.whole
+    assert first.hashes.question == 0
+    assert Prompt([prompt, reply], 4.0, question_bytes=len(prompt), key=b"m").hashes.question != first.hashes.whole
+
+
 def test_a_block_hash_covers_everything_before_it() -> None:
     same = b"s" * BLOCK_BYTES
     left = Prompt([b"a" * BLOCK_BYTES, same], 4.0)

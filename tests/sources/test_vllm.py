@@ -99,8 +99,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(*, timeout_s: float = 2.0, models: list[str] | None = None) -> AsyncIterator[Bench]:
+async def bench(
+    *, timeout_s: float = 2.0, models: list[str] | None = None, first: bytes | None = None
+) -> AsyncIterator[Bench]:
     engine = Engine()
+    engine.answers["/metrics"] = first or page()
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     one = Bench(Instance("a", f"http://127.0.0.1:{port}", models=models), engine, timeout_s)
@@ -347,6 +350,24 @@ async def test_another_start_time_is_another_incarnation() -> None:
         assert one.instance.incarnation == 1
         await one.scrape(page(generated=60, started=2000))
         assert one.restarts == [1]
+
+
+@pytest.mark.parametrize(("generated", "seen_empty"), [(0, True), (7, False)])
+async def test_an_engine_that_had_computed_nothing_when_first_seen_was_seen_empty(
+    generated: float, seen_empty: bool
+) -> None:
+    async with bench(first=page(generated=generated)) as one:
+        await one.scrape(page(generated=9))
+        assert (one.instance.seen_empty, one.instance.started_at) == (seen_empty, 1000)
+        await one.scrape(page(generated=3, started=2000))
+        assert (one.instance.seen_empty, one.instance.started_at) == (True, 2000)
+
+
+async def test_the_first_look_is_over_when_each_was_asked_once_or_the_time_is_up() -> None:
+    async with bench(first=b"nonsense") as one:
+        await asyncio.wait_for(one.source.first_look(60), 1)
+        fresh = Bench(Instance("b", "http://127.0.0.1:1"), one.engine, 1.0)
+        await asyncio.wait_for(fresh.source.first_look(0.01), 1)
 
 
 async def test_a_counter_that_falls_is_a_restart_where_no_start_time_is_given() -> None:
