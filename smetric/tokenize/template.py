@@ -113,8 +113,10 @@ class ChatTemplate:
                 {"type": kind, "name" if kind == "tool_reference" else "text": text} for kind, text in taken
             ]
         if role == "assistant":
-            if message.get("tool_calls"):
-                made["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+            if calls := message.get("tool_calls"):
+                if not isinstance(calls, list):
+                    raise Refused
+                made["tool_calls"] = [_call(call) for call in calls]
             if message.get("reasoning") is not None:
                 made["reasoning"] = made["reasoning_content"] = message["reasoning"]
         elif role == "tool":

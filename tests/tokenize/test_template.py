@@ -112,8 +112,8 @@ def test_arguments_of_calls_are_objects(arguments: Any, seen: str) -> None:
     assert rendered("{{ messages[0].tool_calls[0].function.arguments | tojson }}", chat) == seen
 
 
-@pytest.mark.parametrize("calls", [[{"type": "custom"}], ["x"], [{"type": "function", "function": None}]])
-def test_other_calls_are_refused(calls: list[Any]) -> None:
+@pytest.mark.parametrize("calls", [True, "x", [{"type": "custom"}], ["x"], [{"type": "function", "function": None}]])
+def test_other_calls_are_refused(calls: Any) -> None:
     with pytest.raises(Refused):
         rendered(DUMP, [{"role": "assistant", "tool_calls": calls}])
 
