@@ -63,6 +63,24 @@ def test_turns_are_the_assistants_and_the_history_ends_with_the_last(
     assert text(conversation)[: conversation.history_bytes] == b"".join(rendered(history).pieces)
 
 
+@pytest.mark.parametrize(
+    ("messages", "question"),
+    [
+        ([USER], 0),
+        ([USER, ASSISTANT, USER], 1),
+        ([USER, CALL, TOOL], 1),
+        ([SYSTEM, USER, CALL, TOOL, TOOL, CALL, TOOL], 5),
+        ([USER, ASSISTANT], 0),
+        ([USER, ASSISTANT, USER, ASSISTANT], 1),
+        ([USER, THOUGHT, FUNCTION_CALL, FUNCTION_OUTPUT, THOUGHT, SAID, USER], 4),
+    ],
+)
+def test_the_question_is_the_whole_request_that_the_last_turn_answered(messages: list[Any], question: int) -> None:
+    conversation = rendered(messages, tools=[{"name": "f"}], system="rules")
+    asked = text(rendered(messages[:question], tools=[{"name": "f"}], system="rules")) if question else b""
+    assert text(conversation)[: conversation.question_bytes] == asked
+
+
 def test_tools_and_system_come_first_and_belong_to_the_history() -> None:
     conversation = rendered([USER, ASSISTANT, USER], tools=[{"name": "f"}], system="rules")
     order = [text(conversation).index(word) for word in (b'"f"', b"rules", b"question", b"answer")]
@@ -197,6 +215,79 @@ def test_two_consecutive_requests_of_claude_code_share_their_common_prompt() -> 
         shared += 1
     last_answer_and_result = 1024
     assert shared * BLOCK_BYTES >= 0.95 * (first.size - last_answer_and_result)
+
+
+class ClaudeCode:
+    """A session as Claude Code sends it, request by request."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.messages: list[dict[str, Any]] = [self._user("<system-reminder>context</system-reminder>", "fix the bug")]
+
+    @staticmethod
+    def _user(*texts: str) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": "text", "text": text * 40} for text in texts]}
+
+    def body(self) -> dict[str, Any]:
+        """The next request: two cache marks on the system, one on the last message, a header that never repeats."""
+        self.number += 1
+        mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+        billing = f"x-anthropic-billing-header: cc_version=2.1.{self.number}; cc_entrypoint=cli; cch={self.number:05x};"
+        messages = json.loads(json.dumps(self.messages))
+        messages[-1]["content"][-1] |= mark
+        schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+        return {
+            "tools": [{"name": f"Tool{i}", "description": "does " * 90, "input_schema": schema} for i in range(12)],
+            "system": [
+                {"type": "text", "text": billing},
+                {"type": "text", "text": "You are Claude Code, an agent.", **mark},
+                {"type": "text", "text": "Rules. " * 900, **mark},
+            ],
+            "messages": messages,
+        }
+
+    def answer(self) -> None:
+        """The model thinks, says something and calls two tools, which answer in two ways; at times the user speaks."""
+        n = self.number
+        self.messages.append(
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": f"let me see {n} " * 30, "signature": f"sig{n}" * 20},
+                    {"type": "text", "text": f"I look at file {n}. " * 10},
+                    {"type": "tool_use", "id": f"toolu_{n}a", "name": "Tool1", "input": {"path": f"/src/{n}.py"}},
+                    {"type": "tool_use", "id": f"toolu_{n}b", "name": "Tool2", "input": {"path": "x", "lines": [1, n]}},
+                ],
+            }
+        )
+        listed = [{"type": "text", "text": f"line {n} of the file " * 50}]
+        results: list[dict[str, Any]] = [
+            {"type": "tool_result", "tool_use_id": f"toolu_{n}a", "content": listed},
+            {"type": "tool_result", "tool_use_id": f"toolu_{n}b", "content": f"exit code {n}", "is_error": True},
+        ]
+        if n % 3 == 0:
+            results.append({"type": "text", "text": "<system-reminder>The todo list is empty.</system-reminder>"})
+        self.messages.append({"role": "user", "content": results})
+
+
+def test_through_a_session_of_claude_code_each_request_begins_with_the_whole_of_the_one_before() -> None:
+    session = ClaudeCode()
+    before: Prompt | None = None
+    for _ in range(12):
+        conversation = rendered(**session.body())
+        prompt = Prompt(
+            conversation.pieces,
+            4.0,
+            history_bytes=conversation.history_bytes,
+            question_bytes=conversation.question_bytes,
+        )
+        if before is not None:
+            shared = [a == b for a, b in zip(before.blocks, prompt.blocks, strict=False)]
+            assert all(shared)
+            assert len(before.blocks) * BLOCK_BYTES >= 0.95 * before.size
+            assert prompt.hashes.question == before.hashes.whole
+        before = prompt
+        session.answer()
 
 
 def test_neither_the_billing_header_nor_cache_marks_are_rendered() -> None:

@@ -18,6 +18,7 @@ from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import LookupDeadline, Router
 from smetric.sources.source import Cells
+from smetric.telemetry.record import Usage
 
 
 class Clock:
@@ -61,6 +62,17 @@ class FakeSource:
 
     def forget(self, instance: Instance) -> None:
         self.forgotten.append(instance)
+
+
+class FakeLearner(FakeSource):
+    """A source that learns from whole answers."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.answers: list[tuple[str, Instance, Usage | None]] = []
+
+    def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
+        self.answers.append((request.id, instance, usage))
 
 
 def fleet_of(names: str = "abc", clock: Clock | None = None) -> Fleet:
@@ -302,3 +314,11 @@ async def test_an_engine_whose_metrics_hang_draws_no_crowd(policy: str, silent_f
         open_leases.append((clock.now + rng.expovariate(1 / 0.6), routing.lease))
     assert picks["b"] / 2000 <= 1.2 / 4, picks
     assert picks["b"] > 0, "what nobody knows stays reachable"
+
+
+async def test_whole_answers_are_told_to_those_that_learn_from_them() -> None:
+    fleet, learner = fleet_of(), FakeLearner()
+    router = router_of(fleet, FakeSource({}), learner)
+    usage = Usage(100, 10, 64)
+    router.settled(InferenceRequest(id="r"), fleet["a"], usage)
+    assert learner.answers == [("r", fleet["a"], usage)]
