@@ -121,6 +121,8 @@ class Contents:
             self.unsupported = True
             self.clear()
             return
+        if event.lora_name:
+            self._index.note_adapter(event.lora_name)
         suffixes = _suffixes(event, count)
         parent = event.parent_block_hash
         key = ROOT if parent is None else self._keys.get(_short(parent))

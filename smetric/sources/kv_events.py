@@ -108,7 +108,8 @@ class KvEvents:
         ids = await self._token_ids.of(request)
         if ids is None:
             return {"hit_len": [None] * len(streams)}
-        adapter = request.served if any(request.served in instance.adapters for instance in streams) else ""
+        is_adapter = request.served in self.index.adapters or any(request.served in one.adapters for one in streams)
+        adapter = request.served if is_adapter else ""
         hits: dict[Stream, _Hit] = {}
         sizes = {stream.contents.block_size for each in streams.values() for stream in each}
         for size in sizes - {0}:

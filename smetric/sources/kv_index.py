@@ -15,6 +15,8 @@ from smetric.block_keys import ROOT, BlockKeys
 #: table, at the emptiest that the tables get. Measured with CPython 3.11; see `benchmarks/kv_index.py`.
 BYTES_PER_BLOCK = 160
 BYTES_PER_HOLDING = 110
+#: Most adapters whose names are kept.
+MOST_ADAPTERS = 4096
 #: Tables the blocks are spread over: a dict that grows is copied whole, and one of millions would stall the loop.
 _TABLES = 256
 
@@ -38,6 +40,8 @@ class KvIndex:
         self.blocks = 0
         self._holdings = 0
         self._taken = 0
+        #: Adapters that blocks were stored for.
+        self.adapters: set[str] = set()
         #: Times there was no room for a holding.
         self.refused = 0
 
@@ -45,6 +49,11 @@ class KvIndex:
     def memory_bytes(self) -> int:
         """Memory it takes, by the costs above."""
         return self.blocks * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
+
+    def note_adapter(self, name: str) -> None:
+        """Blocks are stored for the adapter *name*."""
+        if len(self.adapters) < MOST_ADAPTERS:
+            self.adapters.add(name)
 
     def take_bit(self) -> int:
         """A single bit to stand for one more cache."""

@@ -89,7 +89,8 @@ class Subscriber:
         poller.register(connection, zmq.POLLIN)
         while True:
             ready = dict(await poller.poll(1000))
-            if connection in ready:
+            # What the connection did comes first: its messages came later.
+            while await connection.poll(0):
                 self._connection_changed(parse_monitor_message(await connection.recv_multipart())["event"])
             if self.publisher.replay and self._is_connected and time.monotonic() >= self._catch_up_due:
                 await self._catch_up()

@@ -53,6 +53,12 @@ def messages(source: KvEvents, instance: Instance = ONE) -> int:
     return counted.get("ok", 0) + counted.get("replayed", 0)
 
 
+async def known_after(source: KvEvents, count: int, *instances: Instance) -> None:
+    """Wait until *count* messages were taken and nothing may be missing."""
+    expected = [(count, True)] * len(instances or (ONE,))
+    await until(lambda: [(messages(source, i), told(source, i).is_known) for i in instances or (ONE,)] == expected)
+
+
 @asynccontextmanager
 async def listening(*publishers: Publisher, tokens: Tokens | None = None) -> AsyncIterator[KvEvents]:
     source = KvEvents(publishers, tokens or Tokens(), max_bytes=1 << 24)
@@ -94,7 +100,7 @@ async def test_every_instance_is_looked_up_in_one_walk_and_others_are_unknown() 
         await second.joined()
         await first.publish(stored(PROMPT, seed="a"))
         await second.publish(stored(PROMPT[: 2 * BLOCK], seed="b"))
-        await until(lambda: messages(source) >= 1 and messages(source, two) >= 1)
+        await known_after(source, 1, ONE, two)
         assert await hit_len(source, request(PROMPT), two, other, ONE) == [2 * BLOCK, None, 5 * BLOCK]
 
 
@@ -116,7 +122,7 @@ async def test_salt_and_adapter_of_the_request_decide() -> None:
     async with engine() as one, listening(publisher(one, instance)) as source:
         await one.joined()
         await one.publish(stored(PROMPT, salt="s"), stored(PROMPT[: 3 * BLOCK], lora="fr"))
-        await until(lambda: messages(source, instance) == 1)
+        await known_after(source, 1, instance)
         for asked, expected in (
             (request(PROMPT), 0),
             (request(PROMPT, cache_salt="s"), 5),
@@ -125,6 +131,15 @@ async def test_salt_and_adapter_of_the_request_decide() -> None:
             (request(PROMPT, served="base"), 0),
         ):
             assert await hit_len(source, asked, instance) == [expected * BLOCK]
+
+
+async def test_an_adapter_is_known_from_its_blocks_where_the_engine_was_not_asked() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT), stored(PROMPT[: 2 * BLOCK], lora="de"))
+        await known_after(source, 1)
+        assert await hit_len(source, request(PROMPT, served="de")) == [2 * BLOCK]
+        assert await hit_len(source, request(PROMPT, served="base")) == [5 * BLOCK]
 
 
 async def test_an_engine_that_was_there_before_is_learnt_from_its_replay_socket() -> None:
@@ -136,7 +151,7 @@ async def test_an_engine_that_was_there_before_is_learnt_from_its_replay_socket(
             assert await hit_len(source, request(PROMPT)) == [4 * BLOCK]
             await one.joined()
             await one.publish(removed(names_of(PROMPT)[-2]))
-            await until(lambda: messages(source) == 3)
+            await known_after(source, 3)
             assert await hit_len(source, request(PROMPT)) == [3 * BLOCK]
             assert told(source).messages == {"ok": 1, "replayed": 2}
 
@@ -152,11 +167,11 @@ async def test_a_thousand_lost_messages_are_had_from_the_replay_socket() -> None
         await one.joined()
         await until(lambda: told(source).is_known)
         await one.publish(stored(PROMPT))
-        await until(lambda: messages(source) == 1)
+        await known_after(source, 1)
         for i in range(1000):
             await one.publish(stored([i] * BLOCK), lost=True)
         await one.publish(removed(names_of(PROMPT)[-1]))
-        await until(lambda: messages(source) == 1002)
+        await known_after(source, 1002)
         figures = told(source)
         assert (figures.is_known, figures.missed, figures.messages["replayed"]) == (True, 0, 1000)
         assert one.asked[-1] == 1
@@ -171,7 +186,7 @@ async def test_a_thousand_messages_lost_for_good_make_the_instance_unknown_until
     async with engine(replay=False) as one, listening(publisher(one, instance)) as source:
         await one.joined()
         await one.publish(stored(PROMPT))
-        await until(lambda: messages(source, instance) == 1)
+        await known_after(source, 1, instance)
         for i in range(1000):
             await one.publish(stored([i] * BLOCK), lost=True)
         await one.publish(stored([5000] * BLOCK))
@@ -228,10 +243,10 @@ async def test_a_restart_forgets_what_the_engine_held() -> None:
         await until(lambda: told(source).is_known)
         for i in range(3):
             await one.publish(stored([i, *PROMPT]))
-        await until(lambda: messages(source) == 3)
+        await known_after(source, 3)
         one.restart()
         await one.publish(stored(PROMPT[: 2 * BLOCK], seed="new"))
-        await until(lambda: messages(source) == 4)
+        await known_after(source, 4)
         assert await hit_len(source, request(PROMPT)) == [2 * BLOCK]
         assert await hit_len(source, request([0, *PROMPT])) == [0]
         # The metrics show the same restart a little later.
@@ -244,7 +259,7 @@ async def test_what_was_published_while_there_was_no_connection_is_had_when_ther
         await one.joined()
         await until(lambda: told(source).is_known)
         await one.publish(stored(PROMPT))
-        await until(lambda: messages(source) == 1)
+        await known_after(source, 1)
         one.disconnect()
         await until(lambda: not told(source).is_known)
         assert await hit_len(source, request(PROMPT)) == [None]
@@ -264,7 +279,7 @@ async def test_a_new_process_behind_the_same_address_is_told_from_the_old_one(pu
         await until(lambda: told(source).is_known)
         for i in range(3):
             await one.publish(stored([i, *PROMPT]))
-        await until(lambda: messages(source) == 3)
+        await known_after(source, 3)
         one.disconnect()
         one.restart()
         for i in range(published):
@@ -296,7 +311,7 @@ async def test_a_restart_that_the_metrics_show_first_is_learnt_anew() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await one.publish(stored(PROMPT))
-        await until(lambda: messages(source) == 1)
+        await known_after(source, 1)
         one.restart()
         source.forget(ONE)
         await one.publish(stored(PROMPT[:BLOCK]))
@@ -342,7 +357,7 @@ async def test_each_data_parallel_rank_is_a_cache_and_the_best_one_counts() -> N
         await one.joined()
         await zero.send(msgspec.msgpack.encode(payloads[0]))
         await one.send(msgspec.msgpack.encode(payloads[2]))
-        await until(lambda: messages(source) == 2)
+        await known_after(source, 2)
         for payload in (payloads[0], payloads[2]):
             tokens = payload[1][0]["token_ids"]
             assert await hit_len(source, request([*tokens, 1])) == [len(tokens)]

@@ -72,7 +72,7 @@ async def test_a_follow_up_goes_where_the_events_say(routed: tuple[Application, 
     application, one, other = routed
     await one.publish(stored(PROMPT[: 8 * BLOCK]))
     await other.publish(stored(PROMPT))
-    await until(lambda: all(each.messages for each in caches(application).values()))
+    await until(lambda: all(each.messages and each.is_known for each in caches(application).values()))
     e0, e1 = application.fleet.instances
     # The router itself sent this prompt elsewhere; that is not what the caches say.
     application.router.prefilled(follow_up(), e0)
@@ -101,7 +101,8 @@ async def test_what_the_events_do_not_tell_falls_to_the_prefix_index(
     await other.publish(stored([1, *PROMPT]))
     await other.publish(stored([2, *PROMPT]), lost=True)
     await other.publish(stored([3, *PROMPT]))
-    await until(lambda: bool(caches(application)["e0"].messages) and caches(application)["e1"].missed == 1)
+    await until(lambda: caches(application)["e1"].missed == 1)
+    await until(lambda: bool(caches(application)["e0"].messages) and caches(application)["e0"].is_known)
     e1 = application.fleet.instances[1]
     application.router.prefilled(follow_up(), e1)
     routing = await application.router.route(follow_up())
