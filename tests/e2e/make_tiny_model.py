@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 CONTEXT = 8192
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
@@ -71,6 +71,8 @@ def main(out: Path) -> None:
     ).to(torch.bfloat16)
     model.save_pretrained(out)
     model.generation_config.save_pretrained(out)
+    # transformers gives this model type a pre-tokenizer of its own; what it saves is what engines use.
+    AutoTokenizer.from_pretrained(out).save_pretrained(out)
 
 
 if __name__ == "__main__":
