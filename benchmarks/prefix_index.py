@@ -3,7 +3,8 @@
     python benchmarks/prefix_index.py [--calls 50]
 
 Prints microseconds of CPU per call, median and 99th percentile, at 32k and 128k tokens of 4 bytes, with few and with
-many sessions known: many cost misses of the CPU's cache, no more steps. Then what a full index costs to copy, to write as bytes and to read.
+many sessions known: many cost misses of the CPU's cache, no more steps. Then what a full index costs to copy, to write
+as bytes and to read.
 """
 
 from __future__ import annotations

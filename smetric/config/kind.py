@@ -75,6 +75,26 @@ class Text(Kind[str]):
         return interpolated({"type": "string", "pattern": f"^(?:{self._pattern})$"})
 
 
+class Secret(Kind[str]):
+    """A text of 16 printable characters and more that no error and no listing shows; may be empty."""
+
+    _RULE = "16 to 256 printable ASCII characters without spaces"
+
+    def parse(self, raw: Raw, name: str) -> str:
+        """The text."""
+        if not isinstance(raw, Scalar) or (raw.text and not re.fullmatch(r"[\x21-\x7e]{16,256}", raw.text)):
+            raise wrong(raw, name, self._RULE, got="something else, which is not shown")
+        return raw.text
+
+    def schema(self) -> dict[str, Any]:
+        """A string."""
+        return interpolated({"type": "string", "pattern": "^(?:[\\x21-\\x7e]{16,256})?$"})
+
+    def show(self, value: str) -> str:
+        """As many asterisks for any text."""
+        return "*" * 16 if value else ""
+
+
 class Choice(Kind[str]):
     """One of a few words."""
 

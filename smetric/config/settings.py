@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from smetric.config.address import BaseUrl, FolderRef, Network, NetworkRange, PolicyRef
-from smetric.config.kind import Choice, Flag, Integer, ParamValue, Text, did_you_mean
+from smetric.config.kind import Choice, Flag, Integer, ParamValue, Secret, Text, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.quantity import Duration, Size
 from smetric.config.raw import Table
@@ -107,7 +107,7 @@ class PeersSettings:
         (),
     )
     token: str = setting(
-        Text(r"[\x21-\x7e]{16,256}", "16 to 256 printable ASCII characters", empty=True),
+        Secret(),
         "A secret that all of them know; without one, whoever reaches the admin port may send placements.",
         "",
     )
@@ -230,7 +230,7 @@ class Limits:
 
     max_headers: int = setting(Integer(1, 1000), "Most header lines of a request.", 100)
     max_header_bytes: int = setting(Size("1KiB", "1MiB"), "Most bytes of a request's head.", 32 << 10)
-    body_timeout: float = setting(Duration("100ms", "1h"), "Longest silence while a request body arrives.", 60.0)
+    body_timeout: float = setting(Duration("100ms", "1h"), "Longest time a request body may take to arrive.", 60.0)
     send_timeout: float = setting(Duration("100ms", "1h"), "Longest wait for a client that does not read.", 60.0)
 
 

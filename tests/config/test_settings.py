@@ -225,6 +225,23 @@ def test_a_password_in_a_url_is_refused_and_not_shown(load: Any) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_secret_is_shown_nowhere(load: Any) -> None:
+    loaded = load("peers: {token: a-secret-of-17-ch}")
+    assert loaded.peers.token == "a-secret-of-17-ch"
+    assert SETTINGS.show(loaded)["peers"]["token"] == "*" * 16
+    with pytest.raises(ConfigError) as caught:
+        load("peers: {token: short-secret}")
+    assert str(caught.value).endswith(
+        "peers.token: expected 16 to 256 printable ASCII characters without spaces, "
+        "got something else, which is not shown"
+    )
+
+
+def test_sharing_placements_needs_an_index_to_share(load: Any) -> None:
+    with pytest.raises(ConfigError, match="nothing to share"):
+        load("peers: {urls: [http://a:9464]}\nprefix_index: {enabled: false}")
+
+
 @pytest.mark.parametrize(
     ("variable", "message"),
     [
