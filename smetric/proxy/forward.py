@@ -282,6 +282,8 @@ class Forwarding:
             await self._break_off(attempt, answer, is_stream, "closed")
             return
         answer.finish()
+        assert routing.lease is not None
+        routing.lease.release()  # the engine has ended, however long the client takes to read
         await outbox({"type": "http.response.body", "body": b"", "more_body": False})
         self._settle(routing, attempt, answer)
 
@@ -300,8 +302,11 @@ class Forwarding:
         assert observer is not None
         assert routing.lease is not None
         usage = observer.usage() if answer.status == 200 else None
-        if usage is not None and usage.prompt_tokens and request.prompt is not None and request.prompts == 1:
-            self._plane.tokens.learn(request.model, request.prompt.size, usage.prompt_tokens)
+        prompt = request.prompt
+        if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
+            self._plane.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
+        if answer.status == 200 and self._leased:
+            self._plane.router.settled(request, routing.lease.instance, usage)
         response_id = observer.response_id()
         if response_id:
             self._plane.router.pin(response_id, routing.lease.instance)

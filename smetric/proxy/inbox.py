@@ -84,7 +84,7 @@ class Inbox:
             RequestError: 413 above the limit, 408 when it takes longer than allowed.
             ClientGone: the client left first.
         """
-        message = await self._receive_before_deadline()
+        message = await self._receive_from_present()
         if not message.get("more_body", False):
             return bytes(message.get("body", b""))
         pieces = [message.get("body", b"")]
@@ -92,7 +92,7 @@ class Inbox:
         while True:
             if size > self._limits.body_bytes:
                 raise too_large(self._limits)
-            message = await self._receive_before_deadline()
+            message = await self._receive_from_present()
             piece = message.get("body", b"")
             pieces.append(piece)
             size += len(piece)
@@ -101,7 +101,7 @@ class Inbox:
                     raise too_large(self._limits)
                 return b"".join(pieces)
 
-    async def _receive_before_deadline(self) -> Message:
+    async def _receive_from_present(self) -> Message:
         message = await self()
         if self.gone:
             raise ClientGone
