@@ -298,6 +298,12 @@ class Settings:
     block_size: int = setting(
         Integer(1, 4096), "Tokens of a KV block; expected and looked-up hits are whole blocks.", 16
     )
+    replicas: int = setting(
+        Integer(1, 1024),
+        "How many routers are in front of the same instances, this one among them; `smetric doctor` checks that they "
+        "share what they know.",
+        1,
+    )
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged] = ()) -> Settings:
