@@ -52,17 +52,18 @@ class KvEvents:
     def __init__(self, publishers: Sequence[Publisher], token_ids: TokenIds, *, max_bytes: int) -> None:
         self.index = KvIndex(max_bytes)
         self._token_ids = token_ids
-        self._context = zmq.asyncio.Context()
         self._subscribers: dict[Instance, list[Subscriber]] = {}
         for publisher in publishers:
-            subscriber = Subscriber(publisher, self.index, self._context)
+            subscriber = Subscriber(publisher, self.index)
             self._subscribers.setdefault(publisher.instance, []).append(subscriber)
+        self._context: zmq.asyncio.Context | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to listen."""
+        context = self._context = zmq.asyncio.Context()
         self._tasks = [
-            asyncio.create_task(self._listen(subscriber), name=f"kv-events {subscriber.publisher.endpoint}")
+            asyncio.create_task(self._listen(subscriber, context), name=f"kv-events {subscriber.publisher.endpoint}")
             for subscribers in self._subscribers.values()
             for subscriber in subscribers
         ]
@@ -72,13 +73,14 @@ class KvEvents:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
-    async def _listen(self, subscriber: Subscriber) -> None:
+    async def _listen(self, subscriber: Subscriber, context: zmq.asyncio.Context) -> None:
         publisher = subscriber.publisher
         while True:
             try:
-                await subscriber.run()
+                await subscriber.run(context)
             except zmq.ZMQError as error:
                 log.error(
                     "smetric.kv_events.failed",

@@ -44,13 +44,12 @@ class Subscriber:
     Args:
         publisher: where to listen.
         index: where contents are entered.
-        context: for the sockets.
     """
 
-    def __init__(self, publisher: Publisher, index: KvIndex, context: zmq.asyncio.Context) -> None:
+    def __init__(self, publisher: Publisher, index: KvIndex) -> None:
         self.publisher = publisher
         self._index = index
-        self._context = context
+        self._context: zmq.asyncio.Context | None = None
         #: By data-parallel rank: mostly one, but several may connect to an address bound here.
         self.streams: dict[int, Stream] = {}
         #: Messages by result: ok, replayed, repeated, malformed.
@@ -63,13 +62,14 @@ class Subscriber:
         self._catch_up_pause = CATCH_UP_S[0]
         self._restart_seen_at = float("-inf")
 
-    async def run(self) -> None:
-        """Listen until cancelled.
+    async def run(self, context: zmq.asyncio.Context) -> None:
+        """Listen until cancelled, on sockets of *context*.
 
         Raises:
             zmq.ZMQError: the endpoint cannot be used.
         """
-        with self._context.socket(zmq.SUB) as events:
+        self._context = context
+        with context.socket(zmq.SUB) as events:
             configure(events, self.publisher.endpoint)
             events.setsockopt(zmq.SUBSCRIBE, self.publisher.topic.encode())
             with events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as connection:
@@ -195,6 +195,7 @@ class Subscriber:
         Where an answer begins later than the stream stands, the engine no longer has what is between; where a message
         is missing within an answer, the engine's socket dropped it, and it is asked for again.
         """
+        assert self._context is not None, "run() comes first"
         heard: set[int] = set()
         for _ in range(REPLAY_TRIES):
             this_time: set[int] = set()
