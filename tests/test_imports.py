@@ -12,12 +12,13 @@ PACKAGE = Path(__file__).parents[1] / "smetric"
 #: The layers from the top down; what stands on one line is one layer, whose parts may use each other.
 LAYERS = (
     {"cli", "__main__"},
-    {"demo"},
+    {"demo", "doctor"},
     {"app"},
     {"proxy"},
     {"router", "policy_file"},
     {"sources", "fleet", "features", "telemetry"}
-    | {"request", "conversation", "body", "prompt", "tokens", "token_ids", "tokenize", "block_keys"},
+    | {"request", "conversation", "body", "prompt", "tokens", "token_ids", "tokenize", "block_keys"}
+    | {"parts", "client_kind", "hit_truth", "cache_breaks", "cache_watch"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

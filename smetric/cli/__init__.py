@@ -20,6 +20,7 @@ COMMANDS = {
     "check": "Check policy files.",
     "test": "Run the tests of policy files.",
     "explain": "Say how a policy decides, or why it decided.",
+    "doctor": "Say what is wrong with a live set-up, and how to mend it.",
     "emulate": "Run emulated vLLM instances.",
     "config": "Print the settings or their schema.",
 }

@@ -41,6 +41,7 @@ class EmulatedLmcache:
         self._routes: dict[tuple[str, str], Callable[[Exchange], Awaitable[dict[str, Any]]]] = {
             ("GET", "/healthz"): self._healthz,
             ("GET", "/instances"): self._list,
+            ("GET", "/controller/workers"): self._workers,
             ("POST", "/directory/lookup"): self._directory,
             ("POST", "/lookup"): self._layout,
         }
@@ -76,6 +77,23 @@ class EmulatedLmcache:
                 for id, instance in self._instances
             ]
         }
+
+    async def _workers(self, exchange: Exchange) -> dict[str, Any]:
+        # Workers without heartbeats, as they are unless configured: the last one is the registration.
+        workers = [
+            {
+                "instance_id": id,
+                "worker_id": 0,
+                "ip": "127.0.0.1",
+                "port": 0,
+                "peer_init_url": None,
+                "registration_time": instance.started_at,
+                "last_heartbeat_time": instance.started_at,
+                "key_count": instance.engine.cache.cached,
+            }
+            for id, instance in self._instances
+        ]
+        return {"workers": workers, "total_count": len(workers)}
 
     async def _directory(self, exchange: Exchange) -> dict[str, Any]:
         fields = await exchange.fields()

@@ -61,6 +61,16 @@ ANY_CANDIDATE = "any_candidate"
 POLICY_ERROR = "policy_error"
 REASONS = (BY_POLICY, BY_PIN, ANY_CANDIDATE, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
 
+# A predicted hit against the reported one: within a block, too high, too low.
+HIT_EQUAL = "equal"
+HIT_OVER = "over"
+HIT_UNDER = "under"
+HIT_RESULTS = (HIT_EQUAL, HIT_OVER, HIT_UNDER)
+
+# What breaks a cached prefix, and how.
+BROKEN_PARTS = ("tools", "system", "user", "assistant", "tool_result", "template", "cache_salt")
+CHANGES = ("changed", "added", "removed", "reordered")
+
 # Results of an upstream attempt.
 OK = "ok"
 CONNECT_ERROR = "connect_error"
@@ -264,6 +274,39 @@ HIT_TOKENS_TOTAL = Metric("smetric_prefix_hit_tokens_total", "counter", ("model"
 ACTUAL_HIT_TOKENS_TOTAL = Metric(
     "smetric_prefix_actual_hit_tokens_total", "counter", ("model",), "Of those, cached as the instances said."
 )
+HIT_CHECKS = Metric(
+    "smetric_prefix_checks_total",
+    "counter",
+    ("instance", "source", "result"),
+    "Answers whose cached tokens were predicted by a source and reported: `equal` (within a block), `over`, `under`.",
+)
+HIT_WRONG_TOKENS = Metric(
+    "smetric_prefix_wrong_tokens_total",
+    "counter",
+    ("instance", "source", "result"),
+    "Tokens by which these predictions were too high (`over`), too low (`under`) or off within a block (`equal`).",
+)
+HIT_DISAGREES = Metric(
+    "smetric_prefix_disagreement",
+    "gauge",
+    ("instance", "source"),
+    "1 while a source's predictions for an instance are wrong by more than a fifth of the prompts, over a minute and "
+    "50 answers at least.",
+)
+PREFIX_TOKENS = Metric(
+    "smetric_instance_prefix_tokens_total",
+    "counter",
+    ("instance", "found"),
+    "Prompt tokens an engine looked up in caches, as last scraped, by where it found them: `local`, `external`, or "
+    "`missed`.",
+)
+CACHE_BREAKS = Metric(
+    "smetric_cache_breaks_total",
+    "counter",
+    ("part", "change"),
+    f"Follow-ups that missed the cache because their client did not continue the last prompt as it was, by the first "
+    f"part that differs ({', '.join(BROKEN_PARTS)}) and what became of it ({', '.join(CHANGES)}).",
+)
 IMBALANCE = Metric("smetric_load_imbalance_ratio", "gauge", ("model",), "Largest over mean load of its instances.")
 POLICY_INFO = Metric("smetric_policy_info", "gauge", ("name", "hash", "generation"), "1 for the acting policy.")
 POLICY_ERRORS = Metric("smetric_policy_errors_total", "counter", ("policy",), "Evaluations that raised: a bug.")
@@ -319,6 +362,12 @@ INDEX_CLEARED_EVENT = Event(
 INDEX_UNREADABLE_EVENT = Event("smetric.index.unreadable", "Warning: the index's file cannot be read; it starts empty.")
 INDEX_NOT_SAVED_EVENT = Event("smetric.index.not_saved", "Warning: the index's file cannot be written.")
 INDEX_FAILED_EVENT = Event("smetric.index.failed", "Error: writing the index's file raised: a bug; it goes on.")
+HITS_DISAGREE_EVENT = Event(
+    "smetric.hits.disagree",
+    "Warning: for a minute and 50 answers a source's predicted hits for an instance were wrong by more than a fifth of "
+    "the prompts; `smetric doctor` says why.",
+)
+HITS_AGREE_EVENT = Event("smetric.hits.agree", "Info: they are wrong by less than a tenth again.")
 PEER_CHANGED_EVENT = Event("smetric.peer.changed", "Warning: a peer began to take placements, or to fail otherwise.")
 PEER_NO_IMAGE_EVENT = Event("smetric.peer.no_image", "Info or warning: a peer did not say what it knows.")
 PEER_FAILED_EVENT = Event("smetric.peer.failed", "Error: sharing placements raised and has ended: a bug.")
@@ -356,6 +405,7 @@ ENDPOINT_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
 TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")
+DOCTOR_EVENT = Event("smetric.doctor.failed", "Critical: a check of `smetric doctor` raised: a bug.")
 LIBRARY_EVENT = Event("library", "A record of a library's own logger, at most one a minute for each message.")
 
 ATTRIBUTES = tuple(value for value in list(globals().values()) if isinstance(value, Attribute))

@@ -1,0 +1,155 @@
+"""What one instance says of itself, asked once, for all checks. What is wrong with it is found elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+import msgspec
+
+from smetric.config.settings import InstanceSettings
+from smetric.doctor.wire import Answer, NoAnswer, Wire
+from smetric.sources.vllm_page import Page, parse_page
+
+#: Seconds an instance has for anything but its metrics.
+ANSWER_S = 5.0
+
+_ENGINES = re.compile(rb'\nvllm:num_requests_running\{[^\n]*?engine="([^"\n]{1,32})"')
+_OURS = re.compile(rb"(?:\A|\n)vllm[:_]")
+
+
+class Card(msgspec.Struct):
+    """A model in an instance's list: its name, the path it was loaded from, its longest prompt and output."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[Card]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+_CARDS, _VERSION = msgspec.json.Decoder(_Cards), msgspec.json.Decoder(_Version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One instance, as it answered; a problem is empty where there is none.
+
+    Args:
+        settings: as it is configured.
+        problem: why it could not be reached, or is not well.
+        version: of vLLM; empty if it does not say.
+        server: what its answers say serves them.
+        ahead_s: seconds its clock is ahead of ours; None if it does not tell the time.
+        cards: its models; empty if it does not say.
+        cards_problem: why it does not.
+        page: its metrics; one that says nothing if they cannot be had.
+        page_problem: why they cannot.
+        speaks_vllm: whether any metric of vLLM is on the page.
+        ranks: engines on the page; one for each data-parallel rank.
+        has_old_names: whether the page is that of a vLLM before 0.10.
+    """
+
+    settings: InstanceSettings
+    problem: str = ""
+    version: str = ""
+    server: str = ""
+    ahead_s: float | None = None
+    cards: Sequence[Card] = ()
+    cards_problem: str = ""
+    page: Page
+    page_problem: str = ""
+    speaks_vllm: bool = False
+    ranks: int = 1
+    has_old_names: bool = False
+
+    @property
+    def where(self) -> str:
+        """As findings name it."""
+        return f"instance {self.settings.id}"
+
+    @property
+    def models(self) -> list[str]:
+        """The models it serves, adapters left out: by its own list, else as configured."""
+        own = [card.id for card in self.cards if card.parent is None]
+        return own or list(self.settings.models or ())
+
+    def card(self, model: str) -> Card | None:
+        """The entry of *model* in its list."""
+        return next((card for card in self.cards if card.id == model), None)
+
+
+async def look(wire: Wire, settings: InstanceSettings, scrape_s: float) -> Engine:
+    """Ask an instance for everything at once; its metrics within *scrape_s* seconds."""
+    url = settings.url
+    health, version, cards, page = await asyncio.gather(
+        _get(wire, url + "/health", ANSWER_S),
+        _get(wire, url + "/version", ANSWER_S),
+        _get(wire, url + "/v1/models", ANSWER_S),
+        _get(wire, url + "/metrics", scrape_s),
+    )
+    text = b"\n" + page.body if isinstance(page, Answer) and page.status == 200 else b""
+    read = await asyncio.to_thread(parse_page, text)
+    found, cards_problem = _cards(cards)
+    return Engine(
+        settings=settings,
+        problem=health if isinstance(health, str) else "" if health.status == 200 else f"/health says {health.status}",
+        version=_version(version),
+        server=health.headers.get("server", "") if isinstance(health, Answer) else "",
+        ahead_s=_ahead(health),
+        cards=found,
+        cards_problem=cards_problem,
+        page=read,
+        page_problem=page if isinstance(page, str) else "" if page.status == 200 else f"/metrics says {page.status}",
+        speaks_vllm=_OURS.search(text) is not None,
+        ranks=len(set(_ENGINES.findall(text))) or 1,
+        has_old_names=b"\nvllm:gpu_cache_usage_perc" in text and b"\nvllm:kv_cache_usage_perc" not in text,
+    )
+
+
+async def _get(wire: Wire, url: str, within_s: float) -> Answer | str:
+    """The answer, or why there is none."""
+    try:
+        return await wire.get(url, within_s=within_s)
+    except NoAnswer as reason:
+        return str(reason)
+
+
+def _cards(answer: Answer | str) -> tuple[Sequence[Card], str]:
+    if isinstance(answer, str):
+        return (), answer
+    if answer.status != 200:
+        return (), f"/v1/models says {answer.status}"
+    try:
+        return _CARDS.decode(answer.body).data, ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return (), "/v1/models is no list of models"
+
+
+def _version(answer: Answer | str) -> str:
+    if isinstance(answer, str) or answer.status != 200:
+        return ""
+    try:
+        return _VERSION.decode(answer.body).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def _ahead(answer: Answer | str) -> float | None:
+    if isinstance(answer, str) or "date" not in answer.headers:
+        return None
+    try:
+        return parsedate_to_datetime(answer.headers["date"]).timestamp() - time.time()
+    except ValueError:
+        return None

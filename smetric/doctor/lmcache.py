@@ -1,0 +1,258 @@
+"""Checks of LMCache's lookup service: is it what it is taken for, does it know the instances, does it find a prompt.
+
+The controller's `/health` is never asked: it hangs on an engine that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from smetric.doctor.check import Skipped
+from smetric.doctor.engine import Engine
+from smetric.doctor.finding import Finding, error, info, listed, shown, warning
+from smetric.doctor.probe import ProbeFailed, send_new
+from smetric.doctor.site import Site
+from smetric.doctor.wire import Answer, NoAnswer
+from smetric.sources.lmcache_controller import Controller
+from smetric.sources.lmcache_coordinator import Coordinator
+from smetric.sources.lmcache_holdings import Holdings, Question, UnreadableError
+from smetric.sources.lmcache_lookup import Service
+
+#: Seconds the service has for one answer.
+ANSWER_S = 5.0
+#: Seconds after which a heartbeat is missed: the controller's list may be 30 s old itself.
+HEARTBEAT_S = 90.0
+#: Seconds within which a computed prompt must be found.
+FOUND_WITHIN_S = 3.0
+#: Tensor-parallel ranks that are tried where nothing is found under those configured.
+WORLD_SIZES = (1, 2, 4, 8, 16)
+
+_LISTS = {"coordinator": "/instances", "controller": "/controller/workers"}
+_UNSEEN = "what it holds is never found, and every length from LMCache stays unknown"
+
+
+class _Entry(msgspec.Struct):
+    instance_id: str
+    registration_time: float = 0.0
+    last_heartbeat_time: float = 0.0
+
+
+class _List(msgspec.Struct):
+    instances: list[_Entry] = field(default_factory=list)
+    workers: list[_Entry] = field(default_factory=list)
+
+
+_LIST = msgspec.json.Decoder(_List)
+
+
+async def lmcache(site: Site) -> list[Finding]:
+    """The service answers as configured, knows the instances, and finds what they hold."""
+    settings = site.settings.lmcache
+    if not settings.url:
+        raise Skipped("lmcache.url is not set")
+    where = f"LMCache at {settings.url}"
+    try:
+        entries = await _entries(site, settings.mode)
+        if entries is None:
+            other = "controller" if settings.mode == "coordinator" else "coordinator"
+            is_other = await _entries(site, other) is not None
+            return [
+                error(
+                    where,
+                    f"it does not answer as LMCache's {settings.mode}" + (f", but as its {other}" if is_other else ""),
+                    "look-ups fail",
+                    f"set `lmcache.mode: {other}`" if is_other else f"set `lmcache.url` to the {settings.mode}'s",
+                )
+            ]
+        found = _registered(site, entries)
+        chunks = await _chunks(site, where)
+    except NoAnswer as reason:
+        return [
+            error(
+                where,
+                f"it is not reached: {reason}",
+                "every length from LMCache is unknown",
+                f"start `lmcache_controller` or `lmcache coordinator`, or correct `lmcache.url` ({settings.mode})",
+            )
+        ]
+    if chunks:
+        return [*found, *chunks]
+    if site.may_probe:
+        for model, engine in site.first_of_each_model():
+            if not settings.models or model in settings.models:
+                found += await _finds(site, where, model, engine)
+    return found
+
+
+async def _entries(site: Site, mode: str) -> Sequence[_Entry] | None:
+    """What is registered with the service; None if it is not of this kind."""
+    answer = await site.wire.get(site.settings.lmcache.url + _LISTS[mode], within_s=ANSWER_S)
+    if answer.status != 200:
+        return None
+    try:
+        read = _LIST.decode(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return read.instances if mode == "coordinator" else read.workers
+
+
+def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
+    settings = site.settings.lmcache
+    known = {entry.instance_id for entry in entries}
+    unknown = [engine for engine in site.engines if _id(site, engine) not in known]
+    found = [
+        error(
+            engine.where,
+            f"LMCache knows no instance {shown(_id(site, engine))}; it knows {listed(sorted(known))}",
+            _UNSEEN,
+            f"set `lmcache.instances: {{{engine.settings.id}: ID}}` to its `lmcache_instance_id` (or the server's "
+            "`--instance-id`), and see that the engine registers with this service",
+        )
+        for engine in unknown
+    ]
+    now = time.time()
+    for id in sorted(known & {_id(site, engine) for engine in site.engines}):
+        beats = [entry for entry in entries if entry.instance_id == id and entry.last_heartbeat_time]
+        # Without heartbeats the time of the last one stays that of the registration.
+        beating = [entry for entry in beats if entry.last_heartbeat_time > entry.registration_time + 1]
+        if beating and (age := now - max(entry.last_heartbeat_time for entry in beating)) > HEARTBEAT_S:
+            found.append(
+                warning(
+                    f"LMCache instance {shown(id)}",
+                    f"its last heartbeat was {age:.0f} s ago",
+                    "it is probably gone, and what it held is still answered",
+                    "see whether the engine runs; start the controller with `--lmcache-worker-timeout`",
+                )
+            )
+        elif beats and not beating and now - beats[0].registration_time > HEARTBEAT_S:
+            found.append(
+                info(
+                    f"LMCache instance {shown(id)}",
+                    "it has never sent a heartbeat",
+                    "after a restart of the controller it does not register again",
+                    "set `lmcache_worker_heartbeat_time` in the engine's LMCache configuration",
+                )
+            )
+    if settings.mode == "controller":
+        found.append(
+            info(
+                f"LMCache at {settings.url}",
+                "whether it hashes as the engines do cannot be seen before something is found",
+                "with another PYTHONHASHSEED, Python or vLLM nothing ever is",
+                "start the controller and all engines with the same `PYTHONHASHSEED`, such as 0",
+            )
+        )
+    return found
+
+
+async def _chunks(site: Site, where: str) -> list[Finding]:
+    """The service cuts prompts into the chunks that are configured, asked with tokens that nobody holds."""
+    settings = site.settings.lmcache
+    if settings.mode == "controller":
+        return []  # its answers do not tell
+    question = Question(array("I", range(3 * settings.chunk_size)), "smetric-doctor", "")
+    try:
+        await _ask(site, Coordinator(settings.chunk_size, 1), question)
+    except UnreadableError as problem:
+        return [
+            error(
+                where,
+                f"chunks are not as configured: {problem}",
+                "every answer is unreadable, and every length from LMCache is unknown",
+                "set `lmcache.chunk_size` to the servers' `--chunk-size` (LMCACHE_CHUNK_SIZE), 256 by default",
+            )
+        ]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Under what a prompt is looked up."""
+
+    model: str
+    world_size: int
+
+
+async def _finds(site: Site, where: str, model: str, engine: Engine) -> list[Finding]:
+    """A prompt that *engine* has just computed is found, under the configured key or another."""
+    settings = site.settings.lmcache
+    try:
+        probe, _ = await send_new(site, engine, model, 8 * settings.chunk_size)
+    except ProbeFailed:
+        return []  # found by the check of hits
+    ids = await site.router.token_ids.of(probe.request(site))
+    whole = len(ids or ()) // settings.chunk_size * settings.chunk_size
+    if ids is None or not whole:
+        raise Skipped("the token ids of a probe are not known; see the check tokens")
+    tokens, id = array("I", ids[:whole]), _id(site, engine)
+    configured = _Key(settings.models.get(model, model), settings.world_size)
+    deadline = asyncio.get_running_loop().time() + FOUND_WITHIN_S
+    while True:
+        if id in await _holders(site, configured, tokens):
+            return []
+        if asyncio.get_running_loop().time() >= deadline:
+            break
+        await asyncio.sleep(0.2)
+    if settings.mode == "coordinator":
+        card = engine.card(model)
+        names = [configured.model, model, *[c.id for c in engine.cards], card.root if card is not None else None]
+        for key in (_Key(name, size) for name in dict.fromkeys(n for n in names if n) for size in WORLD_SIZES):
+            if id in await _holders(site, key, tokens):
+                return [_under_another_key(where, model, configured, key)]
+    return [
+        warning(
+            engine.where,
+            f"a prompt of {shown(model)} that it has just computed is not found in LMCache",
+            _UNSEEN,
+            "give engines and service the same `PYTHONHASHSEED`; see that the engine runs the LMCache connector"
+            + (
+                " and that its server has `--coordinator-event-reporting`; set `lmcache.models` and "
+                "`lmcache.world_size` to what LMCache's keys say"
+                if settings.mode == "coordinator"
+                else ", and that vLLM and Python are the same there"
+            ),
+        )
+    ]
+
+
+def _under_another_key(where: str, model: str, configured: _Key, key: _Key) -> Finding:
+    remedies, told = [], []
+    if key.model != configured.model:
+        told.append(f"of model {shown(key.model)}, not {shown(configured.model)}")
+        remedies.append(f"set `lmcache.models: {{{shown(model)}: {shown(key.model)}}}`")
+    if key.world_size != configured.world_size:
+        told.append(f"of world size {key.world_size}, not {configured.world_size}")
+        remedies.append(f"set `lmcache.world_size: {key.world_size}`")
+    return error(where, f"prompts of {shown(model)} are under keys {' and '.join(told)}", _UNSEEN, "; ".join(remedies))
+
+
+async def _holders(site: Site, key: _Key, tokens: array[int]) -> set[str]:
+    """LMCache's ids of those that hold a beginning of *tokens*; nobody for an answer that cannot be read."""
+    settings = site.settings.lmcache
+    service: Service = (
+        Controller() if settings.mode == "controller" else Coordinator(settings.chunk_size, key.world_size)
+    )
+    try:
+        holdings = await _ask(site, service, Question(tokens, key.model, ""))
+    except (UnreadableError, NoAnswer):
+        return set()
+    return {*holdings.host, *holdings.own, *holdings.likely}
+
+
+async def _ask(site: Site, service: Service, question: Question) -> Holdings:
+    answer: Answer = await site.wire.post(
+        site.settings.lmcache.url + service.path, service.body(question), within_s=ANSWER_S
+    )
+    if answer.status != 200:
+        raise UnreadableError(f"it answers look-ups with {answer.status}")
+    return service.read(answer.body, question)
+
+
+def _id(site: Site, engine: Engine) -> str:
+    return site.settings.lmcache.instances.get(engine.settings.id, engine.settings.id)

@@ -1,0 +1,158 @@
+"""Checks of the router itself: its ports, its policy's look-ups, and the other routers in front of the same engines."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+
+from smetric.doctor.finding import Finding, error, shown, warning
+from smetric.doctor.instances import address, is_here
+from smetric.doctor.site import Site
+from smetric.doctor.wire import NoAnswer
+from smetric.features import VOCABULARY
+from smetric.sources.peers import PATH
+
+#: Seconds another router has to answer.
+PEER_S = 3.0
+
+#: What fills a look-up feature, by the setting that turns it on.
+_FILLED_BY = {"hit_len": "leave `prefix_index.enabled` on, or set `kv_events.enabled`"}
+_LMCACHE = "set `lmcache.url` (and `lmcache.mode: coordinator`), or take it out of the policy"
+
+
+async def lookups(site: Site) -> list[Finding]:
+    """The policy checks, and some source fills every look-up it reads."""
+    if site.policy_problem:
+        return [
+            error(
+                f"policy {shown(site.settings.policy)}",
+                f"it cannot be used: {shown(site.policy_problem)}",
+                "`smetric serve` will not start with it",
+                "see `smetric check` of this policy",
+            )
+        ]
+    filled = {name for source in site.router.router.sources for name in source.fills}
+    if site.settings.lmcache.mode == "controller":
+        filled -= {"store_hit_len"}  # it knows of no store, so that tier is always unknown
+    return [
+        error(
+            f"policy {shown(site.settings.policy)}",
+            f"it reads `{name}`, which no source fills",
+            f"it is unknown for every instance; arithmetic sees {VOCABULARY.features[name].default}",
+            _FILLED_BY.get(name, _LMCACHE),
+        )
+        for name in site.router.policy_file.current.policy.lookups
+        if name not in filled
+    ]
+
+
+async def replicas(site: Site) -> list[Finding]:
+    """Several routers share what they know; all peers take part."""
+    settings = site.settings
+    found: list[Finding] = []
+    urls = settings.peers.urls
+    shares = bool(urls) or settings.kv_events.enabled or bool(settings.lmcache.url)
+    if settings.replicas > 1 and not shares:
+        share = 100 / settings.replicas
+        found.append(
+            error(
+                "replicas",
+                f"{settings.replicas} routers, each with a prefix index of its own",
+                f"a session's next request mostly reaches a router that never saw it: only some {share:.0f} % of them "
+                "come home",
+                "set `peers.urls` to the admin ports of all routers, or let the engines tell (`kv_events`, `lmcache`)",
+            )
+        )
+    if settings.replicas > 1 and urls and len(urls) not in (settings.replicas - 1, settings.replicas):
+        found.append(
+            warning(
+                "peers.urls",
+                f"{len(urls)} are named, and there are {settings.replicas} replicas",
+                "placements reach only some of the routers",
+                "name the admin ports of all routers in `peers.urls`, or correct `replicas`",
+            )
+        )
+    away = [url for url in urls if not await _is_own(site, url)]
+    if away and settings.admin.host in ("127.0.0.1", "::1", "localhost"):
+        ips = [at[0] for url in away if (at := await address(url)) is not None]
+        if not all(is_here(ip) for ip in ips):
+            found.append(
+                warning(
+                    "admin.host",
+                    f"it is {settings.admin.host}, and peers are on other machines",
+                    "they cannot send their placements here",
+                    "set `admin.host` to an address that the peers reach, and `peers.token`",
+                )
+            )
+    found += [one for one in await asyncio.gather(*(_peer(site, url) for url in away)) if one is not None]
+    return found
+
+
+async def _is_own(site: Site, url: str) -> bool:
+    at = await address(url)
+    return at is not None and at[1] == site.settings.admin.port and is_here(at[0])
+
+
+async def _peer(site: Site, url: str) -> Finding | None:
+    token = site.settings.peers.token
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = await site.wire.get(url + PATH, within_s=PEER_S, headers=headers)
+    except NoAnswer as reason:
+        what, remedy = f"it is not reached: {reason}", "start it, or correct `peers.urls`"
+    else:
+        if answer.status == 200:
+            return None
+        if answer.status == 403:
+            what, remedy = "it refuses our token", "set the same `peers.token` on all routers"
+        else:
+            what, remedy = f"it takes no placements (status {answer.status})", "set `peers.urls` there as well"
+    return error(f"peer {url}", what, "what it sends where is not known here, and sessions scatter", remedy)
+
+
+async def ports(site: Site) -> list[Finding]:
+    """Both ports are free, or a router has them."""
+    settings = site.settings
+    found: list[Finding] = []
+    for name, at, path in (("listen", settings.listen, "/readyz"), ("admin", settings.admin, "/admin/policy")):
+        problem = _taken(at.host, at.port)
+        if problem == errno.EADDRINUSE and not await _is_router(site, at.host, at.port, path):
+            found.append(
+                error(
+                    f"{name}.port",
+                    f"{at.port} is taken by something that does not answer like a router",
+                    "`smetric serve` cannot start",
+                    f"set `{name}.port` to a free port, or end what has it",
+                )
+            )
+        elif problem not in (0, errno.EADDRINUSE):
+            found.append(
+                error(
+                    f"{name}.host",
+                    f"it is not possible to listen at {at.host}:{at.port} ({errno.errorcode.get(problem, problem)})",
+                    "`smetric serve` cannot start",
+                    f"set `{name}.host` to an address of this machine, and `{name}.port` to one above 1023",
+                )
+            )
+    return found
+
+
+def _taken(host: str, port: int) -> int:
+    """0 if it is possible to listen there, else the error's number."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as problem:
+        # A name that cannot be resolved has an error of another kind.
+        return errno.EADDRNOTAVAIL if isinstance(problem, socket.gaierror) else problem.errno or errno.EADDRNOTAVAIL
+    return 0
+
+
+async def _is_router(site: Site, host: str, port: int, path: str) -> bool:
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown_host = f"[{reached}]" if ":" in reached else reached
+    try:
+        answer = await site.wire.get(f"http://{shown_host}:{port}{path}", within_s=PEER_S)
+    except NoAnswer:
+        return False
+    return answer.status in (200, 503) and (path != "/admin/policy" or isinstance(answer.json(), dict))

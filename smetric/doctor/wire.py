@@ -1,0 +1,102 @@
+"""Small, bounded HTTP exchanges with engines, lookup services and other routers. What answers mean is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+#: Largest answer that is read, bytes.
+MAX_BYTES = 8 * 1024 * 1024
+
+
+class NoAnswer(Exception):
+    """There was no answer that could be read; the message says why: refused, no answer in 2 s, …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON; None if it is none."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return None
+
+
+class Wire:
+    """Asks; open while it is entered."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=256, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def get(self, url: str, *, within_s: float, headers: Mapping[str, str] | None = None) -> Answer:
+        """What `GET` gives.
+
+        Raises:
+            NoAnswer: nothing, within *within_s* seconds.
+        """
+        return await self._ask("GET", url, within_s, headers or {}, None)
+
+    async def post(self, url: str, body: bytes, *, within_s: float) -> Answer:
+        """What `POST` of the JSON *body* gives.
+
+        Raises:
+            NoAnswer: nothing, within *within_s* seconds.
+        """
+        return await self._ask("POST", url, within_s, {"Content-Type": "application/json"}, body)
+
+    async def _ask(
+        self, method: str, url: str, within_s: float, headers: Mapping[str, str], body: bytes | None
+    ) -> Answer:
+        assert self._session is not None, "enter it first"
+        answer = bytearray()
+        try:
+            async with self._session.request(
+                method,
+                url,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=within_s),
+            ) as response:
+                async for part in response.content.iter_any():
+                    answer += part
+                    if len(answer) > MAX_BYTES:
+                        raise NoAnswer(f"an answer of more than {MAX_BYTES} bytes")
+                found = {name.lower(): value for name, value in response.headers.items()}
+                return Answer(response.status, found, bytes(answer))
+        except TimeoutError:
+            raise NoAnswer(f"no answer in {within_s:g} s") from None
+        except aiohttp.ClientConnectorDNSError:
+            raise NoAnswer("the host name is unknown") from None
+        except aiohttp.ClientConnectorError as error:
+            raise NoAnswer((error.os_error.strerror or "no connection").lower()) from None
+        except aiohttp.ServerDisconnectedError:
+            raise NoAnswer("the connection was closed without an answer") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoAnswer(f"an answer that is no HTTP ({type(error).__name__})") from None
