@@ -14,12 +14,16 @@ import structlog
 import uvloop
 from starlette.applications import Starlette
 
+from smetric.cache_breaks import CacheBreaks
+from smetric.cache_watch import CacheWatch
 from smetric.config import Settings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from smetric.hit_truth import HitTruth
 from smetric.policy_file import Generation, PolicyFile
+from smetric.prompt import BLOCK_BYTES
 from smetric.proxy.admin import admin_app
 from smetric.proxy.asgi import App
 from smetric.proxy.endpoints import Door, data_app
@@ -41,6 +45,7 @@ from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
 from smetric.telemetry import logs
+from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import Gauges, IndexFigures
@@ -49,7 +54,7 @@ from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.tracing import Tracing
 from smetric.token_ids import TokenIds
 from smetric.tokenize.request_tokens import request_tokens
-from smetric.tokens import TokenRatio
+from smetric.tokens import INITIAL, TokenRatio
 
 #: Longest time that the start waits for instances to say which process they are, seconds.
 FIRST_LOOK_S = 2.0
@@ -158,6 +163,14 @@ class Application:
                 clock=self.fleet.clock,
             )
         )
+        chunk = settings.lmcache.chunk_size
+        grains = {PrefixIndex.name: int(BLOCK_BYTES / INITIAL), "lmcache:host": chunk, "lmcache:likely": chunk}
+        self.caches = CacheWatch(
+            HitTruth(self.metrics.hit_checked, grains=grains),
+            CacheBreaks(self.metrics.cache_broke),
+            lambda: self.fleet.instances,
+        )
+        self.metrics.register(CacheGauges(lambda: self.fleet.instances, self.caches.disagreements))
         self.tokens = TokenRatio()
         self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout)
         self.is_ready = False
@@ -193,6 +206,7 @@ class Application:
             self.router,
             self.upstream,
             self.tokens,
+            self.caches,
             Deadlines(settings.forward.first_byte_timeout, settings.forward.idle_timeout),
             settings.response_headers,
         )
@@ -233,6 +247,7 @@ class Application:
             policy_file=self.policy_file,
             decisions=self.telemetry.decisions,
             metrics=self.metrics,
+            caches=self.caches,
             is_ready=lambda: self.is_ready,
             routes=placement_routes(self.peers) if self.peers is not None else (),
         )

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 
 from smetric.body import is_null, is_utf8
 from smetric.errors import RequestError
+from smetric.parts import Kind, Outline
 from smetric.prompt import image
 
 
@@ -70,12 +71,14 @@ class Conversation:
         turn: the number of assistant turns among them.
         history_bytes: length up to the end of the last of these turns; 0 without one.
         question_bytes: length up to its beginning.
+        outline: which pieces are which part.
     """
 
     pieces: list[bytes]
     turn: int
     history_bytes: int
     question_bytes: int
+    outline: Outline
 
 
 _MESSAGES = msgspec.json.Decoder(list[Message])
@@ -88,6 +91,9 @@ _CACHE_CONTROL = re.compile(
 )
 _MARKS = {role: b"<|%b|>" % role.encode() for role in ("system", "developer", "user", "assistant", "tool", "function")}
 _TOOL_ROLES = ("tool", "function")
+#: What the messages of each kind are as parts; those of `other` are the system's or a user's.
+_KINDS = {"assistant": Kind.ASSISTANT, "result": Kind.TOOL_RESULT}
+_SYSTEM_ROLES = ("system", "developer")
 
 
 def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw | None = None) -> Conversation:
@@ -107,18 +113,26 @@ def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw |
         RequestError: *messages* is not a list of objects with string roles, or not valid UTF-8.
     """
     pieces: list[bytes] = []
+    parts: list[tuple[int, Kind, int]] = []
     if tools is not None and not is_null(tools):
+        parts.append((0, Kind.TOOLS, 0))
         pieces.append(_without_cache_marks(tools))
     if system is not None:
-        _render_system(system, pieces)
+        _render_system(system, pieces, parts)
+    messages_from = len(parts)
     # Where the last turn begins and ends, in pieces; `before` is the same without the turn that came last.
     turn, begins_at, ends_at = before = 0, 0, 0
     previous = ""
-    for message, raw in _decode(field, messages):
+    for number, (message, raw) in enumerate(_decode(field, messages)):
         kind = _kind(message)
         at = len(pieces)
+        part = _KINDS.get(kind) or (Kind.SYSTEM if message.role in _SYSTEM_ROLES else Kind.USER)
+        parts.append((at, part, number))
         if isinstance(message, Message):
-            _render_message(message, pieces)
+            results: list[int] = []
+            _render_message(message, pieces, results)
+            for index, boundary in enumerate(results):
+                parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
         else:
             pieces.append(raw)
         if kind == "assistant":
@@ -136,7 +150,8 @@ def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw |
     if previous in ("assistant", "item"):
         turn, begins_at, ends_at = before
     question_bytes = sum(map(len, pieces[:begins_at]))
-    return Conversation(pieces, turn, question_bytes + sum(map(len, pieces[begins_at:ends_at])), question_bytes)
+    history_bytes = question_bytes + sum(map(len, pieces[begins_at:ends_at]))
+    return Conversation(pieces, turn, history_bytes, question_bytes, Outline(field, parts, messages_from))
 
 
 def _decode(field: str, messages: Raw) -> list[tuple[Message | _Shape, bytes]]:
@@ -170,21 +185,28 @@ def _kind(message: Message | _Shape) -> str:
     return "other"
 
 
-def _render_system(system: Raw, pieces: list[bytes]) -> None:
+def _render_system(system: Raw, pieces: list[bytes], parts: list[tuple[int, Kind, int]]) -> None:
     try:
         content = _CONTENT.decode(system)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        parts.append((len(pieces), Kind.SYSTEM, 0))
         pieces.append(bytes(system))
         return
-    text: list[bytes] = []
-    _render_content(content, text)
-    text = [piece for piece in text if not piece.startswith(_BILLING)]
-    if text:
-        pieces.append(_MARKS["system"])
-        pieces += text
+    is_first = True
+    for number, block in enumerate(content if isinstance(content, list) else [content]):
+        text: list[bytes] = []
+        _render_content([block] if block is not None else None, text, [])
+        text = [piece for piece in text if not piece.startswith(_BILLING)]
+        if text:
+            parts.append((len(pieces), Kind.SYSTEM, number))
+            if is_first:
+                pieces.append(_MARKS["system"])
+                is_first = False
+            pieces += text
 
 
-def _render_message(message: Message, pieces: list[bytes]) -> None:
+def _render_message(message: Message, pieces: list[bytes], results: list[int]) -> None:
+    """Append the message's pieces, and to *results* where in them each tool result begins and ends."""
     role = message.role if message.role is not None else message.type or "user"
     pieces.append(_MARKS.get(role) or b"<|%b|>" % role.encode())
     if message.reasoning is not None:
@@ -195,21 +217,21 @@ def _render_message(message: Message, pieces: list[bytes]) -> None:
     if type(content) is str:
         pieces.append(content.encode())
     elif content:
-        _render_content(content, pieces)
+        _render_content(content, pieces, results)
     if message.tool_calls:
         pieces.append(bytes(message.tool_calls))
     if message.type is not None:
         if message.summary:
-            _render_content(message.summary, pieces)
+            _render_content(message.summary, pieces, [])
         if message.name is not None:
             pieces.append(message.name.encode())
         if message.arguments is not None:
             pieces.append(message.arguments.encode())
         if message.output:
-            _render_content(message.output, pieces)
+            _render_content(message.output, pieces, [])
 
 
-def _render_content(content: Content, pieces: list[bytes]) -> None:
+def _render_content(content: Content, pieces: list[bytes], results: list[int]) -> None:
     if content is None:
         return
     if isinstance(content, str):
@@ -224,6 +246,10 @@ def _render_content(content: Content, pieces: list[bytes]) -> None:
             pieces.append(part.thinking.encode())
         elif part.refusal is not None:
             pieces.append(part.refusal.encode())
+        elif part.type == "tool_result":
+            results.append(len(pieces))
+            _render_other(part, pieces)
+            results.append(len(pieces))
         else:
             _render_other(part, pieces)
 
@@ -235,7 +261,7 @@ def _render_other(part: Part, pieces: list[bytes]) -> None:
         pieces.append(part.name.encode())
     if part.input:
         pieces.append(bytes(part.input))
-    _render_content(part.content, pieces)
+    _render_content(part.content, pieces, [])
     media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
     pieces.extend(image(memoryview(medium)) for medium in media if medium)
 

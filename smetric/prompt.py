@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from smetric.parts import Outline, Parts, parts_of
+
 #: Rendered bytes per block. A block's hash covers everything before it.
 BLOCK_BYTES = 1024
 #: Rendered bytes an image stands for: 1,024 tokens at the initial ratio.
@@ -29,10 +31,12 @@ class Prompt:
             one follows. 0 where there is no such turn.
         key: what besides the text decides whether engines share it: model or adapter, and cache salt.
         counted: whether `bytes_per_token` is exact, because the prompt came as token ids.
+        outline: which pieces are which part of a conversation; None for a prompt that is none.
     """
 
     __slots__ = (
         "_hashes",
+        "_outline",
         "_pieces",
         "bytes_per_token",
         "counted",
@@ -52,8 +56,10 @@ class Prompt:
         question_bytes: int = 0,
         key: bytes = b"",
         counted: bool = False,
+        outline: Outline | None = None,
     ) -> None:
-        self._pieces = pieces
+        self._pieces: Sequence[bytes] | None = pieces
+        self._outline = outline
         self._hashes: Hashes | None = None
         self.bytes_per_token = bytes_per_token
         self.history_bytes = history_bytes
@@ -82,11 +88,23 @@ class Prompt:
 
     @property
     def hashes(self) -> Hashes:
-        """Computed when first asked for, in one pass over the text, which is let go then."""
+        """Computed when first asked for, in one pass over the text."""
         if self._hashes is None:
+            assert self._pieces is not None, "the text was let go before anybody asked for its hashes"
             self._hashes = _hashes(b"".join(self._pieces), self.key, self.question_bytes)
-            self._pieces = ()
         return self._hashes
+
+    def summarise(self, *, salt: int, template: int) -> Parts | None:
+        """Let the text go; what is kept are the hashes, those computed before and these of its parts.
+
+        Args:
+            salt: hash of the cache salt.
+            template: hash of the arguments of the chat template.
+        """
+        outline, pieces = self._outline, self._pieces
+        self._outline, self._pieces = None, None
+        assert pieces is not None, "an answer begins once"
+        return parts_of(pieces, outline, salt=salt, template=template) if outline is not None else None
 
     @property
     def blocks(self) -> array[int]:

@@ -20,6 +20,7 @@ from smetric.block_keys import BlockKeys
 from smetric.body import is_null, members
 from smetric.conversation import Conversation, render
 from smetric.errors import RequestError
+from smetric.parts import Parts, hash_of
 from smetric.prompt import Prompt
 from smetric.tokens import TokenRatio
 
@@ -67,6 +68,10 @@ class InferenceRequest:
     #: What the engine takes `model` for once an alias is resolved, and the salt that keeps its cache entries apart.
     served: str = ""
     cache_salt: str = ""
+    #: What the client gives the chat template besides the messages, as JSON; empty for nothing.
+    template_args: bytes = field(default=b"", repr=False)
+    #: Hashes of the prompt's parts, once an answer has begun.
+    parts: Parts | None = field(default=None, repr=False)
     #: Chained keys of the prompt's token blocks by block size, kept by the source that computed them.
     block_keys: dict[int, BlockKeys] = field(default_factory=dict, repr=False)
     #: The body as received, for whoever tokenises it, till the first byte of the answer; the task that does so, and the
@@ -89,9 +94,18 @@ class InferenceRequest:
         if self.turn and self.est_hit is not None:
             self.est_hit = _whole_blocks(prompt, block_size)
 
+    def answering(self) -> None:
+        """An answer has begun: nothing is looked up for this request any more, so its text is let go."""
+        self.body = None
+        if self.prompt is not None:
+            salt, template = hash_of(self.cache_salt.encode()), hash_of(self.template_args)
+            self.parts = self.prompt.summarise(salt=salt, template=template)
+        self.template_args = b""
+
     def let_go(self) -> None:
         """The exchange has ended; what is recorded of it must not keep its body alive."""
-        self.prompt = self.body = self.tokenising = self.token_ids = None
+        self.prompt = self.body = self.tokenising = self.token_ids = self.parts = None
+        self.template_args = b""
         self.block_keys.clear()
 
 
@@ -123,6 +137,16 @@ _MAX_NUMBER = 32
 
 T = TypeVar("T")
 
+#: Fields from which engines render more than the conversation itself.
+_TEMPLATE_FIELDS = (
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning",
+    "reasoning_effort",
+    "thinking",
+    "tool_choice",
+)
 _REFUSED = ("kv_transfer_params", "ec_transfer_params")
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
 _NUMBER = msgspec.json.Decoder(float, strict=False)
@@ -191,6 +215,8 @@ def parse(
     else:
         prompts = 1
         conversation = _CONVERSATIONS[api](found)
+        given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in _TEMPLATE_FIELDS if name in found]
+        request.template_args = b",".join(given)
         _read_conversation(request, conversation, bytes_per_token, key, reading.block_size)
     request.prompts = int(min(max(1, prompts * copies), MAX_PROMPTS))
     if turn is not None:
@@ -234,6 +260,7 @@ def _read_conversation(
         history_bytes=conversation.history_bytes,
         question_bytes=conversation.question_bytes,
         key=key,
+        outline=conversation.outline,
     )
     request.prompt = prompt
     request.prompt_len = prompt.length

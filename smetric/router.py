@@ -233,7 +233,7 @@ class Router:
         """Tell the sources that *instance* has prefilled *request*."""
         for source in self.sources:
             source.prefilled(request, instance)
-        request.body = None  # an answer has begun: nothing is looked up for this request any more
+        request.answering()
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """Tell the sources that learn from it that *instance* has answered *request* to the end."""

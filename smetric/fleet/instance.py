@@ -32,6 +32,21 @@ class Scrape:
     own: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixTokens:
+    """Prompt tokens that one engine process looked up in caches since it started, by where they were found.
+
+    Args:
+        local: in its own KV cache.
+        external: in a cache its KV connector reads from (LMCache, another engine).
+        missed: nowhere, and so computed.
+    """
+
+    local: int
+    external: int
+    missed: int
+
+
 class Instance:
     """One engine, this incarnation and all before it; leases hold this object, never its name.
 
@@ -55,6 +70,7 @@ class Instance:
         "models_fixed",
         "own",
         "pool",
+        "prefix_tokens",
         "role",
         "scrape",
         "seen_empty",
@@ -100,6 +116,8 @@ class Instance:
         #: Prompt tokens of the requests sent and not ended.
         self.sent_tokens = 0
         self.scrape: Scrape | None = None
+        #: As last scraped; None while this process has not said.
+        self.prefix_tokens: PrefixTokens | None = None
         self.cache = CacheConfig()
 
     def __repr__(self) -> str:
@@ -131,6 +149,7 @@ class Instance:
         self.incarnation += 1
         self.started_at = started_at
         self.seen_empty = True
+        self.prefix_tokens = None
 
     def is_incarnation(self, started_at: float | None) -> bool:
         """Whether the process that started at *started_at* is the one that answers now, as far as both are known."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from smetric.cache_watch import CacheWatch
 from smetric.fleet.fleet import Fleet
 from smetric.policy_file import PolicyFile
 from smetric.telemetry.decisions import DecisionLog, brief, full
@@ -27,6 +28,7 @@ def admin_app(
     policy_file: PolicyFile,
     decisions: DecisionLog,
     metrics: Metrics,
+    caches: CacheWatch,
     is_ready: Callable[[], bool],
     routes: Sequence[Route] = (),
 ) -> Starlette:
@@ -83,6 +85,9 @@ def admin_app(
             )
         return _json({"instances": rows})
 
+    async def cache(_: Request) -> Response:
+        return _json(caches.report())
+
     async def policy(_: Request) -> Response:
         current = policy_file.current
         return _json(
@@ -113,6 +118,7 @@ def admin_app(
             Route("/admin/decisions/{id}", one_decision),
             Route("/admin/instances", instances),
             Route("/admin/policy", policy),
+            Route("/admin/cache", cache),
             *routes,
         ],
         exception_handlers={HTTPException: refuse},

@@ -9,6 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from smetric.cache_watch import CacheWatch
 from smetric.errors import HttpError, UpstreamError
 from smetric.fleet.instance import Instance
 from smetric.proxy.asgi import Scope
@@ -60,6 +61,7 @@ class Plane:
     router: Router
     upstream: Upstream
     tokens: TokenRatio
+    caches: CacheWatch
     deadlines: Deadlines
     response_headers: bool = True
 
@@ -310,6 +312,10 @@ class Forwarding:
         response_id = observer.response_id()
         if response_id:
             self._plane.router.pin(response_id, routing.lease.instance)
+        if answer.status == 200 and self._leased:
+            self._plane.router.settled(request, routing.lease.instance, usage)
+            assert self._exchange.record is not None
+            self._plane.caches.answered(self._exchange.record, usage, self._scope["headers"])
         attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status, usage=usage)
         self._exchange.end(answer.status, bytes_out=observer.size, usage=usage)
 

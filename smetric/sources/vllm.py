@@ -190,6 +190,8 @@ class VllmSource:
         seen.counters.update(page.counters)
         if page.started_at is not None:
             instance.started_at = page.started_at
+        if page.prefix_tokens is not None:
+            instance.prefix_tokens = page.prefix_tokens
         if page.cache:
             instance.cache = _cache_config(page.cache)
         if page.running is None or page.waiting is None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from smetric.fleet.instance import PrefixTokens
 from smetric.policy.vocabulary import LARGEST
 
 #: Most series of wanted names a page may have; one with more says nothing.
@@ -24,13 +25,13 @@ _USAGE = "vllm:kv_cache_usage_perc"
 _OLD_USAGE = "vllm:gpu_cache_usage_perc"
 _CACHE = "vllm:cache_config_info"
 _START = "process_start_time_seconds"
+#: Prompt tokens looked up in the engine's own cache and found there, under the new and the old name; then those not
+#: found that were looked up in an external one and found there.
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
 #: Counters that only a new process sets back.
-COUNTERS = (
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:prefix_cache_queries_total",
-    "vllm:gpu_prefix_cache_queries_total",
-)
+COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", *QUERIES, *HITS, EXTERNAL_HITS)
 _WANTED = (_RUNNING, _WAITING, _USAGE, _OLD_USAGE, _CACHE, _START, *COUNTERS)
 # The value must be followed by something: a page cut in the middle of a number would give a wrong one.
 _SERIES = re.compile(
@@ -56,6 +57,7 @@ class Page:
         kv_usage: share of KV blocks in use, mean over engines.
         started_at: when the process started, seconds since the epoch.
         counters: by name, summed over engines.
+        prefix_tokens: what those of them say about prompt tokens looked up in caches.
         cache: labels of the first engine's cache configuration.
         refused: series whose value was NaN, infinite, negative or out of range.
     """
@@ -65,6 +67,7 @@ class Page:
     kv_usage: float | None = None
     started_at: float | None = None
     counters: dict[str, float] = field(default_factory=dict)
+    prefix_tokens: PrefixTokens | None = None
     cache: dict[str, str] = field(default_factory=dict)
     refused: int = 0
 
@@ -98,7 +101,17 @@ def parse_page(text: bytes) -> Page:
     if _START in values:
         page.started_at = max(values[_START])
     page.counters = {name: sum(values[name]) for name in COUNTERS if name in values}
+    page.prefix_tokens = _prefix_tokens(page.counters)
     return page
+
+
+def _prefix_tokens(counters: dict[str, float]) -> PrefixTokens | None:
+    queried = next((counters[name] for name in QUERIES if name in counters), None)
+    local = next((counters[name] for name in HITS if name in counters), None)
+    if queried is None or local is None:
+        return None
+    external = counters.get(EXTERNAL_HITS, 0.0)
+    return PrefixTokens(int(local), int(external), max(0, int(queried - local - external)))
 
 
 def _series(text: bytes) -> Iterator[tuple[str, bytes, bytes]]:

@@ -61,6 +61,9 @@ class Metrics:
         self._prompt_tokens = _Children(self._counter(names.PROMPT_TOKENS_TOTAL))
         self._hit_tokens = _Children(self._counter(names.HIT_TOKENS_TOTAL))
         self._actual_hit_tokens = _Children(self._counter(names.ACTUAL_HIT_TOKENS_TOTAL))
+        self._hit_checks = _Children(self._counter(names.HIT_CHECKS))
+        self._hit_wrong_tokens = _Children(self._counter(names.HIT_WRONG_TOKENS))
+        self._cache_breaks = _Children(self._counter(names.CACHE_BREAKS))
         self._policy_errors = _Children(self._counter(names.POLICY_ERRORS))
         self._policy_reloads = _Children(self._counter(names.POLICY_RELOADS))
         build = self._gauge(names.BUILD_INFO)
@@ -145,6 +148,16 @@ class Metrics:
     def ids_compared(self, equal: bool) -> None:
         """An instance counted a prompt whose ids were known: as many tokens, or not."""
         self._tokenize_checks.of("equal" if equal else "different").inc()
+
+    def hit_checked(self, instance: str, source: str, result: str, wrong_tokens: int) -> None:
+        """A predicted hit was reported to be *result* (one of `names.HIT_RESULTS`), wrong by *wrong_tokens*."""
+        labels = (self._instance(instance), source, result)
+        self._hit_checks.of(*labels).inc()
+        self._hit_wrong_tokens.of(*labels).inc(wrong_tokens)
+
+    def cache_broke(self, part: str, change: str) -> None:
+        """A follow-up missed the cache because of *part*, one of `names.BROKEN_PARTS`; *change* of `names.CHANGES`."""
+        self._cache_breaks.of(part, change).inc()
 
     def reloaded(self, *, swapped: bool) -> None:
         """The policy file changed: it was taken, or the last good policy was kept."""

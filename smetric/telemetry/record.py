@@ -97,6 +97,13 @@ class DecisionRecord:
             return names.NO_INSTANCE if self.instance is None else names.ANY_CANDIDATE
         return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
 
+    def best_hit(self) -> int | None:
+        """Most tokens of the prompt believed cached on any candidate; None where none was looked up and known."""
+        if self.decision is None or "hit_len" not in self.decision.snapshot.columns:
+            return None
+        hits, known = self.decision.snapshot.columns["hit_len"], self.decision.snapshot.known.get("hit_len")
+        return max((int(hit) for i, hit in enumerate(hits) if known is None or known[i]), default=None)
+
     def hit(self) -> tuple[int, str] | None:
         """Tokens of the prompt believed cached on the chosen instance, and the source; None where not known."""
         decision = self.decision

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smetric.fleet.instance import PrefixTokens
 from smetric.sources.vllm_page import MAX_SERIES, Page, parse_page
 
 CAPTURES = Path(__file__).parents[1] / "data" / "vllm"
@@ -42,6 +43,8 @@ def test_real_pages_are_read(
         "vllm:prompt_tokens_total",
         "vllm:generation_tokens_total",
         "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:external_prefix_cache_hits_total",
     }
 
 
@@ -159,3 +162,19 @@ def test_whatever_a_page_holds_what_is_read_is_sane(lines: list[bytes]) -> None:
     for value in (page.running, page.waiting, page.started_at, *page.counters.values()):
         assert value is None or 0 <= value <= 1e15 * MAX_SERIES
     assert page.kv_usage is None or 0 <= page.kv_usage <= 1
+
+
+def test_tokens_found_in_caches_are_read_from_real_pages_and_under_their_old_names() -> None:
+    assert parse_page(capture("metrics_load")).prefix_tokens == PrefixTokens(local=2272, external=0, missed=2427)
+    old = b"vllm:gpu_prefix_cache_queries_total 100.0\nvllm:gpu_prefix_cache_hits_total 60.0\n"
+    assert parse_page(old).prefix_tokens == PrefixTokens(local=60, external=0, missed=40)
+    connected = (
+        b"vllm:prefix_cache_queries_total 100.0\nvllm:prefix_cache_hits_total 60.0\n"
+        b"vllm:external_prefix_cache_hits_total 30.0\n"
+    )
+    assert parse_page(connected).prefix_tokens == PrefixTokens(local=60, external=30, missed=10)
+
+
+def test_a_page_that_names_only_half_of_it_says_nothing_of_tokens_found() -> None:
+    assert parse_page(b"vllm:prefix_cache_hits_total 60.0\n").prefix_tokens is None
+    assert parse_page(b"vllm:prefix_cache_queries_total 60.0\n").prefix_tokens is None

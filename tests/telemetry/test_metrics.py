@@ -6,9 +6,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from smetric.fleet.instance import Instance
+from smetric.fleet.instance import Instance, PrefixTokens
 from smetric.telemetry import names
+from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.gauges import Gauges, IndexFigures, PeerFigures
+from smetric.telemetry.kv_gauges import CacheFigures, KvFigures, KvGauges
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import MOST, ModelLabels
 from smetric.telemetry.record import Usage
@@ -122,9 +124,28 @@ async def test_gauges_show_the_fleet_and_absent_is_not_zero() -> None:
     assert read("smetric_prefix_index_evictions_total") == 3
 
 
+async def test_what_engines_find_in_their_caches_is_shown_once_they_have_said_it() -> None:
+    metrics = Metrics()
+    instances = fleet(2)
+    instances[0].prefix_tokens = PrefixTokens(local=100, external=20, missed=7)
+    metrics.register(CacheGauges(lambda: instances, lambda: {("gpu-1", "kv_events"): True}))
+    read = metrics.registry.get_sample_value
+    found = {
+        where: ("smetric_instance_prefix_tokens_total", {"instance": "gpu-0", "found": where})
+        for where in ("local", "external", "missed")
+    }
+    assert [read(*found[where]) for where in found] == [100, 20, 7]
+    assert read("smetric_instance_prefix_tokens_total", {"instance": "gpu-1", "found": "local"}) is None
+    assert read("smetric_prefix_disagreement", {"instance": "gpu-1", "source": "kv_events"}) == 1
+
+
 async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app = telemetry()
     app.metrics.register(gauges(fleet()))
+    app.metrics.register(KvGauges(lambda: KvFigures(1, 1, 1, {"gpu-0": CacheFigures(True, {"ok": 1}, 0, 0)})))
+    seen = fleet()
+    seen[0].prefix_tokens = PrefixTokens(1, 1, 1)
+    app.metrics.register(CacheGauges(lambda: seen, lambda: {("gpu-0", "kv_events"): False}))
     run_one(app, record())
     run_one(app, record(names.ERROR))
     exchange = begin(app)
@@ -137,6 +158,8 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.suspended("lmcache", True)
     app.metrics.tokenized("engine", "ok", 0.01)
     app.metrics.ids_compared(True)
+    app.metrics.hit_checked("gpu-0", "kv_events", names.HIT_OVER, 32)
+    app.metrics.cache_broke("system", "changed")
     app.metrics.reloaded(swapped=True)
     page, content_type = await app.metrics.page()
     assert content_type.startswith("text/plain")

@@ -1,0 +1,252 @@
+"""Names what breaks the engines' prefix caches: the first part of a prompt that its client did not continue as it was.
+
+Each answered request is compared with the one before it in its session, by hashes of parts (`smetric.parts`). A
+difference counts only where the cache hit fell short of the carried history because of it, so that parallel
+conversations, evictions and requests that were served elsewhere are no breaks.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import xxhash
+
+from smetric.fleet.instance import Instance
+from smetric.parts import Kind, Parts, divergence
+from smetric.request import InferenceRequest
+
+#: Conversations remembered, those of one session or with one beginning, and parts of all of them together (20 bytes
+#: each); the one served longest ago goes first.
+MOST_TRAILS = 4096
+MOST_ALIKE = 8
+MOST_PARTS = 1 << 19
+#: Causes told apart; the one seen longest ago goes first. Messages beyond this place are one.
+MOST_CAUSES = 256
+MOST_PLACES = 16
+#: A hit falls short by more than this share of what was expected, and by more than this share of the prompt.
+SHORT_OF_EXPECTED = 0.1
+SHORT_OF_PROMPT = 0.02
+#: A hit may end this share of the prompt behind the part that broke it: lengths are estimated, caches hold blocks.
+SLACK = 0.1
+
+_TEMPLATE = ("template", "template arguments")
+_SALT = ("cache_salt", "cache_salt")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What broke: who sent it, what kind of part (`names.BROKEN_PARTS`), where it stands, what became of it."""
+
+    client: str
+    part: str
+    place: str
+    change: str
+
+
+@dataclass(slots=True)
+class Breaks:
+    """How often one cause was seen.
+
+    Args:
+        count: follow-ups it broke.
+        sessions: conversations it was seen in.
+        follow_ups: follow-ups of these conversations since it was first seen in them.
+        lost_tokens: tokens that had to be computed again, as far as the hits fell short.
+        last_at: when it was last seen, monotonic seconds.
+    """
+
+    count: int = 0
+    sessions: int = 0
+    follow_ups: int = 0
+    lost_tokens: int = 0
+    last_at: float = 0.0
+
+    @property
+    def each_request(self) -> bool:
+        """Whether it breaks (almost) every request of its sessions."""
+        return self.count >= 3 and self.count >= 0.9 * self.follow_ups
+
+
+@dataclass(slots=True, eq=False)
+class _Trail:
+    """The last request of one conversation, and where it was served."""
+
+    parts: Parts
+    instance: Instance
+    incarnation: int
+    keys: tuple[int, ...] = ()
+    #: Grows with every request; the smaller the longer ago.
+    used: int = 0
+    causes: set[Cause] = field(default_factory=set)
+
+
+class CacheBreaks:
+    """Remembers the last request of each conversation and compares the next one with it.
+
+    Args:
+        on_break: called with the part and the change of each break.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, on_break: Callable[[str, str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_break = on_break
+        self._clock = clock
+        self._trails: OrderedDict[int, _Trail] = OrderedDict()
+        self._by_key: dict[int, list[_Trail]] = {}
+        self._parts = 0
+        self._answered = 0
+        self._causes: OrderedDict[Cause, Breaks] = OrderedDict()
+        #: Follow-ups compared; those whose hit fell short; those of them whose prompt continued the last one as it was.
+        self.follow_ups = 0
+        self.short = 0
+        self.unbroken = 0
+
+    @property
+    def causes(self) -> list[tuple[Cause, Breaks]]:
+        """What broke caches, the costliest first."""
+        return sorted(self._causes.items(), key=lambda each: -each[1].lost_tokens)
+
+    def answered(self, request: InferenceRequest, instance: Instance, hit_share: float | None, client: str) -> None:
+        """*instance* has answered *request* to the end.
+
+        Args:
+            request: with the hashes of its parts.
+            instance: where it was served.
+            hit_share: share of the prompt that was cached, as reported or as the best instance was believed to hold;
+                None where neither is known.
+            client: what kind of client sent it, from a bounded set.
+        """
+        parts = request.parts
+        if parts is None:
+            return
+        keys = _keys(request, parts)
+        if not keys:
+            return
+        trail = self._previous(keys, parts, request.turn or 0)
+        if trail is None:
+            trail = _Trail(parts, instance, instance.incarnation)
+            self._trails[id(trail)] = trail
+            self._parts += len(parts.hashes)
+        else:
+            if request.turn and request.est_hit and hit_share is not None:
+                self._compare(trail, request, parts, hit_share, client)
+            self._parts += len(parts.hashes) - len(trail.parts.hashes)
+            trail.parts, trail.instance, trail.incarnation = parts, instance, instance.incarnation
+        self._trails.move_to_end(id(trail))
+        self._answered += 1
+        trail.used = self._answered
+        self._file(trail, keys)
+        while len(self._trails) > MOST_TRAILS or self._parts > MOST_PARTS:
+            self._drop(next(iter(self._trails.values())))
+
+    def _previous(self, keys: tuple[int, ...], parts: Parts, turn: int) -> _Trail | None:
+        """The conversation that *parts* goes on with: one that it continues, else the one it shares most messages with.
+
+        A second turn may share none, if the first message was edited: then the one that shares its tools or system.
+        """
+        alike = {id(trail): trail for key in keys for trail in self._by_key.get(key, ())}
+        for trail in alike.values():
+            if trail.parts.shared_with(parts) == len(trail.parts.hashes):
+                return trail
+        best: _Trail | None = None
+        most = (0, 0)
+        for trail in alike.values() if turn else ():
+            theirs = trail.parts
+            messages = len(theirs.messages().intersection(parts.messages()))
+            is_second = turn == 1 and theirs.first(Kind.ASSISTANT) is None
+            shared = (messages, theirs.shared_with(parts)) if messages or is_second else (0, 0)
+            if shared > most:
+                best, most = trail, shared
+        return best
+
+    def _compare(self, trail: _Trail, request: InferenceRequest, parts: Parts, hit_share: float, client: str) -> None:
+        """Blame the first difference to the last request, if the hit fell short and ended there."""
+        self.follow_ups += 1
+        for cause in trail.causes:
+            if cause in self._causes:
+                self._causes[cause].follow_ups += 1
+        assert request.est_hit is not None
+        expected = request.est_hit / request.prompt_len
+        missing = expected - hit_share
+        if missing <= max(SHORT_OF_EXPECTED * expected, SHORT_OF_PROMPT):
+            return
+        self.short += 1
+        found = self._cause(trail, parts, hit_share, client)
+        if found is None:
+            self.unbroken += 1
+            return
+        breaks = self._causes.setdefault(found, Breaks())
+        self._causes.move_to_end(found)
+        if found not in trail.causes:
+            trail.causes.add(found)
+            breaks.sessions += 1
+            breaks.follow_ups += 1
+        breaks.count += 1
+        breaks.lost_tokens += round(missing * request.prompt_len)
+        breaks.last_at = self._clock()
+        if len(self._causes) > MOST_CAUSES:
+            gone, _ = self._causes.popitem(last=False)
+            for each in self._trails.values():
+                each.causes.discard(gone)
+        self._on_break(found.part, found.change)
+
+    def _cause(self, trail: _Trail, parts: Parts, hit_share: float, client: str) -> Cause | None:
+        """What the hit of *hit_share* fell short for; None if the prompt goes on as it was, or the cache was lost."""
+        if trail.incarnation != trail.instance.incarnation:
+            return None
+        if parts.salt != trail.parts.salt:
+            return Cause(client, *_SALT, "changed")
+        found = divergence(trail.parts, parts)
+        if found is not None and hit_share <= found.shared_bytes / max(1, parts.size) + SLACK:
+            return Cause(client, found.part, _bounded(found.place), found.change.value)
+        if parts.template != trail.parts.template:
+            return Cause(client, *_TEMPLATE, "changed")
+        return None
+
+    def _file(self, trail: _Trail, keys: tuple[int, ...]) -> None:
+        """Let *trail* be found under *keys* and no others."""
+        if trail.keys == keys:
+            return
+        self._unfile(trail)
+        trail.keys = keys
+        for key in keys:
+            alike = self._by_key.setdefault(key, [])
+            alike.append(trail)
+            if len(alike) > MOST_ALIKE:
+                self._drop(min(alike, key=lambda each: each.used))
+
+    def _unfile(self, trail: _Trail) -> None:
+        for key in trail.keys:
+            alike = self._by_key[key]
+            alike.remove(trail)
+            if not alike:
+                del self._by_key[key]
+        trail.keys = ()
+
+    def _drop(self, trail: _Trail) -> None:
+        self._unfile(trail)
+        del self._trails[id(trail)]
+        self._parts -= len(trail.parts.hashes)
+
+
+def _keys(request: InferenceRequest, parts: Parts) -> tuple[int, ...]:
+    """What the conversation is found by: its session if the client names one, else the messages it began with.
+
+    Either of the first messages may be edited: the other one still finds it.
+    """
+    served = request.served.encode()
+    if request.session:
+        return (xxhash.xxh3_64_intdigest(request.session.encode(), xxhash.xxh3_64_intdigest(served)),)
+    seed = xxhash.xxh3_64_intdigest(served, 1)
+    firsts = [parts.first(kind) for kind in (Kind.USER, Kind.ASSISTANT)]
+    return tuple(xxhash.xxh3_64_intdigest(array("Q", [first]).tobytes(), seed) for first in firsts if first is not None)
+
+
+def _bounded(place: str) -> str:
+    """*place*, with far messages as one: a cause must come up again to be seen as one."""
+    name, bracket, number = place.partition("[")
+    return place if not bracket or int(number[:-1]) < MOST_PLACES else f"{name}[{MOST_PLACES}…]"

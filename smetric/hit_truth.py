@@ -1,0 +1,178 @@
+"""Compares the hits that were predicted with those that instances report, for each instance and source.
+
+Only what a policy looked up was predicted; for other answers nothing is made up. A sustained disagreement is said once
+when it begins and once when it ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from smetric.fleet.instance import Instance
+from smetric.telemetry import names
+from smetric.telemetry.record import DecisionRecord, Usage
+
+#: Answers and seconds that a judgement rests on, at least.
+LEAST_ANSWERS = 50
+LEAST_SECONDS = 60.0
+#: A disagreement begins above this share of the prompts' tokens, and ends below half of it.
+DISAGREE_SHARE = 0.2
+#: Seconds of answers that are summed up as one.
+BUCKET_S = 5.0
+#: Tokens per block where neither the instance nor its source says.
+BLOCK_TOKENS = 16
+
+log = structlog.get_logger("smetric.hits")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Answers summed up; tokens.
+
+    Args:
+        answers: how many.
+        exact: those predicted within one block.
+        prompt: tokens of their prompts.
+        predicted: of these, believed cached.
+        actual: of these, reported as cached.
+        wrong: sum of the differences, whichever their sign.
+        blocks: sum of one block for each answer.
+    """
+
+    answers: int = 0
+    exact: int = 0
+    prompt: int = 0
+    predicted: int = 0
+    actual: int = 0
+    wrong: int = 0
+    blocks: int = 0
+
+    def add(self, other: Tally, sign: int = 1) -> None:
+        """Add *other*, or take it away."""
+        self.answers += sign * other.answers
+        self.exact += sign * other.exact
+        self.prompt += sign * other.prompt
+        self.predicted += sign * other.predicted
+        self.actual += sign * other.actual
+        self.wrong += sign * other.wrong
+        self.blocks += sign * other.blocks
+
+
+@dataclass(slots=True)
+class Agreement:
+    """How one source's predictions for one instance have turned out.
+
+    Args:
+        incarnation: the process of the instance that the latest answers are of.
+        all: all answers.
+        latest: the last answers, enough of them for a judgement.
+        disagrees: whether these disagree.
+    """
+
+    incarnation: int
+    all: Tally = field(default_factory=Tally)
+    latest: Tally = field(default_factory=Tally)
+    disagrees: bool = False
+    #: What `latest` is the sum of, by the time each bucket began.
+    buckets: deque[tuple[float, Tally]] = field(default_factory=deque)
+
+    def add(self, answer: Tally, now: float) -> None:
+        """Take one answer in, and let go of the oldest that a judgement can do without."""
+        self.all.add(answer)
+        self.latest.add(answer)
+        buckets = self.buckets
+        if not buckets or now - buckets[-1][0] >= BUCKET_S:
+            buckets.append((now, Tally()))
+        buckets[-1][1].add(answer)
+        while len(buckets) > 1 and now - buckets[1][0] >= LEAST_SECONDS:
+            if self.latest.answers - buckets[0][1].answers < LEAST_ANSWERS:
+                break
+            self.latest.add(buckets.popleft()[1], -1)
+
+    def judge(self, now: float) -> bool:
+        """Whether the latest answers disagree; as before while there are too few of them."""
+        latest = self.latest
+        if latest.answers >= LEAST_ANSWERS and now - self.buckets[0][0] >= LEAST_SECONDS:
+            bound = DISAGREE_SHARE * latest.prompt * (0.5 if self.disagrees else 1.0)
+            self.disagrees = latest.wrong > bound and latest.wrong > latest.blocks
+        return self.disagrees
+
+    def begin_anew(self, incarnation: int) -> None:
+        """Another process answers: what the last one reported says nothing of it."""
+        self.incarnation = incarnation
+        self.latest, self.disagrees = Tally(), False
+        self.buckets.clear()
+
+
+class HitTruth:
+    """Keeps one `Agreement` for each instance and source.
+
+    Args:
+        on_checked: called with instance, source, result (one of `names.HIT_RESULTS`) and the tokens it was wrong by.
+        grains: tokens in which a source counts, where that is more than a block of the engine.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        on_checked: Callable[[str, str, str, int], None],
+        *,
+        grains: Mapping[str, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_checked = on_checked
+        self._grains = grains or {}
+        self._clock = clock
+        #: By instance id and source; both come from configuration.
+        self.agreements: dict[tuple[str, str], Agreement] = {}
+
+    def answered(self, record: DecisionRecord, usage: Usage | None) -> None:
+        """The request of *record* was answered; judged if a hit was predicted and the instance reports one."""
+        predicted, request, instance = record.hit(), record.request, record.instance
+        if predicted is None or instance is None or usage is None or request.prompts != 1:
+            return
+        if usage.cached_tokens is None or not usage.prompt_tokens:
+            return
+        tokens, source = predicted
+        if record.tokens_source != "exact":
+            # Shares are right where counts are only estimated.
+            tokens = round(tokens * usage.prompt_tokens / max(1, request.prompt_len))
+        block = max(instance.cache.block_size or BLOCK_TOKENS, self._grains.get(source, 1))
+        # A block: engines compute at least the last token of a prompt, so they never find the whole of it.
+        wrong = tokens - usage.cached_tokens
+        result = names.HIT_EQUAL if abs(wrong) <= block else names.HIT_OVER if wrong > 0 else names.HIT_UNDER
+        self._on_checked(instance.id, source, result, abs(wrong))
+        answer = Tally(
+            1, result == names.HIT_EQUAL, usage.prompt_tokens, tokens, usage.cached_tokens, abs(wrong), block
+        )
+        self._take(instance, source, answer)
+
+    def _take(self, instance: Instance, source: str, answer: Tally) -> None:
+        now = self._clock()
+        agreement = self.agreements.get((instance.id, source))
+        if agreement is None:
+            agreement = self.agreements[instance.id, source] = Agreement(instance.incarnation)
+        elif agreement.incarnation != instance.incarnation:
+            agreement.begin_anew(instance.incarnation)
+        before = agreement.disagrees
+        agreement.add(answer, now)
+        if agreement.judge(now) == before:
+            return
+        latest = agreement.latest
+        told = {
+            "instance": instance.id,
+            "source": source,
+            "answers": latest.answers,
+            "prompt_tokens": latest.prompt,
+            "predicted_tokens": latest.predicted,
+            "actual_tokens": latest.actual,
+        }
+        if agreement.disagrees:
+            log.warning("smetric.hits.disagree", **told, remedy="run `smetric doctor`; see /admin/cache")
+        else:
+            log.info("smetric.hits.agree", **told)

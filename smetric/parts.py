@@ -1,0 +1,233 @@
+"""The parts of a prompt (tools, system blocks, messages) as hashes, and where two prompts of one session part ways.
+
+No text is kept, and the hashes are salted for this process alone. Who compares which prompts, and when a difference
+counts, is in `smetric.cache_breaks`.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+from msgspec import Raw
+
+#: Hashes of two processes cannot be compared, nor can those of a guessed text with ours.
+_SALT = int.from_bytes(os.urandom(8))
+_RAWS = msgspec.json.Decoder(list[Raw])
+#: Parts that must agree in a row before what follows a difference counts as the same again.
+_RUN = 2
+
+
+class Kind(enum.IntEnum):
+    """What a part is."""
+
+    TOOLS = 0
+    SYSTEM = 1
+    USER = 2
+    ASSISTANT = 3
+    TOOL_RESULT = 4
+
+
+class Change(enum.Enum):
+    """What became of a part."""
+
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+    REORDERED = "reordered"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Which pieces of a rendered conversation are which part.
+
+    Args:
+        field: name of the list of messages in the body.
+        begins: index of each part's first piece, what it is, and its place in the list it comes from. Parts follow
+            each other without gaps; one without pieces is none.
+        messages_from: how many of these come before the messages.
+    """
+
+    field: str
+    begins: list[tuple[int, Kind, int]]
+    messages_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A prompt as the hashes of its parts: one for each tool, system block, message and tool result.
+
+    Args:
+        hashes: 64 bits each.
+        kinds: a `Kind` each.
+        places: place in the list each comes from: tools, system blocks, messages.
+        ends: rendered bytes of the prompt up to the end of each.
+        messages_from: how many come before the messages.
+        field: name of the list of messages in the body.
+        size: rendered bytes of the prompt.
+        salt: hash of the cache salt.
+        template: hash of the arguments of the chat template.
+    """
+
+    hashes: array[int]
+    kinds: bytes
+    places: array[int]
+    ends: array[int]
+    messages_from: int
+    field: str
+    size: int
+    salt: int = 0
+    template: int = 0
+
+    def place(self, at: int) -> str:
+        """Where part *at* stands in the body, e.g. `messages[3]`; tools are one place."""
+        if self.kinds[at] == Kind.TOOLS:
+            return "tools"
+        return f"{self.field if at >= self.messages_from else 'system'}[{self.places[at]}]"
+
+    def shared_with(self, other: Parts) -> int:
+        """How many leading parts are the same."""
+        low, high = 0, min(len(self.hashes), len(other.hashes))
+        if self.hashes[:high] == other.hashes[:high]:
+            return high
+        while high - low > 1:  # the first `low` agree, the first `high` do not
+            middle = (low + high) // 2
+            if self.hashes[low:middle] == other.hashes[low:middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def first(self, kind: Kind) -> int | None:
+        """Hash of the first message of *kind*, None without one."""
+        at = self.kinds.find(kind, self.messages_from)
+        return None if at < 0 else self.hashes[at]
+
+    def messages(self) -> set[int]:
+        """The hashes of the messages and tool results."""
+        return set(self.hashes[self.messages_from :])
+
+    def tools(self) -> array[int]:
+        """The hashes of the tools, which come first."""
+        return self.hashes[: self.kinds.count(Kind.TOOLS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first part of a prompt that is not continued as it was.
+
+    Args:
+        part: what it is: the name of a `Kind` in lower case.
+        place: where it stands in the body, e.g. `tools`, `system[0]`, `messages[3]`.
+        change: what became of it.
+        shared_bytes: rendered bytes of the new prompt before it.
+    """
+
+    part: str
+    place: str
+    change: Change
+    shared_bytes: int
+
+
+def hash_of(text: bytes) -> int:
+    """The salted hash of *text*, 64 bits."""
+    return xxhash.xxh3_64_intdigest(text, _SALT)
+
+
+def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, template: int = 0) -> Parts:
+    """Hash the parts of a conversation rendered as *pieces*: one pass over the text."""
+    digest_of = xxhash.xxh3_64_intdigest
+    hashes: list[int] = []
+    kinds = bytearray()
+    places: list[int] = []
+    ends: list[int] = []
+    size = messages_from = 0
+    begins = outline.begins
+    ahead = [*begins[1:], (len(pieces), None, 0)]
+    for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=True)):
+        if number == outline.messages_from:
+            messages_from = len(hashes)
+        if kind is Kind.TOOLS:
+            for tool in _tools(pieces[start]):
+                hashes.append(digest_of(tool, _SALT))
+                kinds.append(kind)
+                places.append(place)
+                size += len(tool)
+                ends.append(size)
+            size = len(pieces[start])
+            continue
+        digest = _SALT
+        for piece in pieces[start:stop]:
+            digest = digest_of(piece, digest)
+            size += len(piece)
+        # The mark of a message that consists of tool results says nothing of its own.
+        is_bare = stop - start == 1 and next_kind is Kind.TOOL_RESULT and next_place == place
+        if stop > start and not is_bare:
+            hashes.append(digest)
+            kinds.append(kind)
+            places.append(place)
+            ends.append(size)
+    if outline.messages_from >= len(begins):
+        messages_from = len(hashes)
+    return Parts(
+        array("Q", hashes),
+        bytes(kinds),
+        array("I", places),
+        array("Q", ends),
+        messages_from,
+        outline.field,
+        size,
+        salt,
+        template,
+    )
+
+
+def _tools(text: bytes) -> list[memoryview]:
+    """The tools, each as it stands in *text*; tools that are no list are one."""
+    try:
+        return [memoryview(tool) for tool in _RAWS.decode(text)]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [memoryview(text)]
+
+
+def divergence(before: Parts, after: Parts) -> Divergence | None:
+    """Where *after* departs from *before*; None where it continues it, or is a beginning of it."""
+    at = before.shared_with(after)
+    if at == min(len(before.hashes), len(after.hashes)):
+        return None
+    shared_bytes = after.ends[at - 1] if at else 0
+    if Kind.TOOLS in (before.kinds[at], after.kinds[at]):
+        return Divergence("tools", "tools", _change_of_tools(before.tools(), after.tools()), shared_bytes)
+    comes_later = _runs_on(before.hashes, at, after.hashes)
+    came_earlier = _runs_on(after.hashes, at, before.hashes)
+    if comes_later and came_earlier:
+        change = Change.REORDERED
+    elif comes_later:
+        change = Change.ADDED
+    else:
+        change = Change.REMOVED if came_earlier else Change.CHANGED
+    told = after if change is Change.ADDED else before
+    return Divergence(Kind(told.kinds[at]).name.lower(), told.place(at), change, shared_bytes)
+
+
+def _change_of_tools(before: array[int], after: array[int]) -> Change:
+    if sorted(before) == sorted(after):
+        return Change.REORDERED
+    if set(before) < set(after):
+        return Change.ADDED
+    return Change.REMOVED if set(after) < set(before) else Change.CHANGED
+
+
+def _runs_on(one: array[int], at: int, other: array[int]) -> bool:
+    """Whether what *one* holds at *at* comes later in *other*, with what follows it as far as both go."""
+    try:
+        found = other.index(one[at], at + 1)
+    except ValueError:
+        return False
+    reach = min(_RUN, len(one) - at, len(other) - found)
+    return one[at : at + reach] == other[found : found + reach]
