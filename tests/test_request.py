@@ -197,7 +197,7 @@ def test_an_alias_has_the_ratio_and_the_cache_key_of_the_model_it_stands_for() -
     long = CHAT | {"messages": [{"role": "user", "content": "x" * 3000}]}
     direct = read(Api.CHAT, long, ratio=ratio)
     alias = read(Api.CHAT, long | {"model": "alias"}, ratio=ratio, aliases={"alias": "m"})
-    assert alias.model == "alias"
+    assert (alias.model, alias.served, direct.served) == ("alias", "m", "m")
     assert alias.prompt_len == direct.prompt_len
     assert alias.prompt is not None
     assert direct.prompt is not None
@@ -208,6 +208,7 @@ def test_model_and_salt_keep_equal_prompts_apart() -> None:
     text = {"messages": [{"role": "user", "content": "x" * 3000}]}
     keys = [chat(**text, **more).prompt for more in ({}, {"model": "n"}, {"cache_salt": "s"})]
     assert len({tuple(prompt.blocks) for prompt in keys if prompt}) == 3
+    assert [chat(**more).cache_salt for more in ({}, {"cache_salt": "s"}, {"cache_salt": 7})] == ["", "s", ""]
 
 
 @pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_room"])

@@ -407,6 +407,17 @@ async def test_models_are_read_at_the_start_every_thirty_seconds_and_after_a_res
         assert one.models() == {"other"}
 
 
+async def test_models_with_a_parent_are_adapters() -> None:
+    async with bench() as one:
+        assert one.instance.adapters == frozenset()
+        cards = [{"id": "m", "parent": None}, {"id": "fr", "parent": "m"}, {"id": "alias"}]
+        one.engine.answers["/v1/models"] = ok(json.dumps({"object": "list", "data": cards}).encode())
+        one.clock.now += 30
+        await one.scrape()
+        assert one.models() == {"m", "fr", "alias"}
+        assert one.instance.adapters == {"fr"}
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -7,6 +7,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from structlog.testing import capture_logs
 
+from smetric.block_keys import BlockKeys
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
 from smetric.telemetry import names
@@ -269,10 +270,12 @@ def test_the_prompt_is_let_go_and_the_result_kept_in_the_decision_log() -> None:
     app = telemetry()
     made = record()
     made.request.prompt = object()  # type: ignore[assignment]
+    made.request.block_keys[16] = BlockKeys([1] * 16, 16)
     run_one(app, made)
     kept = app.decisions.get(made.id)
     assert kept is made
     assert kept.request.prompt is None
+    assert not kept.request.block_keys
     assert kept.status == 200
     assert kept.ttft_s is not None
 
