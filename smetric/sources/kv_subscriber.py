@@ -185,9 +185,14 @@ class Subscriber:
     async def _take(self, stream: Stream, seq: int, message: Message, result: str) -> None:
         self.messages[result] += 1
         stream.contents.capacity = self.publisher.instance.cache.num_blocks
-        for event in stream.take(seq, message):
-            stream.contents.apply(event)
+        events = stream.take(seq, message)
+        contents = stream.contents
+        for event in events:
+            contents.apply(event)
             await self._give_turn()
+            if stream.contents is not contents:
+                # The engine was seen to have restarted meanwhile: the rest is about a cache that is gone.
+                return
 
     async def _replay(self, start: int, until: int | None = None) -> set[int] | None:
         """Take what the replay socket has from *start* on and before *until*; the ranks heard, None for no answer.

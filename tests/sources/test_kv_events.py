@@ -319,6 +319,18 @@ async def test_a_restart_that_the_metrics_show_first_is_learnt_anew() -> None:
         assert await hit_len(source, request(PROMPT)) == [BLOCK]
 
 
+async def test_a_restart_amid_a_message_leaves_nothing_of_the_old_process() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        await one.publish(*(stored([i] * 10 * BLOCK) for i in range(2000)))
+        await until(lambda: 0 < source.index.blocks < 20_000)
+        one.restart()
+        source.forget(ONE)
+        await until(lambda: told(source).is_known)
+        assert source.index.blocks == 0
+
+
 async def test_the_engine_may_connect_to_an_address_that_is_bound_here() -> None:
     address = free_address()
     at = Publisher(instance=ONE, endpoint=address, bind=True)
