@@ -32,6 +32,12 @@ MAX_WAITING = 8
 #: An answer contradicts the index when it reports fewer cached bytes than believed by this many blocks and this share.
 DOUBT_BLOCKS = 2
 DOUBT_SHARE = 1 / 8
+#: What is missing counts as evicted once the instance was sent this share of its capacity since it was last used there.
+EVICTED_AFTER = 1 / 4
+#: Share of the room thought of below which what an eviction shows is more than the index's own coarseness.
+SHRINK = 0.9
+#: Factor by which the room grows, which an eviction has shown to be small, whenever more is held than believed.
+REGAIN = 1.1
 #: Answers in a row without any hit where one was believed, after which the instance's cache counts as cleared.
 ZEROS = 3
 
@@ -49,6 +55,8 @@ class _Known:
     #: Whether there was one beside the beginning, of which the instance itself may say that it was empty then.
     has_lost: bool = False
     bytes_per_token: float = INITIAL
+    #: Blocks it has room for, where answers have shown that to be less than its capacity.
+    room: int | None = None
     #: Whether an answer ever reported cached tokens: one that never does may just not report them.
     reports: bool = False
     #: Answers without a hit where one was believed, in a row, and the tick before the first of them.
@@ -124,17 +132,11 @@ class PrefixIndex:
         if prompt is None:
             return {"hit_len": [None] * len(instances)}
         asked = [self._of(instance) for instance in instances]
-        hashes = prompt.hashes
-        depths = self.table.depths(hashes.blocks, [known.held for known in asked])
-        answered = self.table.holders(hashes.question) if hashes.question else 0
-        asked_blocks = prompt.question_bytes // BLOCK_BYTES
+        depths = self.table.depths(prompt.blocks, [known.held for known in asked])
         cells: list[float | None] = []
         for known, instance in zip(asked, instances, strict=True):
-            bit = known.held.bit
-            hit = depths[bit] * BLOCK_BYTES
-            if answered & bit and depths[bit] >= asked_blocks:
-                hit = max(hit, prompt.history_bytes)
-            if hit:
+            depth = depths[known.held.bit]
+            if hit := max(depth * BLOCK_BYTES, self._with_reply(prompt, known, depth)):
                 cells.append(min(prompt.tokens(hit), prompt.length))
             else:
                 cells.append(0 if self._misses_are_known(known, instance) else None)
@@ -223,7 +225,9 @@ class PrefixIndex:
 
     def _room(self, known: _Known, instance: Instance) -> int:
         capacity = self._capacity(known, instance)
-        return self.table.most_blocks if capacity is None else capacity
+        if capacity is None:
+            return self.table.most_blocks
+        return capacity if known.room is None else min(capacity, known.room)
 
     def _misses_are_known(self, known: _Known, instance: Instance) -> bool:
         """Whether what is not known to be held is not held."""
@@ -242,30 +246,47 @@ class PrefixIndex:
     def _judge(self, prompt: Prompt, instance: Instance, known: _Known, cached: int, share: float) -> None:
         """Learn from how much of *prompt* was in the cache before: *cached* tokens, which are *share* of it.
 
-        The prompt itself is held now, whatever was. If less was than believed, then perhaps because it was evicted, and
-        with it all that was used before it; or because the engine renders prompts otherwise than we do. It is taken for
-        eviction if since then the instance was sent half its capacity and more, and for a cleared cache if that happens
-        `ZEROS` times in a row with nothing cached at all, where hits are reported otherwise.
+        The prompt itself is held now, whatever was. If less was than believed, it may have been evicted. It is taken
+        for that if the instance was sent `EVICTED_AFTER` of its capacity since that part was last used: then all that
+        was used before it is gone as well, and the instance has room for what came since and what is left of this.
+        Else its cache may have been cleared: if that happens `ZEROS` times in a row with nothing cached at all, where
+        hits are reported otherwise. Else the engine renders prompts otherwise than we do, and nothing is forgotten for
+        it. If more was there than believed, the room is larger than thought.
         """
         assert prompt.held_before is not None
         runs, tick = prompt.held_before
         if cached:
             known.reports, known.zeros = True, 0
-        believed = runs[-1][0] * BLOCK_BYTES
-        actual = share * prompt.size
-        if believed - actual <= max(DOUBT_BLOCKS * BLOCK_BYTES, DOUBT_SHARE * believed):
-            return
+        depth = runs[-1][0]
+        believed, actual = depth * BLOCK_BYTES, share * prompt.size
+        doubt = max(DOUBT_BLOCKS * BLOCK_BYTES, DOUBT_SHARE * believed)
         capacity = self._capacity(known, instance)
-        if not cached and known.reports:
-            known.zero_tick = known.zero_tick if known.zeros else tick
-            known.zeros += 1
-            if known.zeros >= ZEROS:
-                forgotten = self.table.forget_until(known.held, known.zero_tick)
-                log.warning("smetric.index.cleared", instance=instance.id, blocks=forgotten)
-                known.zeros = 0
-        elif capacity is not None:
+        if actual - max(believed, self._with_reply(prompt, known, depth)) > doubt:
+            if capacity is not None and known.room is not None:
+                known.room = min(capacity, int(known.room * REGAIN) + 1)
+        elif believed - actual > doubt:
             place = int(actual / BLOCK_BYTES) + 1
             last_used = next(at for start, at in reversed(runs[:-1]) if start <= place)
-            enough = capacity // 2 + len(prompt.blocks)
-            if known.held.newer_than(last_used, enough) >= enough:
-                self.table.forget_until(known.held, last_used)
+            if capacity is not None:
+                newer = known.held.newer_than(last_used, capacity)
+                since = newer - len(prompt.blocks)
+                if since >= capacity * EVICTED_AFTER:
+                    room = self._room(known, instance)
+                    # Where entering the prompt has pushed out others, these were newer, too.
+                    shown = since + place if len(known.held.blocks) < room else newer
+                    known.room = shown if shown < SHRINK * room else known.room
+                    self.table.forget_until(known.held, last_used)
+                    return
+            if not cached and known.reports:
+                known.zero_tick = known.zero_tick if known.zeros else tick
+                known.zeros += 1
+                if known.zeros >= ZEROS:
+                    forgotten = self.table.forget_until(known.held, known.zero_tick)
+                    log.warning("smetric.index.cleared", instance=instance.id, blocks=forgotten)
+                    known.zeros = 0
+
+    def _with_reply(self, prompt: Prompt, known: _Known, depth: int) -> int:
+        """Bytes of *prompt* that are held with the reply, if its question was answered; else 0."""
+        question = prompt.hashes.question
+        is_held = question and self.table.holders(question) & known.held.bit
+        return prompt.history_bytes if is_held and depth >= prompt.question_bytes // BLOCK_BYTES else 0

@@ -1,0 +1,31 @@
+"""Prompts spelt in letters, one block each, and what an index says of them in blocks."""
+
+from __future__ import annotations
+
+from smetric.fleet.instance import Instance
+from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.request import InferenceRequest
+from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HOLDING
+from smetric.sources.prefix_index import PrefixIndex
+
+ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING
+TOKENS_PER_BLOCK = BLOCK_BYTES // 4
+
+
+def instances(count: int, *, seen_empty: bool = True) -> list[Instance]:
+    fleet = [Instance(chr(ord("a") + i), f"http://127.0.0.1:{i + 1}") for i in range(count)]
+    for instance in fleet:
+        instance.seen_empty, instance.started_at = seen_empty, 1000.0
+    return fleet
+
+
+def request(blocks: str, *, key: bytes = b"m", tail: int = 0) -> InferenceRequest:
+    """A prompt with one block of text for each letter, and *tail* bytes that fill no block."""
+    pieces = [letter.encode() * BLOCK_BYTES for letter in blocks]
+    return InferenceRequest(prompt=Prompt([*pieces, b"." * tail], 4.0, key=key))
+
+
+def hits(index: PrefixIndex, asked: InferenceRequest, fleet: list[Instance]) -> list[float | None]:
+    """Hit lengths in blocks."""
+    cells = index.lookup(asked, fleet)["hit_len"]
+    return [None if cell is None else cell / TOKENS_PER_BLOCK for cell in cells]

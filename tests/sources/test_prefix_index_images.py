@@ -1,0 +1,69 @@
+"""What a prefix index tells another one, and what that one makes of it."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.prompt import BLOCK_BYTES
+from smetric.sources.index_image import IndexImage, decode, encode
+from smetric.sources.prefix_index import PrefixIndex
+from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request
+
+PROMPT = st.text("xyz", max_size=7)
+
+
+def image_of(index: PrefixIndex) -> IndexImage:
+    return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(index.images()))))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), PROMPT), max_size=20), st.lists(PROMPT, max_size=5))
+def test_a_restored_index_answers_as_the_one_it_was_taken_from(sent: list[tuple[int, str]], asked: list[str]) -> None:
+    index, fleet = PrefixIndex(), instances(4)
+    for which, blocks in sent:
+        index.prefilled(request(blocks), fleet[which])
+    again = PrefixIndex()
+    again.restore(image_of(index))
+    for blocks in asked + [blocks for _, blocks in sent]:
+        assert hits(again, request(blocks), fleet) == hits(index, request(blocks), fleet)
+    assert again.blocks == index.blocks
+
+
+def test_only_the_same_process_gets_its_blocks_back_and_not_before_it_has_said_which_it_is() -> None:
+    index, (a, b, c) = PrefixIndex(), instances(3)
+    for one in (a, b, c):
+        index.prefilled(request("xy"), one)
+    b.restarted(2000.0)
+    again, fleet = PrefixIndex(), instances(3, seen_empty=False)
+    image = image_of(index)
+    fleet[1].started_at, fleet[2].started_at = 2000.0, None
+    again.restore(image)
+    assert hits(again, request("xy"), fleet) == [2, None, None]
+    fleet[2].started_at = 1000.4
+    assert hits(again, request("xy"), fleet) == [2, None, 2]
+
+
+def test_what_is_restored_is_older_than_what_was_placed_since() -> None:
+    index, (instance,) = PrefixIndex(), instances(1)
+    index.prefilled(request("abc"), instance)
+    index.prefilled(request("xyz"), instance)
+    again = PrefixIndex()
+    (late,) = fleet = instances(1)
+    late.cache.block_size, late.cache.num_blocks = TOKENS_PER_BLOCK, 5
+    again.prefilled(request("mn"), late)
+    again.restore(image_of(index))
+    assert hits(again, request("xyz"), fleet) == [3]
+    assert hits(again, request("abc"), fleet) == [0]
+    assert hits(again, request("mn"), fleet) == [2]
+
+
+def test_what_is_restored_twice_counts_once_and_stays_within_the_bound() -> None:
+    index, fleet = PrefixIndex(), instances(2)
+    index.prefilled(request("abc"), fleet[0])
+    index.prefilled(request("abd"), fleet[1])
+    again = PrefixIndex(4 * ENTRY)
+    again.restore(image_of(index))
+    again.restore(image_of(index))
+    assert hits(again, request("abc"), fleet)[0] is not None
+    assert again.memory_bytes <= 4 * ENTRY

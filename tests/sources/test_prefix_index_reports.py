@@ -1,0 +1,133 @@
+"""What the prefix index learns from the cached tokens that answers report."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from smetric.fleet.instance import Instance
+from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.request import InferenceRequest
+from smetric.sim.store import PrefixCache
+from smetric.sources.prefix_index import ZEROS, PrefixIndex
+from smetric.telemetry.record import Usage
+from tests.sources.lettered import TOKENS_PER_BLOCK, hits, instances, request
+
+
+def served(index: PrefixIndex, instance: Instance, blocks: str, cached_blocks: float) -> None:
+    """Serve a prompt of which the instance reports to have held *cached_blocks*."""
+    sent = request(blocks)
+    index.prefilled(sent, instance)
+    total = len(blocks) * TOKENS_PER_BLOCK
+    index.settled(sent, instance, Usage(total, 10, int(cached_blocks * TOKENS_PER_BLOCK)))
+
+
+def warm(capacity: int | None) -> tuple[PrefixIndex, Instance]:
+    """An instance that was sent `old`, `abcdefgh`, and then 40 short prompts: 80 blocks and ends of prompts."""
+    (instance,) = instances(1)
+    index = PrefixIndex()
+    served(index, instance, "old", 0)
+    served(index, instance, "abcdefgh", 0)
+    for i in range(40):
+        served(index, instance, chr(ord("!") + i), 0)
+    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, capacity
+    return index, instance
+
+
+def test_a_prompt_that_was_evicted_takes_all_that_is_older_with_it() -> None:
+    index, instance = warm(120)
+    assert hits(index, request("old"), [instance]) == [3]
+    served(index, instance, "abcdefgh", 2)
+    assert hits(index, request("old"), [instance]) == [0]
+    assert hits(index, request("abcdefgh"), [instance]) == [8]
+    assert hits(index, request("!"), [instance]) == [1]
+
+
+@pytest.mark.parametrize(("capacity", "cached"), [(400, 2), (120, 7), (None, 2)])
+def test_a_disagreement_that_eviction_does_not_explain_forgets_nothing(capacity: int | None, cached: int) -> None:
+    index, instance = warm(capacity)
+    served(index, instance, "abcdefgh", cached)
+    assert hits(index, request("old"), [instance]) == [3]
+
+
+def test_a_cache_that_was_cleared_is_noticed_after_three_answers_without_a_hit() -> None:
+    index, instance = warm(None)
+    served(index, instance, "abcdefgh", 8)
+    for number in range(ZEROS):
+        assert hits(index, request("old"), [instance]) == [3], number
+        served(index, instance, "abcdefgh", 0)
+    assert hits(index, request("old"), [instance]) == [0]
+    assert hits(index, request("abcdefgh"), [instance]) == [8]
+
+
+def test_an_instance_that_never_reports_a_hit_is_not_taken_for_one_that_was_cleared() -> None:
+    index, instance = warm(None)
+    for _ in range(2 * ZEROS):
+        served(index, instance, "abcdefgh", 0)
+    assert hits(index, request("old"), [instance]) == [3]
+
+
+def beliefs(
+    *, says: float, reports: bool = True, sessions: int = 8, holds: int = 400, turns: int = 400
+) -> tuple[float, float]:
+    """What was believed too much and too little, as shares of what an engine held that forgets as vLLM does.
+
+    Args:
+        says: the capacity it tells, as a multiple of what it has.
+        reports: whether its answers say how much was cached.
+        sessions: they take turns at random, and grow.
+        holds: blocks it has.
+        turns: of all sessions together; the first quarter does not count.
+    """
+    rng, engine, index = random.Random(5), PrefixCache(holds), PrefixIndex()
+    (instance,) = fleet = instances(1)
+    instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, int(says * holds)
+    texts = [rng.randbytes(rng.randint(30, 80) * BLOCK_BYTES) for _ in range(sessions)]
+    too_much = too_little = held = 0.0
+    for turn in range(turns):
+        who = rng.randrange(sessions)
+        sent = InferenceRequest(prompt=Prompt([texts[who]], 4.0))
+        assert sent.prompt is not None
+        (believed,) = hits(index, sent, fleet)
+        blocks = sent.prompt.blocks
+        actual = engine.match(blocks)
+        engine.pin(blocks[:actual])
+        assert engine.reserve(len(blocks) - actual)
+        for block in blocks[actual:]:
+            engine.commit(block)
+        engine.release(blocks, 0)
+        index.prefilled(sent, instance)
+        cached = actual * TOKENS_PER_BLOCK if reports else None
+        index.settled(sent, instance, Usage(len(blocks) * TOKENS_PER_BLOCK, 1, cached))
+        if turn >= turns / 4:
+            held += actual
+            too_much += max(0.0, (believed or 0) - actual)
+            too_little += max(0.0, actual - (believed or 0))
+        grown = texts[who] + rng.randbytes(rng.randint(1, 3) * BLOCK_BYTES)
+        texts[who] = grown if len(grown) < 120 * BLOCK_BYTES else rng.randbytes(40 * BLOCK_BYTES)
+    return too_much / held, too_little / held
+
+
+def test_of_an_engine_that_tells_its_capacity_the_index_believes_what_it_holds() -> None:
+    too_much, too_little = beliefs(says=1.0)
+    assert too_much < 0.05
+    assert too_little < 0.05
+
+
+def test_of_one_that_has_half_of_what_it_tells_the_index_learns_its_capacity() -> None:
+    too_much, too_little = beliefs(says=2.0)
+    assert too_much < 0.1
+    assert too_little < 0.05
+    assert beliefs(says=2.0, reports=False)[0] > 0.3
+
+
+@pytest.mark.parametrize(("cached", "least", "most"), [(0, 60, 90), (4, 150, 200)])
+def test_room_that_was_thought_too_small_is_regained_where_more_is_held_than_believed(
+    cached: int, least: int, most: int
+) -> None:
+    index, instance = warm(200)
+    served(index, instance, "abcdefgh", 2)
+    for i in range(40):
+        served(index, instance, chr(ord("!") + i) + "new", cached)
+    assert least < index.blocks <= most
