@@ -11,6 +11,7 @@ from smetric.doctor.engine import Engine
 from smetric.doctor.finding import Finding, error, warning
 from smetric.doctor.probe import FEW_CHARACTERS, ProbeFailed, send_new
 from smetric.doctor.site import Site
+from smetric.doctor.wire import reason_of
 from smetric.sources.kv_publisher import Publisher, publishers
 from smetric.telemetry.kv_gauges import CacheFigures
 
@@ -32,6 +33,8 @@ async def kv_events(site: Site) -> list[Finding]:
     settings = site.settings.kv_events
     if not settings.enabled:
         raise Skipped("kv_events.enabled is false")
+    if not site.reachable:
+        raise Skipped("no instance answers")
     found = _ranks(site)
     if not settings.replay and not all(one.settings.kv_replay for one in site.engines):
         found.append(
@@ -161,5 +164,5 @@ async def _problem_at(address: str) -> str:
     except asyncio.IncompleteReadError:
         return "the connection is closed at once"
     except OSError as problem:
-        return (problem.strerror or "no connection").lower()
+        return reason_of(problem)
     return "" if greeting == b"\xff" else "what is there does not speak ZeroMQ"

@@ -37,7 +37,9 @@ async def _of_model(site: Site, model: str, engine: Engine) -> list[Finding]:
         probe, usage = await send_new(site, engine, model)
         request = probe.request(site)
         ids = await site.router.token_ids.of(request)
-        learn(site, request, instance, usage)
+        if engine.page.cache.get("enable_prefix_caching") == "False":
+            return _counted(engine, model, len(ids) if ids is not None else None, usage)
+        _learn(site, request, instance, usage)
         prediction = await _once_known(site, probe, instance)
         again = await send(site, engine, probe)
     except ProbeFailed as problem:
@@ -49,13 +51,11 @@ async def _of_model(site: Site, model: str, engine: Engine) -> list[Finding]:
                 "see the engine's log; send it a request by hand",
             )
         ]
-    found = _counted(engine, model, len(ids) if ids is not None else None, again)
-    if engine.page.cache.get("enable_prefix_caching") == "False":
-        return found
-    return found + _judged(site, engine, model, prediction, again)
+    counted = _counted(engine, model, len(ids) if ids is not None else None, again)
+    return counted + _judged(site, engine, model, prediction, again)
 
 
-def learn(site: Site, request: InferenceRequest, instance: Instance, usage: Usage) -> None:
+def _learn(site: Site, request: InferenceRequest, instance: Instance, usage: Usage) -> None:
     """Tell the sources what a router would: *instance* has answered *request*."""
     if request.prompt is not None and usage.prompt_tokens:
         site.router.tokens.learn(request.model, request.prompt.size, usage.prompt_tokens)

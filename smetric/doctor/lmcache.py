@@ -83,6 +83,15 @@ async def lmcache(site: Site) -> list[Finding]:
         ]
     if chunks:
         return [*found, *chunks]
+    if not site.may_probe and settings.mode == "controller":
+        found.append(
+            info(
+                where,
+                "whether it hashes as the engines do is not known without a probe",
+                "with another PYTHONHASHSEED, Python or vLLM nothing is ever found",
+                "start the controller and all engines with the same `PYTHONHASHSEED`, such as 0",
+            )
+        )
     if site.may_probe:
         for model, engine in site.first_of_each_model():
             if not settings.models or model in settings.models:
@@ -103,7 +112,6 @@ async def _entries(site: Site, mode: str) -> Sequence[_Entry] | None:
 
 
 def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
-    settings = site.settings.lmcache
     known = {entry.instance_id for entry in entries}
     unknown = [engine for engine in site.engines if _id(site, engine) not in known]
     found = [
@@ -139,15 +147,6 @@ def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
                     "set `lmcache_worker_heartbeat_time` in the engine's LMCache configuration",
                 )
             )
-    if settings.mode == "controller":
-        found.append(
-            info(
-                f"LMCache at {settings.url}",
-                "whether it hashes as the engines do cannot be seen before something is found",
-                "with another PYTHONHASHSEED, Python or vLLM nothing ever is",
-                "start the controller and all engines with the same `PYTHONHASHSEED`, such as 0",
-            )
-        )
     return found
 
 
@@ -189,7 +188,14 @@ async def _finds(site: Site, where: str, model: str, engine: Engine) -> list[Fin
     ids = await site.router.token_ids.of(probe.request(site))
     whole = len(ids or ()) // settings.chunk_size * settings.chunk_size
     if ids is None or not whole:
-        raise Skipped("the token ids of a probe are not known; see the check tokens")
+        return [
+            info(
+                engine.where,
+                f"whether LMCache finds a prompt of {shown(model)} is not known: it has no token ids, or too few",
+                "what it is that look-ups would find is unproved",
+                "see the check tokens; lower `lmcache.chunk_size` if the model takes no prompt of that length",
+            )
+        ]
     tokens, id = array("I", ids[:whole]), _id(site, engine)
     configured = _Key(settings.models.get(model, model), settings.world_size)
     deadline = asyncio.get_running_loop().time() + FOUND_WITHIN_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,6 +13,11 @@ import orjson
 
 #: Largest answer that is read, bytes.
 MAX_BYTES = 8 * 1024 * 1024
+
+
+def reason_of(error: OSError) -> str:
+    """Why there is no connection, in the system's words: connection refused, no route to host, …"""
+    return os.strerror(error.errno).lower() if error.errno else "no connection"
 
 
 class NoAnswer(Exception):
@@ -95,7 +101,7 @@ class Wire:
         except aiohttp.ClientConnectorDNSError:
             raise NoAnswer("the host name is unknown") from None
         except aiohttp.ClientConnectorError as error:
-            raise NoAnswer((error.os_error.strerror or "no connection").lower()) from None
+            raise NoAnswer(reason_of(error.os_error)) from None
         except aiohttp.ServerDisconnectedError:
             raise NoAnswer("the connection was closed without an answer") from None
         except (aiohttp.ClientError, OSError) as error:

@@ -1,0 +1,191 @@
+"""Ways to break a set-up that is well, and what the doctor is to say of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from smetric.config.settings import PeersSettings, Scrape, TokenizerSettings
+from smetric.doctor.finding import Severity
+from tests.doctor.lab import Lab
+
+Break = Callable[[Lab], None]
+
+
+def on_first(path: str, old: bytes, new: bytes) -> Break:
+    return lambda lab: lab.fronts[0].edit(path, old, new)
+
+
+def with_settings(**fields: Any) -> Break:
+    def broken(lab: Lab) -> None:
+        lab.settings = replace(lab.settings, **fields)
+
+    return broken
+
+
+def first_is(**fields: Any) -> Break:
+    def broken(lab: Lab) -> None:
+        first, second = lab.settings.instances
+        lab.settings = replace(lab.settings, instances=(replace(first, **fields), second))
+
+    return broken
+
+
+def lmcache_with(**fields: Any) -> Break:
+    return lambda lab: lab.lmcache(**fields)
+
+
+def lmcache_says(path: str, change: Callable[[Any], None], **fields: Any) -> Break:
+    def broken(lab: Lab) -> None:
+        lab.lmcache(**fields)
+        lab.store.edit_json(path, change)
+
+    return broken
+
+
+def lmcache_lacks(path: str, **fields: Any) -> Break:
+    def broken(lab: Lab) -> None:
+        lab.lmcache(**fields)
+        lab.store.statuses[path] = 404
+
+    return broken
+
+
+def hanging(path: str) -> Break:
+    def broken(lab: Lab) -> None:
+        lab.fronts[0].hanging.add(path)
+        lab.settings = replace(lab.settings, scrape=Scrape(timeout=0.5))
+
+    return broken
+
+
+def refusing(path: str, status: int, **fields: Any) -> Break:
+    def broken(lab: Lab) -> None:
+        lab.fronts[0].statuses[path] = status
+        lab.settings = replace(lab.settings, **fields)
+
+    return broken
+
+
+def header(name: str, value: str) -> Break:
+    return lambda lab: lab.fronts[0].headers.update({name: value})
+
+
+def twice(lab: Lab) -> None:
+    first, second = lab.settings.instances
+    lab.settings = replace(lab.settings, instances=(first, second, replace(first, id="again")))
+
+
+def no_details(lab: Lab) -> None:
+    for front in lab.fronts:
+        front.edit_json("/v1/chat/completions", lambda answer: answer["usage"].update(prompt_tokens_details=None))
+
+
+def never_cached(lab: Lab) -> None:
+    def change(answer: Any) -> None:
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"] = 0
+
+    for front in lab.fronts:
+        front.edit_json("/v1/chat/completions", change)
+
+
+def other_template(lab: Lab) -> None:
+    lab.settings = replace(lab.settings, tokenizer=TokenizerSettings(source="engine"))
+    lab.fronts[1].edit_json("/tokenize", lambda answer: answer["tokens"].__setitem__(0, 7))
+
+
+def old_heartbeat(answer: Any) -> None:
+    worker = answer["workers"][0]
+    worker["registration_time"] = time.time() - 1000
+    worker["last_heartbeat_time"] = time.time() - 500
+
+
+def forget_all(answer: Any) -> None:
+    for result in answer["results"]:
+        result["placements"] = []
+
+
+# fmt: off
+#: By name: how it is broken, the check that finds it, how bad it is, and what is said of it and of the remedy.
+BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
+    "an engine that is down":
+        (first_is(url="http://127.0.0.1:9"), "instances", Severity.ERROR, "connection refused", "start the engine"),
+    "an engine that is not well":
+        (refusing("/health", 503), "instances", Severity.ERROR, "/health says 503", "start the engine"),
+    "one engine under two names":
+        (twice, "instances", Severity.ERROR, "same engine as instance e0", "take again out of `instances`"),
+    "another version":
+        (on_first("/version", b"0.32.0", b"0.9.1"), "versions", Severity.WARNING, "0.9.1 on e0",
+         "run one version of vLLM everywhere"),
+    "a clock that is wrong":
+        (header("date", "Sun, 06 Nov 1994 08:49:37 GMT"), "versions", Severity.WARNING, "behind ours", "NTP"),
+    "an alias for nothing":
+        (with_settings(models={"gpt": "n"}), "models", Severity.ERROR, "n, which no instance serves",
+         "set `models.gpt`"),
+    "a configured model that is not served":
+        (first_is(models=("n",)), "models", Severity.ERROR, "does not serve n; it serves m", "--served-model-name"),
+    "another model of the same name":
+        (on_first("/v1/models", b'"root":"m"', b'"root":"/models/other"'), "models", Severity.WARNING,
+         "loaded from /models/other, m", "`--model`"),
+    "metrics that are not known":
+        (on_first("/metrics", b"vllm:num_requests", b"vllm:requests"), "metrics", Severity.ERROR,
+         "not on its /metrics under the names", "update the router"),
+    "metrics of something else":
+        (on_first("/metrics", b"vllm:", b"sglang:"), "metrics", Severity.ERROR, "no metric", "point `url` at"),
+    "metrics that hang":
+        (hanging("/metrics"), "metrics", Severity.ERROR, "no answer in 0.5 s", "raise `scrape.timeout`"),
+    "prefix caching that is off":
+        (on_first("/metrics", b'enable_prefix_caching="True"', b'enable_prefix_caching="False"'), "caches",
+         Severity.ERROR, "prefix caching is off", "`--enable-prefix-caching`"),
+    "a block size that is not the engines'":
+        (with_settings(block_size=32), "caches", Severity.WARNING, "32 here; on the engines it is 16",
+         "set `block_size: 16`"),
+    "engines of two block sizes":
+        (on_first("/metrics", b' block_size="16"'.strip(), b'block_size="32"'), "caches", Severity.WARNING,
+         "16 on e1; 32 on e0", "the same `--block-size`"),
+    "engines of two hash algorithms":
+        (on_first("/metrics", b'hash_algo="xxh3"', b'hash_algo="sha256"'), "caches", Severity.WARNING,
+         "sha256 on e0; xxh3 on e1", "`--prefix-caching-hash-algo`"),
+    "no cached tokens in answers":
+        (no_details, "hits", Severity.WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
+    "hits that do not come":
+        (never_cached, "hits", Severity.WARNING, "the engine reports 0", "clears or fills the cache"),
+    "several routers that share nothing":
+        (with_settings(replicas=4), "replicas", Severity.ERROR, "4 routers, each with a prefix index of its own",
+         "set `peers.urls`"),
+    "a peer that is down":
+        (with_settings(peers=PeersSettings(urls=("http://127.0.0.1:9",))), "replicas", Severity.ERROR,
+         "connection refused", "correct `peers.urls`"),
+    "a policy that does not check":
+        (with_settings(params={"OVERLOAD": 0.5}), "policy", Severity.ERROR, "cannot be used", "`smetric check`"),
+    "an engine with another chat template":
+        (other_template, "tokens", Severity.WARNING, "other token ids than on e0", "`--chat-template`"),
+    "an engine whose /tokenize is closed":
+        (refusing("/tokenize", 404, tokenizer=TokenizerSettings(source="engine")), "tokens", Severity.ERROR,
+         "does not tokenise", "pass /tokenize on"),
+    "something else before the engine":
+        (header("server", "nginx"), "keep-alive", Severity.INFO, "nginx", "--slow"),
+    "LMCache that is down":
+        (lmcache_with(url="http://127.0.0.1:9"), "lmcache", Severity.ERROR, "connection refused", "`lmcache.url`"),
+    "LMCache of the other kind":
+        (lmcache_lacks("/controller/workers", mode="controller"), "lmcache", Severity.ERROR,
+         "but as its coordinator", "set `lmcache.mode: coordinator`"),
+    "LMCache with other chunks":
+        (lmcache_with(chunk_size=128), "lmcache", Severity.ERROR, "chunks are not as configured",
+         "set `lmcache.chunk_size`"),
+    "LMCache with another model":
+        (lmcache_with(models={"m": "n"}), "lmcache", Severity.ERROR, "of model m, not n",
+         "set `lmcache.models: {m: m}`"),
+    "LMCache with another world size":
+        (lmcache_with(world_size=2), "lmcache", Severity.ERROR, "of world size 1, not 2",
+         "set `lmcache.world_size: 1`"),
+    "LMCache that finds nothing":
+        (lmcache_says("/directory/lookup", forget_all), "lmcache", Severity.WARNING, "is not found in LMCache",
+         "`PYTHONHASHSEED`"),
+    "an LMCache worker that is silent":
+        (lmcache_says("/controller/workers", old_heartbeat, mode="controller"), "lmcache", Severity.WARNING,
+         "last heartbeat was 500 s ago", "`--lmcache-worker-timeout`"),
+}
+# fmt: on

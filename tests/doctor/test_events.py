@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from smetric.doctor.examination import examine
+from smetric.doctor.finding import Severity
+from tests.doctor.front import publishing
+from tests.doctor.lab import Lab, listening, told
+
+_SECOND_RANK = b'\nvllm:num_requests_running{engine="1",model_name="m"} 0.0\nvllm:num_requests_running'
+
+
+async def test_an_endpoint_of_kv_events_that_is_dead_is_found(lab: Lab) -> None:
+    async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
+        settings = listening(lab, one, two)
+        dead = replace(settings.instances[0], kv_events="tcp://127.0.0.1:9")
+        no_zmq = replace(settings.instances[1], kv_events=lab.fronts[1].url.replace("http", "tcp"))
+        found = told(await examine(replace(settings, instances=(dead, no_zmq)), may_probe=False))
+    assert [(check, finding.where) for check, finding in found] == [
+        ("kv-events", "instance e0"),
+        ("kv-events", "instance e1"),
+    ]
+    assert "tcp://127.0.0.1:9: connection refused" in found[0][1].what
+    assert "nothing greets there" in found[1][1].what
+    assert all("--kv-events-config" in finding.remedy for _, finding in found)
+
+
+async def test_engines_that_publish_nothing_and_ranks_nobody_listens_to_are_found(lab: Lab) -> None:
+    async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
+        lab.fronts[0].on_chat = None
+        lab.fronts[1].edit("/metrics", b"\nvllm:num_requests_running", _SECOND_RANK)
+        settings = listening(lab, one, two)
+        found = told(await examine(settings))
+    by_where = {finding.where: finding for check, finding in found if check == "kv-events"}
+    assert "nothing was published" in by_where["instance e0"].what
+    assert "prefix caching on" in by_where["instance e0"].remedy
+    assert "set `kv_events.ranks: 2`" in by_where["instance e1"].remedy
+
+
+async def test_a_missing_replay_socket_is_told(lab: Lab) -> None:
+    async with publishing(lab.fronts[0], replay=False) as one, publishing(lab.fronts[1], replay=False) as two:
+        found = told(await examine(listening(lab, one, two)))
+    assert [(check, finding.where) for check, finding in found if finding.severity is Severity.WARNING] == [
+        ("kv-events", "kv_events.replay")
+    ]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from smetric.app import Application
+from smetric.config.settings import Admin, Listen, PeersSettings
+from smetric.doctor.examination import examine
+from smetric.doctor.finding import Severity
+from smetric.doctor.report import as_text
+from smetric.proxy.server import listen, serve
+from tests.doctor.lab import Lab, free_port, the_only, told
+from tests.fakes import until
+
+
+async def test_a_port_that_something_else_has_is_found(lab: Lab) -> None:
+    taken = int(lab.fronts[1].url.rpartition(":")[2])
+    lab.settings = replace(lab.settings, admin=Admin(port=taken))
+    check, finding = the_only(await examine(lab.settings, may_probe=False))
+    assert (check, finding.where) == ("ports", "admin.port")
+    assert "set `admin.port` to a free port" in finding.remedy
+
+
+async def test_a_router_that_runs_may_have_its_ports(lab: Lab) -> None:
+    admin, data = listen("127.0.0.1", lab.settings.admin.port), listen("127.0.0.1", lab.settings.listen.port)
+    router, stop = Application(lab.settings, environ={}), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0))
+        group.create_task(serve(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
+        await until(lambda: router.is_ready)
+        examination = await examine(lab.settings, may_probe=False)
+        stop.set()
+    assert told(examination) == [], as_text(examination)
+
+
+async def test_peers_must_take_placements_and_be_as_many_as_there_are_routers(lab: Lab) -> None:
+    token = "a-secret-of-ours"
+    peer = replace(
+        lab.settings,
+        listen=Listen(port=free_port()),
+        admin=Admin(port=free_port()),
+        peers=PeersSettings(urls=("http://127.0.0.1:9",), token=token),
+    )
+    router, stop = Application(peer, environ={}), asyncio.Event()
+    url = f"http://127.0.0.1:{peer.admin.port}"
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(router.admin_app(), listen("127.0.0.1", peer.admin.port), stop=stop.wait, drain_s=1.0))
+        lab.settings = replace(lab.settings, replicas=2, peers=PeersSettings(urls=(url,), token=token))
+        fine = await examine(lab.settings, may_probe=False)
+        other = replace(lab.settings, replicas=3, peers=PeersSettings(urls=(url,), token="another-secret-of-ours"))
+        found = await examine(other, may_probe=False)
+        stop.set()
+    assert told(fine) == [], as_text(fine)
+    (_, few), (_, refused) = told(found)
+    assert (few.severity, refused.severity) == (Severity.WARNING, Severity.ERROR)
+    assert "1 are named, and there are 3 replicas" in few.what
+    assert "the same `peers.token`" in refused.remedy
+    assert "secret" not in as_text(found)
+
+
+async def test_a_policy_that_looks_up_what_no_source_knows_is_found(lab: Lab, tmp_path: Path) -> None:
+    policy = tmp_path / "store.policy"
+    policy.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
+    lab.settings = replace(lab.settings, policy=str(policy))
+    check, finding = the_only(await examine(lab.settings, may_probe=False))
+    assert (check, finding.severity) == ("policy", Severity.ERROR)
+    assert "`store_hit_len`, which no source fills" in finding.what
+    assert "set `lmcache.url`" in finding.remedy
+    lab.lmcache(mode="controller")
+    assert "policy" in dict(told(await examine(lab.settings, may_probe=False)))
+    lab.lmcache()
+    assert told(await examine(lab.settings, may_probe=False)) == []

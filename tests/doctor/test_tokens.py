@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from smetric.config.settings import TokenizerSettings
+from smetric.doctor.examination import examine
+from smetric.doctor.finding import Severity
+from tests.doctor.lab import Lab, the_only, told
+from tests.tokenize.recorded import model_folder
+
+
+async def test_a_tokenizer_of_another_model_is_found(lab: Lab, tmp_path: Path) -> None:
+    folder = str(model_folder(tmp_path, "plain"))
+    lab.settings = replace(lab.settings, tokenizer=TokenizerSettings(source="local", folders={"*": folder}))
+    found = dict(told(await examine(lab.settings)))
+    assert found.keys() == {"tokens", "hits"}
+    assert "with tools has other token ids here than on e0" in found["tokens"].what
+    assert "let `tokenizer.folders` name" in found["tokens"].remedy
+    assert "the engine counts" in found["hits"].what
+
+
+async def test_a_model_without_a_folder_is_found(lab: Lab, tmp_path: Path) -> None:
+    folder = str(model_folder(tmp_path, "plain"))
+    lab.settings = replace(lab.settings, tokenizer=TokenizerSettings(source="local", folders={"n": folder}))
+    check, finding = the_only(await examine(lab.settings))
+    assert (check, finding.severity) == ("tokens", Severity.ERROR)
+    assert "set `tokenizer.folders: {m: FOLDER}`" in finding.remedy
