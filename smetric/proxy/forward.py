@@ -307,8 +307,6 @@ class Forwarding:
         prompt = request.prompt
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
             self._plane.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
-        if answer.status == 200 and self._leased:
-            self._plane.router.settled(request, routing.lease.instance, usage)
         response_id = observer.response_id()
         if response_id:
             self._plane.router.pin(response_id, routing.lease.instance)

@@ -162,6 +162,7 @@ class PrefixIndex:
         self._place(instance, known, array("Q", [prompt.hashes.whole]))
         if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens and request.prompts == 1:
             self._judge(prompt, instance, known, usage.cached_tokens, usage.cached_tokens / usage.prompt_tokens)
+        prompt.held_before = None
 
     def placed(self, instance: Instance, blocks: Sequence[int]) -> None:
         """Another router has sent *instance* a prompt of these blocks."""
