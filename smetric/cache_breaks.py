@@ -19,7 +19,7 @@ from smetric.fleet.instance import Instance
 from smetric.parts import Kind, Parts, divergence
 from smetric.request import InferenceRequest
 
-#: Conversations remembered, those of one session or with one beginning, and parts of all of them together (20 bytes
+#: Conversations remembered, those of one session or with one beginning, and parts of all of them together (21 bytes
 #: each); the one served longest ago goes first.
 MOST_TRAILS = 4096
 MOST_ALIKE = 8
@@ -28,7 +28,7 @@ MOST_PARTS = 1 << 19
 MOST_CAUSES = 256
 MOST_PLACES = 16
 #: A hit falls short by more than this share of what was expected, and by more than this share of the prompt.
-SHORT_OF_EXPECTED = 0.1
+SHORT_OF_EXPECTED = 0.05
 SHORT_OF_PROMPT = 0.02
 #: A hit may end this share of the prompt behind the part that broke it: lengths are estimated, caches hold blocks.
 SLACK = 0.1
@@ -106,6 +106,16 @@ class CacheBreaks:
         self.unbroken = 0
 
     @property
+    def conversations(self) -> int:
+        """How many are remembered."""
+        return len(self._trails)
+
+    @property
+    def parts(self) -> int:
+        """How many parts they have together."""
+        return self._parts
+
+    @property
     def causes(self) -> list[tuple[Cause, Breaks]]:
         """What broke caches, the costliest first."""
         return sorted(self._causes.items(), key=lambda each: -each[1].lost_tokens)
@@ -126,16 +136,18 @@ class CacheBreaks:
         keys = _keys(request, parts)
         if not keys:
             return
-        trail = self._previous(keys, parts, request.turn or 0)
+        trail = self._previous(keys, parts, request.turn) if request.turn else None
+        if trail is not None and hit_share is not None:
+            is_short = self._compare(trail, request, parts, hit_share, client)
+            if not (is_short or trail.parts.is_beginning_of(parts)):
+                trail = None  # another conversation with the same beginning, which has its own place in the cache
         if trail is None:
             trail = _Trail(parts, instance, instance.incarnation)
             self._trails[id(trail)] = trail
-            self._parts += len(parts.hashes)
         else:
-            if request.turn and request.est_hit and hit_share is not None:
-                self._compare(trail, request, parts, hit_share, client)
-            self._parts += len(parts.hashes) - len(trail.parts.hashes)
+            self._parts -= len(trail.parts.hashes)
             trail.parts, trail.instance, trail.incarnation = parts, instance, instance.incarnation
+        self._parts += len(parts.hashes)
         self._trails.move_to_end(id(trail))
         self._answered += 1
         trail.used = self._answered
@@ -144,41 +156,42 @@ class CacheBreaks:
             self._drop(next(iter(self._trails.values())))
 
     def _previous(self, keys: tuple[int, ...], parts: Parts, turn: int) -> _Trail | None:
-        """The conversation that *parts* goes on with: one that it continues, else the one it shares most messages with.
+        """The conversation that *parts* shares most messages with, then the cache salt, then the longest beginning.
 
         A second turn may share none, if the first message was edited: then the one that shares its tools or system.
         """
-        alike = {id(trail): trail for key in keys for trail in self._by_key.get(key, ())}
-        for trail in alike.values():
-            if trail.parts.shared_with(parts) == len(trail.parts.hashes):
-                return trail
+        alike = list({id(trail): trail for key in keys for trail in self._by_key.get(key, ())}.values())
+        if len(alike) == 1 and alike[0].parts.is_beginning_of(parts):
+            return alike[0]
         best: _Trail | None = None
-        most = (0, 0)
-        for trail in alike.values() if turn else ():
+        most = (0, False, 0)
+        ours = parts.messages()
+        for trail in alike:
             theirs = trail.parts
-            messages = len(theirs.messages().intersection(parts.messages()))
+            messages = len(theirs.messages().intersection(ours))
             is_second = turn == 1 and theirs.first(Kind.ASSISTANT) is None
-            shared = (messages, theirs.shared_with(parts)) if messages or is_second else (0, 0)
-            if shared > most:
+            shared = (messages, theirs.salt == parts.salt, theirs.shared_with(parts))
+            if shared > most and (messages or (is_second and shared[2])):
                 best, most = trail, shared
         return best
 
-    def _compare(self, trail: _Trail, request: InferenceRequest, parts: Parts, hit_share: float, client: str) -> None:
-        """Blame the first difference to the last request, if the hit fell short and ended there."""
+    def _compare(self, trail: _Trail, request: InferenceRequest, parts: Parts, hit_share: float, client: str) -> bool:
+        """Blame the first difference to the last request, if the hit fell short and ended there; whether it fell short.
+
+        The last prompt is expected to be held, but not the reply to it: it may be rendered otherwise than it was made.
+        """
         self.follow_ups += 1
         for cause in trail.causes:
-            if cause in self._causes:
-                self._causes[cause].follow_ups += 1
-        assert request.est_hit is not None
-        expected = request.est_hit / request.prompt_len
+            self._causes[cause].follow_ups += 1
+        expected = min((request.est_hit or 0) / request.prompt_len, trail.parts.size / max(1, parts.size))
         missing = expected - hit_share
         if missing <= max(SHORT_OF_EXPECTED * expected, SHORT_OF_PROMPT):
-            return
+            return False
         self.short += 1
         found = self._cause(trail, parts, hit_share, client)
         if found is None:
             self.unbroken += 1
-            return
+            return True
         breaks = self._causes.setdefault(found, Breaks())
         self._causes.move_to_end(found)
         if found not in trail.causes:
@@ -193,6 +206,7 @@ class CacheBreaks:
             for each in self._trails.values():
                 each.causes.discard(gone)
         self._on_break(found.part, found.change)
+        return True
 
     def _cause(self, trail: _Trail, parts: Parts, hit_share: float, client: str) -> Cause | None:
         """What the hit of *hit_share* fell short for; None if the prompt goes on as it was, or the cache was lost."""
@@ -201,7 +215,7 @@ class CacheBreaks:
         if parts.salt != trail.parts.salt:
             return Cause(client, *_SALT, "changed")
         found = divergence(trail.parts, parts)
-        if found is not None and hit_share <= found.shared_bytes / max(1, parts.size) + SLACK:
+        if found is not None and hit_share <= found.reach_bytes / max(1, parts.size) + SLACK:
             return Cause(client, found.part, _bounded(found.place), found.change.value)
         if parts.template != trail.parts.template:
             return Cause(client, *_TEMPLATE, "changed")

@@ -103,6 +103,10 @@ class Parts:
                 high = middle
         return low
 
+    def is_beginning_of(self, other: Parts) -> bool:
+        """Whether *other* goes on where these end."""
+        return self.shared_with(other) == len(self.hashes)
+
     def first(self, kind: Kind) -> int | None:
         """Hash of the first message of *kind*, None without one."""
         at = self.kinds.find(kind, self.messages_from)
@@ -125,13 +129,13 @@ class Divergence:
         part: what it is: the name of a `Kind` in lower case.
         place: where it stands in the body, e.g. `tools`, `system[0]`, `messages[3]`.
         change: what became of it.
-        shared_bytes: rendered bytes of the new prompt before it.
+        reach_bytes: rendered bytes up to its end, the later one: what is the same of both prompts ends before.
     """
 
     part: str
     place: str
     change: Change
-    shared_bytes: int
+    reach_bytes: int
 
 
 def hash_of(text: bytes) -> int:
@@ -148,8 +152,8 @@ def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, templa
     ends: list[int] = []
     size = messages_from = 0
     begins = outline.begins
-    ahead = [*begins[1:], (len(pieces), None, 0)]
-    for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=True)):
+    ahead = (*begins[1:], (len(pieces), None, 0))
+    for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=False)):
         if number == outline.messages_from:
             messages_from = len(hashes)
         if kind is Kind.TOOLS:
@@ -200,9 +204,9 @@ def divergence(before: Parts, after: Parts) -> Divergence | None:
     at = before.shared_with(after)
     if at == min(len(before.hashes), len(after.hashes)):
         return None
-    shared_bytes = after.ends[at - 1] if at else 0
+    reach_bytes = max(before.ends[at], after.ends[at])
     if Kind.TOOLS in (before.kinds[at], after.kinds[at]):
-        return Divergence("tools", "tools", _change_of_tools(before.tools(), after.tools()), shared_bytes)
+        return Divergence("tools", "tools", _change_of_tools(before.tools(), after.tools()), reach_bytes)
     comes_later = _runs_on(before.hashes, at, after.hashes)
     came_earlier = _runs_on(after.hashes, at, before.hashes)
     if comes_later and came_earlier:
@@ -212,7 +216,7 @@ def divergence(before: Parts, after: Parts) -> Divergence | None:
     else:
         change = Change.REMOVED if came_earlier else Change.CHANGED
     told = after if change is Change.ADDED else before
-    return Divergence(Kind(told.kinds[at]).name.lower(), told.place(at), change, shared_bytes)
+    return Divergence(Kind(told.kinds[at]).name.lower(), told.place(at), change, reach_bytes)
 
 
 def _change_of_tools(before: array[int], after: array[int]) -> Change:
