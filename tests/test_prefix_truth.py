@@ -1,0 +1,34 @@
+"""What the prefix index predicts, through the whole router, against what engines report."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from smetric.proxy.server import listen
+from tests.agent_sessions import SESSIONS, Gateway, agents, engines, sidecar
+
+#: Two of the engines' blocks: their last one is never a hit, and markers between messages cost a few tokens.
+NEAR_TOKENS = 32
+
+
+async def test_follow_ups_are_predicted_to_hit_what_engines_then_report_their_replies_included() -> None:
+    async with engines() as fleet, aiohttp.ClientSession() as client:
+        router = await sidecar(fleet, listen("127.0.0.1", 0), ())
+        try:
+            players, gateway = agents(), Gateway([router.url], client)
+            for _ in range(4):
+                await gateway.turn(players)
+            records = router.application.telemetry.decisions.recent(4 * SESSIONS)
+        finally:
+            await router.end()
+    errors = []
+    for record in records:
+        hit, usage = record.hit(), record.usage
+        if record.request.turn and hit is not None and usage is not None:
+            assert usage.prompt_tokens is not None
+            assert usage.cached_tokens is not None
+            # Predictions count in estimated tokens, reports in the engine's own.
+            predicted = hit[0] * usage.prompt_tokens / record.request.prompt_len
+            errors.append(abs(predicted - usage.cached_tokens))
+    assert len(errors) == 3 * SESSIONS
+    assert sum(error <= NEAR_TOKENS for error in errors) >= 0.9 * len(errors)
