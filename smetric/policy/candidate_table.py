@@ -38,7 +38,7 @@ def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
 
 
 def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
-    """The rows of the candidates *order*, and how many more there are."""
+    """The rows of the candidates *order*, how many more there are, and who said what was looked up."""
     order = list(order)
     snapshot = decision.snapshot
     named = [(clipped(snapshot.ids[i]), i) for i in order]
@@ -62,7 +62,20 @@ def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
         lines.append(f"{_INDENT}{name:<{ids_width}}{cells_text}{_mark(decision, i)}".rstrip())
     if hidden:
         lines.append(f"{_INDENT}… and {hidden} more")
+    lines += [f"{_INDENT}{said}" for feature, _ in columns if (said := _sources(decision, feature, order))]
     return "\n".join(lines)
+
+
+def _sources(decision: Decision, feature: str, order: Iterable[int]) -> str:
+    """`hit_len from prefix_index`; where there are several, with the candidates that each gave the cell of."""
+    snapshot = decision.snapshot
+    by_source: dict[str, list[str]] = {}
+    for i in order:
+        if source := snapshot.origin(feature, i):
+            by_source.setdefault(source, []).append(clipped(snapshot.ids[i]))
+    if len(by_source) <= 1:
+        return "".join(f"{feature} from {source}" for source in by_source)
+    return f"{feature} from " + ", ".join(f"{source} ({', '.join(ids)})" for source, ids in by_source.items())
 
 
 def columns_of(decision: Decision) -> list[str]:

@@ -18,7 +18,7 @@ class Snapshot:
         known: feature name to which cells were known; absent or None when all were.
         stamps: feature name to when each cell was measured, seconds on the clock of `now`; None for never. A feature
             without stamps is as old as the snapshot.
-        origins: feature name to the source of each cell, for the trace.
+        origins: feature name to the source of each cell, empty where none knew it; for the trace.
         now: when the snapshot was taken, seconds on a monotonic clock.
     """
 
@@ -44,6 +44,11 @@ class Snapshot:
         """Which cells of *feature* were known."""
         known = self.known.get(feature)
         return [True] * len(self.ids) if known is None else known
+
+    def origin(self, feature: str, index: int) -> str:
+        """The source that gave this cell of *feature*; empty where none did, or it is no look-up."""
+        origins = self.origins.get(feature)
+        return "" if origins is None else origins[index]
 
     def age(self, feature: str) -> list[float]:
         """Age of each cell of *feature* in seconds; `NEVER` where unknown."""

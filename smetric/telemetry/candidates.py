@@ -34,7 +34,10 @@ def foremost(decision: Decision, top: int) -> list[int]:
 
 
 def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
-    """One object per candidate: id, score, the features the policy read, and which of them were unknown."""
+    """One object per candidate: id, score, the features the policy read, and which of them were unknown.
+
+    Beside a feature that was looked up stands who knew it, as in `"hit_len_source": "lmcache:host"`.
+    """
     snapshot = decision.snapshot
     score = decision.score
     columns = list(snapshot.columns.items())
@@ -48,6 +51,8 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
             row["score"] = _short(score[index])
         for name, column in columns:
             row[name] = _short(column[index])
+            if source := snapshot.origin(name, index):
+                row[f"{name}_source"] = source
         unknown = [name for name, known in gaps.items() if not known[index]]
         if unknown:
             row["unknown"] = unknown

@@ -116,5 +116,4 @@ class DecisionRecord:
         known = snapshot.known.get("hit_len")
         if known is not None and not known[index]:
             return None
-        origins = snapshot.origins.get("hit_len")
-        return int(hits[index]), origins[index] if origins is not None else ""
+        return int(hits[index]), snapshot.origin("hit_len", index)

@@ -55,6 +55,20 @@ def test_an_unknown_cell_is_marked_beside_the_value_used() -> None:
     assert lines[5] == "    gpu-1         ? 512           4"
 
 
+def test_the_source_that_gave_all_cells_of_a_look_up_is_named_below_the_rows() -> None:
+    snapshot = Snapshot(
+        IDS, HOT.columns, {"hit_len": [True, False, True]}, {}, {"hit_len": ["lmcache:host", "", "lmcache:host"]}
+    )
+    lines = explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()
+    assert lines[-1] == "    hit_len from lmcache:host"
+
+
+def test_of_several_sources_each_names_the_candidates_it_knew() -> None:
+    snapshot = Snapshot(IDS, HOT.columns, {}, {}, {"hit_len": ["kv_events", "lmcache:host", "kv_events"]})
+    lines = explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()
+    assert lines[-1] == "    hit_len from kv_events (gpu-0, gpu-2), lmcache:host (gpu-1)"
+
+
 def test_a_feature_that_was_not_looked_up_has_no_column() -> None:
     lines = explain(decide(SMETRIC, Snapshot(IDS, {"requests": [3, 2, 1]}), turn=0)).splitlines()
     assert lines[3:] == [
@@ -185,7 +199,8 @@ def test_the_table_has_the_chosen_first_then_the_best_and_counts_the_rest() -> N
 @pytest.mark.parametrize("limit", [0, 50, 300, 1900])
 def test_the_table_never_exceeds_its_bytes(limit: int) -> None:
     ids = [f"an-instance-with-a-name-as-long-as-a-sentence-which-is-cut-{i}" for i in range(64)]
-    snapshot = Snapshot(ids, {"requests": [5] * 64, "hit_len": [7] * 64})
+    origins = {"hit_len": [f"source-{i % 3}" for i in range(64)]}
+    snapshot = Snapshot(ids, {"requests": [5] * 64, "hit_len": [7] * 64}, origins=origins)
     text = table(decide("route argmax(hit_len, then: requests)", snapshot), top=64, limit_bytes=limit)
     assert len(text.encode()) <= limit
     assert "\n" in text or limit < 300

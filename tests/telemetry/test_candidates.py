@@ -37,6 +37,14 @@ def test_rows_hold_what_the_policy_read_and_what_was_unknown() -> None:
     assert [row["id"] for row in by_id.values() if row.get("chosen")] == [made.snapshot.ids[made.index]]
 
 
+def test_rows_name_the_source_and_tier_of_each_cell_that_was_looked_up() -> None:
+    made = decision(3)
+    made.snapshot.origins = {"hit_len": ["kv_events", "", "lmcache:host"]}
+    sources = {row["id"]: row.get("hit_len_source") for row in candidates.rows(made, 8)}
+    assert sources == {"gpu-0": "kv_events", "gpu-1": None, "gpu-2": "lmcache:host"}
+    assert "hit_len from kv_events (gpu-0), lmcache:host (gpu-2)" in candidates.as_text(made, "Why.", 8)
+
+
 @pytest.mark.parametrize("id", ["gpu-{}", "a-very-long-name-of-an-instance-" * 6 + "{}", "ünï-" * 40 + "{}"])
 @pytest.mark.parametrize("top", [0, 1, 8, 32])
 def test_json_and_text_stay_below_two_kilobytes_with_1024_instances(id: str, top: int) -> None:
