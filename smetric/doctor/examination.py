@@ -21,6 +21,7 @@ from smetric.doctor.lmcache import lmcache
 from smetric.doctor.sidecars import lookups, ports, replicas
 from smetric.doctor.site import Site, visit
 from smetric.doctor.tokens import tokens
+from smetric.doctor.traffic import traffic
 
 CHECKS = (
     Check(name="instances", looks_at="whether every instance answers, and is one of its own", run=reachable),
@@ -38,6 +39,7 @@ CHECKS = (
     ),
     Check(name="lmcache", looks_at="what LMCache's lookup service is, knows and finds", run=lmcache, deadline_s=60),
     Check(name="hits", looks_at="predicted against reported cached tokens, a prompt twice", run=hits, deadline_s=90),
+    Check(name="traffic", looks_at="what a running router has seen: wrong predictions, cache breakers", run=traffic),
 )
 
 log = structlog.get_logger("smetric.doctor")

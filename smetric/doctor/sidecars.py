@@ -149,10 +149,14 @@ def _taken(host: str, port: int) -> int:
 
 
 async def _is_router(site: Site, host: str, port: int, path: str) -> bool:
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    shown_host = f"[{reached}]" if ":" in reached else reached
     try:
-        answer = await site.wire.get(f"http://{shown_host}:{port}{path}", within_s=PEER_S)
+        answer = await site.wire.get(local_url(host, port) + path, within_s=PEER_S)
     except NoAnswer:
         return False
     return answer.status in (200, 503) and (path != "/admin/policy" or isinstance(answer.json(), dict))
+
+
+def local_url(host: str, port: int) -> str:
+    """How what listens at *host* and *port* of this machine is reached."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import orjson
+
+from smetric.app import Application
+from smetric.config.settings import Admin
+from smetric.doctor.examination import examine
+from smetric.doctor.finding import Severity
+from smetric.doctor.report import as_text
+from smetric.proxy.server import listen, serve
+from tests.doctor.lab import Lab, the_only, told
+from tests.fakes import Call, FakeEngine, until
+
+
+@asynccontextmanager
+async def running(lab: Lab) -> AsyncIterator[str]:
+    """A router with the settings of *lab*; where it is sent requests."""
+    settings = lab.settings
+    admin, data = listen("127.0.0.1", settings.admin.port), listen("127.0.0.1", settings.listen.port)
+    router, stop = Application(settings, environ={}), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0))
+        group.create_task(serve(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
+        await until(lambda: router.is_ready)
+        try:
+            yield f"http://127.0.0.1:{settings.listen.port}"
+        finally:
+            stop.set()
+
+
+async def test_a_client_that_breaks_its_caches_is_named_with_the_part(lab: Lab) -> None:
+    async with running(lab) as url, aiohttp.ClientSession() as client:
+        history: list[dict[str, Any]] = []
+        for turn in range(5):
+            system = f"It is {turn} o'clock. " + "You are a careful assistant. " * 100
+            history.append({"role": "user", "content": f"question {turn} " * 200})
+            body = {"model": "m", "max_tokens": 8, "messages": [{"role": "system", "content": system}, *history]}
+            headers = {"x-session-id": "s-1"}
+            async with client.post(url + "/v1/chat/completions", json=body, headers=headers) as response:
+                answer = await response.json()
+            history.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        examination = await examine(lab.settings, may_probe=False)
+    check, finding = the_only(examination)
+    assert (check, finding.severity) == ("traffic", Severity.WARNING)
+    assert "system" in finding.what
+    assert "out of the system prompt" in finding.remedy
+    assert "careful" not in as_text(examination)
+
+
+async def test_predictions_that_turn_out_wrong_are_told(lab: Lab) -> None:
+    figures = {"answers": 60, "predicted_tokens": 5000, "actual_tokens": 100}
+    prediction = {"instance": "e0", "source": "prefix_index", "disagrees": True, "latest": figures}
+
+    async def answer(call: Call) -> None:
+        fine = {**prediction, "instance": "e1", "disagrees": False}
+        await call.answer(200, orjson.dumps({"predictions": [prediction, fine], "breaks": []}))
+
+    router = FakeEngine(answer)
+    await router.start()
+    lab.settings = replace(lab.settings, admin=Admin(port=int(router.url.rpartition(":")[2])))
+    try:
+        found = told(await examine(lab.settings, may_probe=False))
+    finally:
+        await router.stop()
+    assert [(check, finding.where) for check, finding in found] == [("traffic", "instance e0")]
+    assert "predicted 5000 cached tokens, and the engine reported 100" in found[0][1].what
