@@ -27,8 +27,9 @@ from smetric.tokens import INITIAL
 MAX_BYTES = 64 * 1024 * 1024
 #: Seconds after which a miss counts as one even where the instance was not watched from its start.
 WARM_UP_S = 600.0
-#: Images of one instance that wait until it is known which of its processes answers.
+#: Images that wait until it is known which process answers: of one instance, and instances.
 MAX_WAITING = 8
+MAX_INSTANCES_WAITING = 1024
 #: An answer contradicts the index when it reports fewer cached bytes than believed by this many blocks and this share.
 DOUBT_BLOCKS = 2
 DOUBT_SHARE = 1 / 8
@@ -195,6 +196,8 @@ class PrefixIndex:
         Whether it is is settled when the instance is next looked at and has said when it started.
         """
         for one in image.instances:
+            if one.id not in self._waiting and len(self._waiting) >= MAX_INSTANCES_WAITING:
+                continue
             waiting = self._waiting.setdefault(one.id, [])
             waiting.append(one)
             del waiting[:-MAX_WAITING]

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.prompt import BLOCK_BYTES
-from smetric.sources.index_image import IndexImage, decode, encode
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.index_image import IndexImage, InstanceImage, decode, encode
+from smetric.sources.prefix_index import MAX_INSTANCES_WAITING, MAX_WAITING, PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request
 
 PROMPT = st.text("xyz", max_size=7)
@@ -67,3 +67,16 @@ def test_what_is_restored_twice_counts_once_and_stays_within_the_bound() -> None
     again.restore(image_of(index))
     assert hits(again, request("abc"), fleet)[0] is not None
     assert again.memory_bytes <= 4 * ENTRY
+
+
+def test_images_of_instances_nobody_knows_do_not_pile_up() -> None:
+    index, (instance,) = PrefixIndex(), instances(1)
+    index.prefilled(request("ab"), instance)
+    (known,) = index.images()
+    again = PrefixIndex()
+    for number in range(50):
+        strangers = [InstanceImage(f"{number}-{i}", 1000.0, known.packed, known.runs) for i in range(100)]
+        again.restore(IndexImage(0.0, BLOCK_BYTES, strangers))
+    assert len(again._waiting) <= MAX_INSTANCES_WAITING
+    again.restore(IndexImage(0.0, BLOCK_BYTES, [known] * 50))
+    assert sum(map(len, again._waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
