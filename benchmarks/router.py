@@ -146,7 +146,7 @@ def table(name: str, scenario: Scenario, result: dict[str, Measured], base: str)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 if a router could not be had, did not start or gave a wrong answer."""
+    """Run it; 1 if a router did not start or gave a wrong answer."""
     options = _options(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     kept = Path(tempfile.gettempdir()) / f"smetric-bench-{os.getuid()}"
@@ -165,8 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.targets:
             try:
                 routers[name] = stack.enter_context(TARGETS[name](kept, folder, instances, sink))
-            except (Missing, NotReady) as error:
+            except Missing as error:
                 print(f"{name} is left out: {error}", file=sys.stderr)
+            except NotReady as error:
+                print(f"{name} did not start: {error}", file=sys.stderr)
                 failed = True
         load = Load(folder)
         if "smetric" in routers:
