@@ -169,8 +169,9 @@ def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, templa
         for piece in pieces[start:stop]:
             digest = digest_of(piece, digest)
             size += len(piece)
-        # The mark of a message that consists of tool results says nothing of its own.
-        is_bare = stop - start == 1 and next_kind is Kind.TOOL_RESULT and next_place == place
+        # The mark of a message that begins with a tool result says nothing of its own.
+        is_first = number <= outline.messages_from or begins[number - 1][2] != place
+        is_bare = is_first and stop - start == 1 and next_kind is Kind.TOOL_RESULT and next_place == place
         if stop > start and not is_bare:
             hashes.append(digest)
             kinds.append(kind)
@@ -228,10 +229,10 @@ def _change_of_tools(before: array[int], after: array[int]) -> Change:
 
 
 def _runs_on(one: array[int], at: int, other: array[int]) -> bool:
-    """Whether what *one* holds at *at* comes later in *other*, with what follows it as far as both go."""
+    """Whether what *one* holds at *at* comes later in *other*, with what follows it."""
     try:
         found = other.index(one[at], at + 1)
     except ValueError:
         return False
-    reach = min(_RUN, len(one) - at, len(other) - found)
-    return one[at : at + reach] == other[found : found + reach]
+    run = one[at : at + _RUN]
+    return run == other[found : found + len(run)]

@@ -120,7 +120,7 @@ class Running:
                 engine.drop_idle()
             assert asyncio.get_running_loop().time() < deadline, left
             await asyncio.sleep(0.05)
-        pages = ["/metrics", "/admin/decisions?limit=1000", "/admin/instances", "/admin/policy"]
+        pages = ["/metrics", "/admin/decisions?limit=1000", "/admin/instances", "/admin/policy", "/admin/cache"]
         decisions = self.application.telemetry.decisions.recent(5)
         pages += [f"/admin/decisions/{decision.id}" for decision in decisions]
         shown = [await self.admin(page) for page in pages]

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from smetric.fleet.instance import CacheConfig, Instance
+from smetric.hit_truth import BUCKET_S, LEAST_ANSWERS, HitTruth
+from smetric.telemetry import names
+from smetric.telemetry.record import Usage
+from tests.telemetry.samples import fleet, record
+
+SOURCE = "prefix_index"
+
+
+class Watched:
+    """A truth with a clock that moves two seconds with each answer, and what it has counted."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 1000.0
+        self.counted: list[tuple[str, str, str, int]] = []
+        self.truth = HitTruth(lambda *told: self.counted.append(told), clock=lambda: self.now, **options)
+        self.instances = fleet()
+
+    @property
+    def chosen(self) -> Instance:
+        return self.instances[1]
+
+    def answer(self, predicted: int, actual: int | None, *, step_s: float = 2.0, **fields: Any) -> None:
+        made = record(hits=(0, predicted, 0), instances=self.instances, **fields)
+        made.tokens_source = "exact"
+        self.now += step_s
+        self.truth.answered(made, Usage(1000, 5, actual))
+
+    def answers(self, count: int, predicted: int, actual: int, *, step_s: float = 2.0) -> list[dict[str, Any]]:
+        """The log lines of that many equal answers."""
+        with capture_logs() as lines:
+            for _ in range(count):
+                self.answer(predicted, actual, step_s=step_s)
+        return [dict(line) for line in lines]
+
+    def disagree(self) -> bool:
+        return self.truth.agreements["gpu-1", SOURCE].disagrees
+
+
+@pytest.mark.parametrize(
+    ("actual", "result", "wrong"),
+    [
+        (880, names.HIT_EQUAL, 0),
+        (864, names.HIT_EQUAL, 16),
+        (863, names.HIT_OVER, 17),
+        (0, names.HIT_OVER, 880),
+        (897, names.HIT_UNDER, 17),
+    ],
+)
+def test_a_reported_hit_is_compared_with_the_predicted_one(actual: int, result: str, wrong: int) -> None:
+    watched = Watched()
+    watched.answer(880, actual)
+    assert watched.counted == [("gpu-1", SOURCE, result, wrong)]
+    total = watched.truth.agreements["gpu-1", SOURCE].all
+    assert (total.predicted, total.actual, total.prompt, total.answers) == (880, actual, 1000, 1)
+
+
+def test_a_block_is_the_engines_or_the_sources_whichever_is_larger() -> None:
+    watched = Watched(grains={SOURCE: 256})
+    watched.answer(880, 640)
+    watched.chosen.cache = CacheConfig(block_size=512)
+    watched.answer(880, 370)
+    assert [told[2] for told in watched.counted] == [names.HIT_EQUAL, names.HIT_EQUAL]
+
+
+def test_nothing_is_made_up_where_nothing_was_predicted_or_reported() -> None:
+    watched = Watched()
+    watched.answer(880, None)
+    watched.answer(880, 100, prompts=2)
+    unknown = record(known=[True, False, True], instances=watched.instances)
+    watched.truth.answered(unknown, Usage(1000, 5, 100))
+    watched.truth.answered(record(names.PINNED, instances=watched.instances), Usage(1000, 5, 100))
+    watched.truth.answered(record(instances=watched.instances), None)
+    assert watched.counted == []
+    assert watched.truth.agreements == {}
+
+
+def test_an_estimated_prompt_is_compared_by_shares() -> None:
+    watched = Watched()
+    made = record(hits=(0, 500, 0), instances=watched.instances)
+    watched.truth.answered(made, Usage(1400, 5, 700))
+    assert watched.counted == [("gpu-1", SOURCE, names.HIT_EQUAL, 0)]
+
+
+def test_a_sustained_disagreement_is_said_once_and_ends() -> None:
+    watched = Watched()
+    assert watched.answers(LEAST_ANSWERS - 1, 880, 0) == []
+    lines = watched.answers(200, 880, 0)
+    assert [(line["event"], line["log_level"]) for line in lines] == [("smetric.hits.disagree", "warning")]
+    assert lines[0]["instance"] == "gpu-1"
+    assert lines[0]["source"] == SOURCE
+    assert lines[0]["predicted_tokens"] > lines[0]["actual_tokens"] == 0
+    assert "smetric doctor" in lines[0]["remedy"]
+    assert watched.disagree()
+    lines = watched.answers(200, 880, 880)
+    assert [(line["event"], line["log_level"]) for line in lines] == [("smetric.hits.agree", "info")]
+    assert not watched.disagree()
+
+
+def test_many_wrong_answers_within_a_moment_are_not_sustained() -> None:
+    watched = Watched()
+    assert watched.answers(500, 880, 0, step_s=0.01) == []
+    assert not watched.disagree()
+
+
+def test_a_single_wrong_answer_among_right_ones_says_nothing() -> None:
+    watched = Watched()
+    lines = watched.answers(60, 880, 880) + watched.answers(5, 880, 0) + watched.answers(60, 880, 880)
+    assert lines == []
+
+
+def test_wrong_by_no_more_than_a_block_each_is_right() -> None:
+    watched = Watched(grains={SOURCE: 256})
+    assert watched.answers(100, 400, 150) == []
+
+
+def test_between_beginning_and_end_it_stays_as_it_was() -> None:
+    watched = Watched()
+    assert watched.answers(100, 500, 350) == []
+    watched.answers(100, 500, 0)
+    assert watched.answers(200, 500, 350) == []
+    assert watched.disagree()
+
+
+def test_a_new_process_is_judged_anew() -> None:
+    watched = Watched()
+    watched.answers(100, 880, 0)
+    assert watched.disagree()
+    watched.chosen.restarted()
+    assert watched.answers(1, 880, 880) == []
+    assert not watched.disagree()
+    assert watched.truth.agreements["gpu-1", SOURCE].latest.answers == 1
+
+
+def test_memory_does_not_grow_with_the_answers() -> None:
+    watched = Watched()
+    watched.answers(3000, 880, 880, step_s=0.1)
+    agreement = watched.truth.agreements["gpu-1", SOURCE]
+    assert len(agreement.buckets) <= 60 / BUCKET_S + 2
+    assert agreement.latest.answers <= 700
+    watched.answers(500, 880, 880, step_s=30.0)
+    assert len(agreement.buckets) <= LEAST_ANSWERS + 1
+    assert agreement.all.answers == 3500
