@@ -87,5 +87,14 @@ async def test_it_lists_its_instances_and_is_healthy() -> None:
         async with client.get(fleet.lmcache_url + "/instances") as response:
             listed = orjson.loads(await response.read())["instances"]
         assert [f"http://{one['instance_id']}" for one in listed] == fleet.urls
+        # The real one has more fields, about ports that nothing listens on here.
+        real = orjson.loads(exchange("coordinator_05_instances")[2])["instances"]
+        assert set(listed[0]) <= set(real[0])
+        async with client.get(fleet.lmcache_url + "/controller/workers") as response:
+            workers = orjson.loads(await response.read())
+        assert [worker["instance_id"] for worker in workers["workers"]] == [one["instance_id"] for one in listed]
+        assert set(workers["workers"][0]) == set(
+            orjson.loads(exchange("controller_47_controller_workers")[2])["workers"][0]
+        )
         async with client.get(fleet.lmcache_url + "/healthz") as response:
             assert await response.json() == {"status": "healthy"}
