@@ -145,7 +145,7 @@ def hash_of(text: bytes) -> int:
 
 def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, template: int = 0) -> Parts:
     """Hash the parts of a conversation rendered as *pieces*: one pass over the text."""
-    digest_of = xxhash.xxh3_64_intdigest
+    digest_of, is_tools, is_result = xxhash.xxh3_64_intdigest, Kind.TOOLS, Kind.TOOL_RESULT  # looked up once
     hashes: list[int] = []
     kinds = bytearray()
     places: list[int] = []
@@ -156,7 +156,7 @@ def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, templa
     for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=False)):
         if number == outline.messages_from:
             messages_from = len(hashes)
-        if kind is Kind.TOOLS:
+        if kind is is_tools:
             for tool in _tools(pieces[start]):
                 hashes.append(digest_of(tool, _SALT))
                 kinds.append(kind)
@@ -170,8 +170,12 @@ def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, templa
             digest = digest_of(piece, digest)
             size += len(piece)
         # The mark of a message that begins with a tool result says nothing of its own.
-        is_first = number <= outline.messages_from or begins[number - 1][2] != place
-        is_bare = is_first and stop - start == 1 and next_kind is Kind.TOOL_RESULT and next_place == place
+        is_bare = (
+            next_kind is is_result
+            and next_place == place
+            and stop - start == 1
+            and (number <= outline.messages_from or begins[number - 1][2] != place)
+        )
         if stop > start and not is_bare:
             hashes.append(digest)
             kinds.append(kind)
