@@ -23,6 +23,8 @@ from smetric.proxy.server import address_of, listen
 from smetric.telemetry import logs
 
 POLICIES = ("smetric", "load_only", "bailian")
+#: Sessions that the first policy plays again, told by LMCache.
+_AGAIN = 10
 _SESSIONS = load_sessions()
 _PORT, _ADMIN_PORT = 8080, 9464
 
@@ -61,9 +63,8 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
         raise click.UsageError("--port and --admin-port need --serve: otherwise free ports are taken")
     chosen = policies or (POLICIES[:1] if stay else POLICIES)
     try:
-        for policy in chosen:
-            source = read_one(policy)
-            load(source.text, VOCABULARY, path=source.path)
+        sources = [read_one(policy) for policy in chosen]
+        first, *_ = [load(source.text, VOCABULARY, path=source.path) for source in sources]
     except PolicyError as error:
         click.echo(error, err=True)
         raise SystemExit(1) from None
@@ -74,21 +75,36 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
                 _stay(chosen[0], _PORT if port is None else port, _ADMIN_PORT if admin_port is None else admin_port)
             )
         else:
-            code = runner.run(_play(chosen, sessions))
+            code = runner.run(_play(chosen, sessions, "hit_len" in first.reads))
     raise SystemExit(code)
 
 
-async def _play(policies: tuple[str, ...], count: int) -> int:
-    """Play by each policy in turn, print, and return the exit code: 1 if a request was not answered."""
+async def _play(policies: tuple[str, ...], count: int, again: bool) -> int:
+    """Play by each policy in turn, by the first one *again* with LMCache, print, and return the exit code.
+
+    It is 1 if a request was not answered.
+    """
     click.echo(f"{count} agent sessions on {stage.INSTANCES} emulated engines, by {', '.join(policies)}")
     plays: list[Play] = []
+    by_lmcache: Play | None = None
     async with stage.engines() as engines:
         for policy in policies:
             progress = _Progress(policy)
             plays.append(await perform(engines, policy, _SESSIONS[:count], speed=1.0, progress=progress.answered))
             progress.end(plays[-1])
-    click.echo("\n" + report(plays, _program(), os.environ))
-    return 1 if any(play.figures.failed for play in plays) else 0
+        if again:
+            progress = _Progress(f"{policies[0]} by LMCache")
+            by_lmcache = await perform(
+                engines,
+                policies[0],
+                _SESSIONS[: min(count, _AGAIN)],
+                speed=1.0,
+                progress=progress.answered,
+                by_lmcache=True,
+            )
+            progress.end(by_lmcache)
+    click.echo("\n" + report(plays, by_lmcache, _program(), os.environ))
+    return 1 if any(play.figures.failed for play in (*plays, by_lmcache) if play is not None) else 0
 
 
 def _program() -> str:
@@ -120,9 +136,9 @@ class _Progress:
         """One more answer."""
         if self._is_live:
             bar = "█" * (answers * 30 // total)
-            click.echo(f"\r  {self._policy:<14} {bar:<30} {answers:>4} of {total} requests", nl=False)
+            click.echo(f"\r  {self._policy:<20} {bar:<30} {answers:>4} of {total} requests", nl=False)
 
     def end(self, play: Play) -> None:
         """It has played."""
         clear = "\r\x1b[K" if self._is_live else ""
-        click.echo(f"{clear}  {self._policy:<14} {len(play.answers)} requests in {play.took_s:.1f} s")
+        click.echo(f"{clear}  {self._policy:<20} {len(play.answers)} requests in {play.took_s:.1f} s")

@@ -1,4 +1,4 @@
-"""Three routing decisions of a play that are worth reading: a first request, one that returned, and one that moved."""
+"""The routing decisions of a play that are worth reading: a first request, one that returned, one that moved, …."""
 
 from __future__ import annotations
 
@@ -54,6 +54,16 @@ def examples(play: Play) -> list[Example]:
         ),
     ]
     return [example for example in chosen if example is not None]
+
+
+def told_by(source: str, play: Play) -> list[Decision]:
+    """Decisions of *play* that rest on what *source*, or one tier of it, said of the chosen one; most tokens first."""
+    told = [
+        (hit[0], record.decision)
+        for record in play.records.values()
+        if record.decision is not None and (hit := record.hit()) is not None and hit[1].partition(":")[0] == source
+    ]
+    return [decision for _, decision in sorted(told, key=lambda one: -one[0])]
 
 
 def _best(

@@ -1,4 +1,4 @@
-"""Plays the sessions through a router by one policy, on engines and with an index that know nothing yet."""
+"""Plays the sessions through a router by one policy, on engines that hold nothing yet."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ async def perform(
     *,
     speed: float,
     progress: Callable[[int, int], None],
+    by_lmcache: bool = False,
 ) -> Play:
     """Play *sessions*, all at the same time, through a new router over *engines*, which are restarted before.
 
@@ -60,12 +61,14 @@ async def perform(
         sessions: what is played.
         speed: gaps are divided by this, as the engines' own times should be.
         progress: told of every answer: how many there are, and requests in all.
+        by_lmcache: LMCache's lookup tells what the engines hold, and not the router's own prefix index.
 
     Raises:
         ConfigError, PolicyError: the policy cannot be used.
     """
     engines.reset()
-    application = Application(stage.settings(engines.urls, policy))
+    lmcache_url = engines.lmcache_url if by_lmcache else ""
+    application = Application(stage.settings(engines.urls, policy, lmcache_url=lmcache_url))
     total = sum(len(session.turns) for session in sessions)
     answers: list[Answer] = []
 

@@ -1,4 +1,4 @@
-"""What the demo prints when it has played: the figures side by side, three decisions, and where to go from there."""
+"""What the demo prints when it has played: the figures side by side, some decisions, and where to go from there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from smetric.demo import stage
-from smetric.demo.example import examples
+from smetric.demo.example import examples, told_by
 from smetric.demo.figures import WINDOW_S
 from smetric.demo.play import Play
 from smetric.policy.explain import explain, summary
@@ -18,16 +18,19 @@ _WIDTH = 110
 _HEAD = ("policy", "requests", "failed", "local hit rate", "imbalance", "TTFT P50", "TTFT P90", "follow-ups returned")
 
 
-def report(plays: Sequence[Play], program: str, environ: Mapping[str, str]) -> str:
+def report(plays: Sequence[Play], by_lmcache: Play | None, program: str, environ: Mapping[str, str]) -> str:
     """The whole text.
 
     Args:
         plays: one for each policy; decisions of the first one are explained.
+        by_lmcache: some of the sessions by the first one again, told by LMCache what the engines hold, if played.
         program: how this program is called.
         environ: says where traces went.
     """
     parts = [_heading("The same sessions, policy by policy"), _table(plays), _legend()]
     parts += [_heading(f"Decisions of {plays[0].policy}"), *_decisions(plays[0])]
+    if by_lmcache is not None:
+        parts += [_heading(f"{by_lmcache.policy} again, told by LMCache"), _table([by_lmcache]), *_lmcache(by_lmcache)]
     parts += [_heading("Where to go from here"), _next_steps(program, environ)]
     return "\n\n".join(parts)
 
@@ -82,6 +85,23 @@ def _decisions(play: Play) -> list[str]:
         f"{textwrap.indent(explain(example.decision), '   ')}"
         for number, example in enumerate(examples(play), 1)
     ]
+
+
+def _lmcache(play: Play) -> list[str]:
+    told = told_by("lmcache", play)
+    parts = [
+        _fill(
+            "Some of the sessions. What engines hold is not the router's own guess (prefix_index) now, but what "
+            "LMCache's coordinator answers (emulated, as are the engines), asked by the token ids of the engines' /tokenize. "
+            f"{len(told)} of {play.figures.followups} follow-ups rest on such an answer."
+        )
+    ]
+    if told:
+        parts.append(
+            f"The one with the most of its prompt in a cache:\n{_fill(summary(told[0]) + '.', '   ')}\n\n"
+            f"{textwrap.indent(explain(told[0]), '   ')}"
+        )
+    return parts
 
 
 def _next_steps(program: str, environ: Mapping[str, str]) -> str:

@@ -1,10 +1,19 @@
-"""What the demo runs on: four small emulated engines, and the settings of a router in front of them."""
+"""What the demo runs on: four small emulated engines, LMCache's lookup over them, and a router's settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from smetric.config.settings import Admin, InstanceSettings, Listen, Settings
+from smetric.config.settings import (
+    Admin,
+    InstanceSettings,
+    Listen,
+    LmcacheSettings,
+    PrefixIndexSettings,
+    Settings,
+    TokenizerSettings,
+)
 from smetric.demo.dialect import MODEL
 from smetric.emulator.fleet import EmulatedFleet
 from smetric.emulator.instance import InstanceSettings as EngineSettings
@@ -20,14 +29,29 @@ BLOCK_SIZE = 16
 def engines(speed: float = 1.0) -> EmulatedFleet:
     """The engines, *speed* times as fast as an H20; they listen while entered."""
     config = EngineConfig(block_size=BLOCK_SIZE, blocks=BLOCKS, max_model_len=BLOCKS * BLOCK_SIZE)
-    return EmulatedFleet(INSTANCES, EngineSettings(model=MODEL, engine=config, time_scale=speed))
+    return EmulatedFleet(INSTANCES, EngineSettings(model=MODEL, engine=config, time_scale=speed), lmcache=True)
 
 
-def settings(urls: Sequence[str], policy: str, *, port: int = 0, admin_port: int = 0) -> Settings:
-    """A router over the engines at *urls*, everything else as it comes."""
-    return Settings(
+def settings(
+    urls: Sequence[str], policy: str, *, lmcache_url: str = "", port: int = 0, admin_port: int = 0
+) -> Settings:
+    """A router over the engines at *urls*, everything else as it comes.
+
+    With *lmcache_url* the lookup service there tells what instances hold, instead of the prefix index.
+    """
+    instances = {f"vllm-{n}": url for n, url in enumerate(urls, 1)}
+    told = Settings(
         listen=Listen(port=port),
         admin=Admin(port=admin_port),
-        instances=tuple(InstanceSettings(id=f"vllm-{n}", url=url) for n, url in enumerate(urls, 1)),
+        instances=tuple(InstanceSettings(id=id, url=url) for id, url in instances.items()),
         policy=policy,
+    )
+    if not lmcache_url:
+        return told
+    ids = {id: url.removeprefix("http://") for id, url in instances.items()}
+    return replace(
+        told,
+        prefix_index=PrefixIndexSettings(enabled=False),
+        lmcache=LmcacheSettings(url=lmcache_url, instances=ids),
+        tokenizer=TokenizerSettings(source="engine"),
     )

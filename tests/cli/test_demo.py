@@ -87,6 +87,7 @@ async def test_a_demo_plays_each_policy_and_prints_its_report() -> None:
             await process.wait()
     assert (process.returncode, errors) == (0, b"")
     text = printed.decode()
-    assert text.count(" 3 requests in ") == 2
+    assert text.count(" 3 requests in ") == 3
+    assert "smetric again, told by LMCache" in text
     assert "2 of 2" in text
     assert "1. A first request" in text

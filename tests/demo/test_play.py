@@ -3,7 +3,7 @@
 import pytest
 
 from smetric.demo import stage
-from smetric.demo.example import examples
+from smetric.demo.example import examples, told_by
 from smetric.demo.play import Play, perform
 from smetric.demo.report import report
 from smetric.demo.session import Session, Turn
@@ -43,7 +43,7 @@ async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> No
     play, _ = await played("smetric")
     titles = [example.title for example in examples(play)]
     assert len(titles) == 3 or play.figures.returned == 0
-    text = report([play], "bin/smetric", {})
+    text = report([play], None, "bin/smetric", {})
     assert f"{play.figures.hit_rate:.1%}" in text
     assert f"{play.figures.returned} of 6" in text
     for title in titles:
@@ -54,9 +54,26 @@ async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> No
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
+async def test_lmcache_tells_what_engines_hold_and_a_decision_by_it_names_the_tier() -> None:
+    # Prompts of several of LMCache's chunks, 256 tokens each.
+    async with stage.engines(20.0) as engines:
+        play = await perform(engines, "smetric", SESSIONS, speed=20.0, progress=lambda *_: None, by_lmcache=True)
+    assert [answer.status for answer in play.answers] == [200] * 9
+    told = told_by("lmcache", play)
+    assert told
+    assert told_by("prefix_index", play) == []
+    hits = [decision.snapshot.columns["hit_len"][decision.index] for decision in told]
+    assert hits == sorted(hits, reverse=True)
+    assert {decision.snapshot.origin("hit_len", decision.index) for decision in told} == {"lmcache:host"}
+    text = report([play], play, "smetric", {})
+    assert "smetric again, told by LMCache" in text
+    assert f"{len(told)} of 6 follow-ups rest on such an answer" in " ".join(text.split())
+    assert "hit_len from lmcache:host" in text
+
+
 async def test_traces_are_said_to_go_where_the_environment_sends_them() -> None:
     play, _ = await played("load_only")
-    text = report([play], "smetric", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
+    text = report([play], None, "smetric", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
     assert "went to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names" in text
 
 
