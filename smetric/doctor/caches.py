@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from smetric.doctor.check import Skipped
 from smetric.doctor.engine import Engine
@@ -85,17 +85,21 @@ def _told(by_value: Mapping[str, list[str]]) -> str:
 
 
 def _unequal(engines: Sequence[Engine]) -> Finding | None:
-    tokens: Callable[[Engine], float] = lambda engine: _number(engine.page.cache.get("kv_cache_size_tokens", ""))  # noqa: E731
-    sized = sorted((engine for engine in engines if tokens(engine) > 0), key=tokens)
-    if len(sized) < 2 or tokens(sized[-1]) <= UNEQUAL * tokens(sized[0]):
+    sized = sorted((engine for engine in engines if _tokens(engine) > 0), key=_tokens)
+    if len(sized) < 2 or _tokens(sized[-1]) <= UNEQUAL * _tokens(sized[0]):
         return None
     small, large = sized[0], sized[-1]
     return info(
         small.where,
-        f"its KV cache holds {tokens(small):.0f} tokens; that of {large.settings.id} holds {tokens(large):.0f}",
+        f"its KV cache holds {_tokens(small):.0f} tokens; that of {large.settings.id} holds {_tokens(large):.0f}",
         "by a policy that counts requests, sessions are evicted there much sooner",
         "start it with a higher `--gpu-memory-utilization`, or let the policy look at `kv_usage`",
     )
+
+
+def _tokens(engine: Engine) -> float:
+    """How many tokens its KV cache holds; 0 if it does not say."""
+    return _number(engine.page.cache.get("kv_cache_size_tokens", ""))
 
 
 def _number(text: str) -> float:

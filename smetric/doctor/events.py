@@ -49,7 +49,10 @@ async def kv_events(site: Site) -> list[Finding]:
     by_id: dict[str, list[Publisher]] = {}
     for publisher in publishers(site.settings, site.router.fleet.instances):
         by_id.setdefault(publisher.instance.id, []).append(publisher)
-    source: KvEvents = next(one for one in site.router.router.sources if one.name == "kv_events")  # type: ignore[assignment]
+    # Not a module of the base installation: only who listens to events has the extra.
+    from smetric.sources.kv_events import KvEvents
+
+    source = next(one for one in site.router.router.sources if isinstance(one, KvEvents))
     each = await asyncio.gather(
         *(_of_instance(site, source, engine, by_id[engine.settings.id]) for engine in site.reachable)
     )

@@ -15,9 +15,11 @@ from smetric.doctor.check import Check, Skipped
 from smetric.doctor.events import kv_events
 from smetric.doctor.finding import Finding, Severity, warning
 from smetric.doctor.hits import hits
-from smetric.doctor.instances import metrics, models, reachable, versions
+from smetric.doctor.instances import reachable, versions
 from smetric.doctor.keep_alive import keep_alive
 from smetric.doctor.lmcache import lmcache
+from smetric.doctor.models import models
+from smetric.doctor.pages import metrics
 from smetric.doctor.sidecars import lookups, ports, replicas
 from smetric.doctor.site import Site, visit
 from smetric.doctor.tokens import tokens

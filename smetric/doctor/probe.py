@@ -5,6 +5,7 @@ The instance is sent them beside the router, so that no policy has a say in wher
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import secrets
 import time
@@ -27,6 +28,8 @@ CHARACTERS = 6144
 FEW_CHARACTERS = 512
 #: Seconds an answer may take, queueing included.
 ANSWER_S = 20.0
+#: Seconds one source may take to look a prompt up.
+LOOKUP_S = 5.0
 
 _PATHS = {Api.CHAT: "/v1/chat/completions", Api.COMPLETIONS: "/v1/completions"}
 
@@ -122,13 +125,16 @@ async def send_new(site: Site, engine: Engine, model: str, characters: int = CHA
 
 
 async def predict(site: Site, request: InferenceRequest, instance: Instance) -> Prediction:
-    """What the first source that knows says *instance* holds of *request*, without the deadline of a decision."""
+    """What the first source that knows says *instance* holds of *request*, with more time than a decision has."""
     started = time.perf_counter()
     for source in site.router.router.sources:
         if "hit_len" in source.fills:
             answer = source.lookup(request, [instance])
             if inspect.isawaitable(answer):
-                answer = await answer
+                try:
+                    answer = await asyncio.wait_for(answer, LOOKUP_S)
+                except TimeoutError:
+                    continue
             assert isinstance(answer, Mapping)
             tokens = answer["hit_len"][0]
             if tokens is not None:

@@ -6,8 +6,8 @@ import asyncio
 import errno
 import socket
 
+from smetric.doctor.address import is_here, resolve
 from smetric.doctor.finding import Finding, error, shown, warning
-from smetric.doctor.instances import address, is_here
 from smetric.doctor.site import Site
 from smetric.doctor.wire import NoAnswer
 from smetric.features import VOCABULARY
@@ -75,7 +75,7 @@ async def replicas(site: Site) -> list[Finding]:
         )
     away = [url for url in urls if not await _is_own(site, url)]
     if away and settings.admin.host in ("127.0.0.1", "::1", "localhost"):
-        ips = [at[0] for url in away if (at := await address(url)) is not None]
+        ips = [at[0] for url in away if (at := await resolve(url)) is not None]
         if not all(is_here(ip) for ip in ips):
             found.append(
                 warning(
@@ -90,7 +90,7 @@ async def replicas(site: Site) -> list[Finding]:
 
 
 async def _is_own(site: Site, url: str) -> bool:
-    at = await address(url)
+    at = await resolve(url)
     return at is not None and at[1] == site.settings.admin.port and is_here(at[0])
 
 
