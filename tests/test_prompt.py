@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smetric.parts import Kind, Outline
 from smetric.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt, image
 
 TEXT = st.lists(st.binary(max_size=700), max_size=12)
@@ -85,3 +86,14 @@ def test_an_image_stands_for_its_tokens_and_tells_images_apart() -> None:
     assert len(image(b"data:image/png;base64,AAAA")) == IMAGE_BYTES
     assert image(b"one") != image(b"two")
     assert image(b"one") == image(b"one")
+
+
+def test_letting_the_text_go_keeps_the_hashes_and_gives_those_of_the_parts() -> None:
+    pieces = [b"<|user|>", b"x" * 3000]
+    prompt = Prompt(pieces, 4.0, outline=Outline("messages", [(0, Kind.USER, 0)], 0))
+    blocks = prompt.blocks
+    parts = prompt.summarise(salt=1, template=2)
+    assert parts is not None
+    assert (len(parts.hashes), parts.size, parts.salt, parts.template) == (1, 3008, 1, 2)
+    assert (prompt.blocks, prompt.length) == (blocks, 752)
+    assert Prompt(pieces, 4.0).summarise(salt=0, template=0) is None
