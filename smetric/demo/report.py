@@ -92,7 +92,7 @@ def _lmcache(play: Play) -> list[str]:
     parts = [
         _fill(
             "Some of the sessions. What engines hold is not the router's own guess (prefix_index) now, but what "
-            "LMCache's coordinator answers (emulated, as are the engines), asked by token ids from the engines' /tokenize. "
+            "LMCache's coordinator answers (emulated, as are the engines), asked by token ids of their /tokenize. "
             f"{len(told)} of {play.figures.followups} follow-ups rest on such an answer."
         )
     ]
