@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import structlog
 import uvloop
@@ -17,7 +16,6 @@ from starlette.applications import Starlette
 from smetric.cache_breaks import CacheBreaks
 from smetric.cache_watch import CacheWatch
 from smetric.config import Settings
-from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
@@ -37,13 +35,8 @@ from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
 from smetric.resources import policy_path
 from smetric.router import LookupDeadline, Router
-from smetric.sources.index_file import IndexFile
-from smetric.sources.kv_publisher import kv_events_source
-from smetric.sources.lmcache import lmcache_tiers
-from smetric.sources.peers import Peers
 from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.source import Background, Source
-from smetric.sources.vllm import VllmSource
+from smetric.sources.stack import require_token_ids, source_stack
 from smetric.telemetry import logs
 from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.decisions import DecisionLog
@@ -89,56 +82,15 @@ class Application:
             unknown_after_s=settings.scrape.unknown_after,
         )
         self.policy_file = PolicyFile(policy_path(settings.policy), VOCABULARY, settings.params, self._reloaded)
-        self.index = (
-            PrefixIndex(settings.prefix_index.max_bytes, warm_up_s=settings.prefix_index.warm_up)
-            if settings.prefix_index.enabled
-            else None
-        )
-        self.scraper = VllmSource(
-            self.fleet.instances,
-            interval_s=settings.scrape.interval,
-            timeout_s=settings.scrape.timeout,
-            on_restart=self._restarted,
-            on_scrape=self._scraped,
-        )
         self.request_tokens = request_tokens(settings, self.fleet, self.metrics)
         self.token_ids = token_ids or self.request_tokens
+        if token_ids is None:
+            require_token_ids(settings)
         deadline = LookupDeadline(
             settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
         )
-        for wanted, name in ((settings.lmcache.url, "lmcache.url"), (settings.kv_events.enabled, "kv_events.enabled")):
-            if wanted and token_ids is None and settings.tokenizer.source == "estimated":
-                raise ConfigError(
-                    f"{name} is set, but tokenizer.source is estimated, and its look-ups need token ids; set "
-                    "tokenizer.source to engine or local"
-                )
-        sources: list[Source] = [self.scraper]
-        if settings.kv_events.enabled:
-            sources.append(kv_events_source(settings, self.fleet.instances, self.token_ids, self.metrics))
-        if self.index is not None:
-            sources.append(self.index)
-        if settings.lmcache.url:
-            sources += lmcache_tiers(settings, self.token_ids, deadline.of, self.metrics)
-        self.peers: Peers | None = None
-        self._background: list[Background] = [*sources]
-        if self.index is not None and settings.prefix_index.folder:
-            folder = Path(settings.prefix_index.folder)
-            self._background.append(IndexFile(self.index, folder, interval_s=settings.prefix_index.save_every))
-        if self.index is not None and settings.peers.urls:
-            self.peers = Peers(
-                self.index,
-                self.fleet,
-                settings.peers.urls,
-                token=settings.peers.token,
-                interval_s=settings.peers.interval,
-            )
-            self._background.append(self.peers)
-        self.router = Router(
-            self.fleet,
-            self.policy_file,
-            sources,
-            deadline=deadline,
-        )
+        self.knows = source_stack(settings, self.fleet, self.metrics, self.token_ids, deadline.of, self._restarted)
+        self.router = Router(self.fleet, self.policy_file, self.knows.sources, deadline=deadline)
         self.tracing = Tracing(
             environ,
             candidates=settings.trace.candidates,
@@ -158,8 +110,8 @@ class Application:
                 instances=lambda: self.fleet.instances,
                 policy=self._policy_in_force,
                 dropped=lambda: self.tracing.dropped,
-                index=self._index_figures if self.index is not None else None,
-                peers=self.peers.figures if self.peers is not None else None,
+                index=self._index_figures if self.knows.index is not None else None,
+                peers=self.knows.peers.figures if self.knows.peers is not None else None,
                 clock=self.fleet.clock,
             )
         )
@@ -183,9 +135,6 @@ class Application:
         log.warning("smetric.instance.restarted", instance=instance.id, incarnation=instance.incarnation)
         self.router.forget(instance)
 
-    def _scraped(self, instance: Instance, result: str, seconds: float) -> None:
-        self.metrics.scraped(instance.id, result, seconds)
-
     def _models(self) -> Iterable[str]:
         served = {name for instance in self.fleet.instances for name in instance.models or ()}
         return served | set(self.settings.models)
@@ -195,7 +144,7 @@ class Application:
         return current.policy.name, current.policy.digest, current.number
 
     def _index_figures(self) -> IndexFigures:
-        index = self.index
+        index = self.knows.index
         assert index is not None
         return IndexFigures(index.blocks, index.memory_bytes, index.evictions)
 
@@ -249,18 +198,19 @@ class Application:
             metrics=self.metrics,
             caches=self.caches,
             is_ready=lambda: self.is_ready,
-            routes=placement_routes(self.peers) if self.peers is not None else (),
+            routes=placement_routes(self.knows.peers) if self.knows.peers is not None else (),
         )
 
     async def start(self) -> None:
         """Open the connection pools, begin to scrape and to watch the policy file."""
         await self.upstream.start()
         await self.request_tokens.start()
-        for part in self._background:
+        for part in self.knows.background:
             await part.start()
-        if self.index is not None and self.index.is_restoring:
+        index = self.knows.index
+        if index is not None and index.is_restoring:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
-            await self.scraper.first_look(FIRST_LOOK_S)
+            await self.knows.scraper.first_look(FIRST_LOOK_S)
         self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
         self.is_ready = True
 
@@ -270,7 +220,7 @@ class Application:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        for part in self._background:
+        for part in self.knows.background:
             await part.stop()
         await self.request_tokens.stop()
         await self.upstream.close()

@@ -43,7 +43,7 @@ async def several(*, peered: bool) -> AsyncIterator[tuple[EmulatedFleet, list[Si
 
 def agree(sidecars: Sequence[Sidecar]) -> bool:
     """Whether all know as much: what one of them placed has reached the others."""
-    indexes = [one.application.index for one in sidecars]
+    indexes = [one.application.knows.index for one in sidecars]
     return len({index.memory_bytes for index in indexes if index is not None}) == 1
 
 
@@ -55,7 +55,7 @@ async def test_behind_a_random_gateway_four_sidecars_that_share_placements_bring
             await until(lambda: agree(sidecars))
             assert await gateway.turn(players) >= 0.9
         await until(lambda: agree(sidecars))
-        figures = [one.application.peers.figures() for one in sidecars if one.application.peers is not None]
+        figures = [one.application.knows.peers.figures() for one in sidecars if one.application.knows.peers is not None]
         # Each has found itself in the list and has taken itself out.
         assert [list(each.up.values()) for each in figures] == [[True] * (SIDECARS - 1)] * SIDECARS
         assert sum(each.placements["dropped"] + each.placements["refused"] for each in figures) == 0

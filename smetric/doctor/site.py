@@ -68,7 +68,7 @@ async def visit(settings: Settings, *, may_probe: bool, may_wait: bool) -> Async
         try:
             engines, _ = await asyncio.gather(
                 asyncio.gather(*(look(wire, one, settings.scrape.timeout) for one in settings.instances)),
-                router.scraper.first_look(FIRST_LOOK_S),
+                router.knows.scraper.first_look(FIRST_LOOK_S),
             )
             yield Site(settings, wire, engines, router, policy_problem, may_probe, may_wait)
         finally:
