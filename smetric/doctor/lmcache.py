@@ -93,8 +93,9 @@ async def lmcache(site: Site) -> list[Finding]:
             )
         )
     if site.may_probe:
+        known = {entry.instance_id for entry in entries}
         for model, engine in site.first_of_each_model():
-            if not settings.models or model in settings.models:
+            if _id(site, engine) in known and (not settings.models or model in settings.models):
                 found += await _finds(site, where, model, engine)
     return found
 
