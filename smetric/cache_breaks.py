@@ -19,7 +19,7 @@ from smetric.fleet.instance import Instance
 from smetric.parts import Kind, Parts, divergence
 from smetric.request import InferenceRequest
 
-#: Conversations remembered, those of one session or with one beginning, and parts of all of them together (21 bytes
+#: Conversations remembered, those of one session or with one beginning, and parts of all of them together (29 bytes
 #: each); the one served longest ago goes first.
 MOST_TRAILS = 4096
 MOST_ALIKE = 8
