@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 
 from smetric.body import patch_model
 from smetric.errors import HttpError
-from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.error_response import error_body, send_error
+from smetric.proxy.asgi import App, Receive, Scope, Send
+from smetric.proxy.error_response import send_error
 from smetric.proxy.forward import CLIENT_CLOSED, Forwarding, Plane
 from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
@@ -133,8 +132,8 @@ def data_app(
     door: Door,
     models: Any,
     is_ready: Callable[[], bool],
-    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
-) -> Starlette:
+    lifespan: Callable[[Any], AbstractAsyncContextManager[None]],
+) -> App:
     """The data port's app: `/v1/…` and health, nothing else.
 
     Args:
@@ -150,17 +149,6 @@ def data_app(
     async def readyz(_: Request) -> Response:
         return PlainTextResponse("ready\n") if is_ready() else PlainTextResponse("draining\n", 503)
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path = request.url.path
-        known = {404: "this path is not served here", 405: "this path does not take this method"}
-        told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
-        return Response(error_body(path, told), error.status_code, error.headers, "application/json")
-
-    async def apologise(request: Request, _: Exception) -> Response:
-        told = HttpError(500, "a fault in the router; its log says where", "internal_error")
-        return Response(error_body(request.url.path, told), 500, None, "application/json")
-
     routes: list[BaseRoute] = [
         *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
         Route("/v1/models", models, methods=["GET"]),
@@ -171,6 +159,30 @@ def data_app(
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refuse, Exception: apologise})
-    app.router.redirect_slashes = False  # a redirect would take its host from the client
-    return app
+    # A redirect would take its host from the client.
+    return _Routed(Router(routes, lifespan=lifespan, redirect_slashes=False))
+
+
+class _Routed:
+    """Starlette's router, and answers in the API's own shape where it finds no endpoint or one fails.
+
+    Starlette's application would wrap every request, and every message of its answer, in two middlewares for that.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # the router then raises what it cannot serve
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            known = {404: "this path is not served here", 405: "this path does not take this method"}
+            told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
+            fields = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+            await send_error(send, scope["path"], told, fields)
+        except Exception:
+            if scope["type"] == "http" and not cast(Outbox, send).started:
+                told = HttpError(500, "a fault in the router; its log says where", "internal_error")
+                await send_error(send, scope["path"], told)
+            raise

@@ -61,7 +61,7 @@ async def send_error(send: Send, path: str, error: HttpError, headers: list[tupl
     ]
     if error.retry_after_s is not None:
         fields.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
-    if error.status == 405:
+    if error.status == 405 and not headers:
         fields.append((b"allow", b"GET, HEAD, POST, DELETE"))
     await send({"type": "http.response.start", "status": error.status, "headers": fields})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -251,7 +251,8 @@ class Forwarding:
         self, routing: Routing, record: DecisionRecord, attempt: Attempt, answer: Answer, held: list[bytes]
     ) -> None:
         """Stream the answer to the client, watching what passes."""
-        outbox, watchdog, deadlines = self._outbox, self._inbox.watchdog, self._plane.deadlines
+        outbox, watchdog, deadlines, lease = self._outbox, self._inbox.watchdog, self._plane.deadlines, routing.lease
+        assert lease is not None
         headers = response_headers(answer.headers)
         is_stream = (first(headers, b"content-type") or b"").startswith(b"text/event-stream")
         if is_stream:
@@ -264,12 +265,16 @@ class Forwarding:
                 observer.passed(piece)
                 await outbox({"type": "http.response.body", "body": piece, "more_body": True})
             watchdog.arm(deadlines.first_byte_s, "first_byte")
-            while piece := await answer.read():
+            # The last piece goes with the end where it is known to be the last; another message costs as much as it.
+            is_sent = False
+            while not is_sent and (piece := await answer.read()):
                 observer.passed(piece)
+                if is_sent := answer.is_whole and observer.ended:
+                    lease.release()  # the engine has ended, however long the client takes to read
                 if observer.size == len(piece):
-                    await self._first_piece(routing, attempt, answer, piece)
+                    await self._first_piece(routing, attempt, answer, piece, is_last=is_sent)
                 else:
-                    await outbox({"type": "http.response.body", "body": piece, "more_body": True})
+                    await outbox({"type": "http.response.body", "body": piece, "more_body": not is_sent})
                 watchdog.arm(deadlines.idle_s, "idle")
         except AnswerBroken:
             await self._break_off(attempt, answer, is_stream, "closed")
@@ -284,17 +289,19 @@ class Forwarding:
             await self._break_off(attempt, answer, is_stream, "closed")
             return
         answer.finish()
-        assert routing.lease is not None
-        routing.lease.release()  # the engine has ended, however long the client takes to read
-        await outbox({"type": "http.response.body", "body": b"", "more_body": False})
+        lease.release()
+        if not is_sent:
+            await outbox({"type": "http.response.body", "body": b"", "more_body": False})
         self._settle(routing, attempt, answer)
 
-    async def _first_piece(self, routing: Routing, attempt: Attempt, answer: Answer, piece: bytes) -> None:
+    async def _first_piece(
+        self, routing: Routing, attempt: Attempt, answer: Answer, piece: bytes, *, is_last: bool
+    ) -> None:
         """Pass the first bytes on, then note that the prompt has been prefilled."""
         attempt.first_byte()
         assert routing.lease is not None
         routing.lease.first_byte()
-        await self._outbox({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._outbox({"type": "http.response.body", "body": piece, "more_body": not is_last})
         if answer.status == 200 and self._leased:
             self._plane.router.prefilled(self._request, routing.lease.instance)
 

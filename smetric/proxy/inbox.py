@@ -140,9 +140,13 @@ class Inbox:
             pass
 
     def close(self) -> None:
-        """Stop watching."""
-        if self._watcher is not None:
+        """Stop watching. Behind an answer the watcher ends by itself: the server then says that the client has left.
+
+        A watcher that is cancelled holds its own traceback and with it itself: garbage that only the collector frees.
+        """
+        if self._watcher is not None and not self.answered:
             self._watcher.cancel()
+        self._watcher = None
 
 
 def too_large(limits: Limits) -> RequestError:

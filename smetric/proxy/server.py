@@ -1,83 +1,50 @@
 """Serves the data port and the admin port with Hypercorn in this process and loop, and ends in order.
 
-Hypercorn is hardened here where its settings cannot: no cleartext HTTP/2, and no connection that outlives its client.
-Each deviation names its reason and has a test.
+What becomes of one connection is in `connection.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
+import hypercorn.asyncio.run
 import hypercorn.protocol
 import structlog
 from hypercorn.asyncio.run import worker_serve
-from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.config import Config, Sockets
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.config import Sockets
 from hypercorn.utils import wrap_app
 
 from smetric.errors import ConfigError
 from smetric.proxy.asgi import App
+from smetric.proxy.connection import ListenerConfig, connection_of, protocol_of
 
 if TYPE_CHECKING:
-    import h11
     from hypercorn.typing import Framework
 
 log = structlog.get_logger("smetric.server")
 
 #: The Hypercorn that the deviations below were written against (pyproject.toml holds it to this minor version).
 KNOWN_HYPERCORN = "0.18."
-#: How long a closing connection may wait for its client to take what is buffered.
-CLOSE_TIMEOUT_S = 2.0
 #: Connections that wait to be accepted.
 BACKLOG = 1024
 
 
-class _NoUpgrade(H11Protocol):
-    """HTTP/1.1 only: `Upgrade: h2c` and the cleartext HTTP/2 preface let a client tunnel past a front proxy's rules."""
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        """Ignore every upgrade; the intake refuses whatever is not HTTP/1.x."""
-
-
-async def _close_bounded(self: TCPServer) -> None:
-    """Close, and abort if the client takes nothing: Hypercorn waits for ever for one that never reads."""
-    with contextlib.suppress(NotImplementedError, OSError, RuntimeError):
-        self.writer.write_eof()
-    try:
-        self.writer.close()
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await self.writer.wait_closed()
-    except TimeoutError:
-        self.writer.transport.abort()
-    except (OSError, RuntimeError, asyncio.CancelledError):
-        pass
-    finally:
-        await self.idle_task.stop()
-
-
-_read_data = TCPServer._read_data
-
-
-async def _read_then_stop_idling(self: TCPServer) -> None:
-    """Read until the client leaves, then stop waiting for its next request.
-
-    Hypercorn waits on, with three tasks for each connection, until the keep-alive time is over.
-    """
-    await _read_data(self)
-    await self.idle_task.stop()
-
-
 def harden() -> None:
-    """Put the deviations in place, once per process."""
-    hypercorn.protocol.H11Protocol = _NoUpgrade  # type: ignore[attr-defined]
-    TCPServer._close = _close_bounded  # type: ignore[method-assign]
-    TCPServer._read_data = _read_then_stop_idling  # type: ignore[method-assign]
+    """Let Hypercorn serve our listeners' connections as `connection.py` does; others in this process stay as they are.
+
+    Raises:
+        ConfigError: this Hypercorn is not the one the deviations were written against.
+    """
+    version = metadata.version("hypercorn")
+    if not version.startswith(KNOWN_HYPERCORN):
+        raise ConfigError(f"Hypercorn {version} is installed, but this router needs {KNOWN_HYPERCORN}x")
+    hypercorn.protocol.H11Protocol = protocol_of  # type: ignore[attr-defined,assignment]
+    hypercorn.asyncio.run.TCPServer = connection_of  # type: ignore[attr-defined,assignment]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -112,9 +79,9 @@ def address_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def hypercorn_config(drain_s: float) -> Config:
+def hypercorn_config(drain_s: float) -> ListenerConfig:
     """Hypercorn's settings for one listener (units: seconds, bytes)."""
-    config = Config()
+    config = ListenerConfig()
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
     config.include_date_header = False  # the engine's own answers carry theirs
@@ -134,11 +101,16 @@ async def serve(app: App, sock: socket.socket, *, stop: Callable[[], Awaitable[A
     """Serve *app* on *sock* until *stop* returns, then let what is in flight end within *drain_s*."""
     harden()
     config = hypercorn_config(drain_s)
+
+    async def until_stopped() -> None:
+        await stop()
+        config.idle.end()
+
     await worker_serve(
         wrap_app(cast("Framework", app), config.wsgi_max_body_size, "asgi"),
         config,
         sockets=Sockets(secure_sockets=[], insecure_sockets=[sock], quic_sockets=[]),
-        shutdown_trigger=stop,
+        shutdown_trigger=until_stopped,
     )
 
 

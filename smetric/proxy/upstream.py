@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -69,6 +68,11 @@ class Answer:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise AnswerBroken from error
+
+    @property
+    def is_whole(self) -> bool:
+        """All of the body has been read."""
+        return self._response.content.at_eof()
 
     def finish(self) -> None:
         """The body was read to its end: the connection may serve another request."""
@@ -172,6 +176,9 @@ class Upstream:
 class _Protocol(ResponseHandler):
     """Ends the answer when its connection ends; aiohttp leaves it open for ever where a chunk's size was nonsense."""
 
+    #: A request has been sent on it.
+    has_served = False
+
     def connection_lost(self, exc: BaseException | None) -> None:
         answer = self._payload
         super().connection_lost(exc)
@@ -189,16 +196,13 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory = partial(_protocol, self._loop)
-        self._used: WeakSet[ResponseHandler] = WeakSet()
 
     async def connect(self, *args: Any, **kwargs: Any) -> Any:
         connection = await super().connect(*args, **kwargs)
         protocol = connection.protocol
-        assert protocol is not None
-        if protocol in self._used:
-            _reused.set(True)
-        else:
-            self._used.add(protocol)
+        assert isinstance(protocol, _Protocol)
+        _reused.set(protocol.has_served)
+        protocol.has_served = True
         return connection
 
 

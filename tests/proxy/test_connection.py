@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from smetric.proxy import server
+from smetric.proxy.asgi import Message, Receive, Scope, Send
+from smetric.proxy.inbox import Inbox, Limits
+from smetric.proxy.server import address_of, listen, serve
+from smetric.proxy.watchdog import Watchdog
+from tests.fakes import RawClient, until
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Slow:
+    """An app that answers with its head, and with the body once `go` is set; `cut` leaves the body out."""
+
+    def __init__(self, *, cut: bool = False) -> None:
+        self.go = asyncio.Event()
+        self.cut = cut
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for said in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{said}.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if self.cut:
+            return
+        await self.go.wait()
+        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+
+
+@asynccontextmanager
+async def serving(app: Slow, *, drain_s: float = 30.0) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    stop = asyncio.Event()
+    with listen("127.0.0.1", 0) as sock:
+        task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=drain_s))
+        try:
+            yield address_of(sock), stop
+        finally:
+            stop.set()
+            async with asyncio.timeout(5):
+                await task
+
+
+async def test_a_head_does_not_wait_for_its_body() -> None:
+    app = Slow()
+    async with serving(app) as (url, _), await RawClient.connect(url) as client:
+        await client.send(GET)
+        assert (await client.head()).status == 200
+        app.go.set()
+        assert await client.reader.readexactly(2) == b"ok"
+
+
+async def test_a_head_whose_body_never_comes_is_sent_before_the_connection_ends() -> None:
+    async with serving(Slow(cut=True)) as (url, _), await RawClient.connect(url) as client:
+        await client.send(GET)
+        response = await client.response("GET")
+        assert (response.status, response.complete) == (200, False)
+
+
+async def test_an_idle_connection_is_closed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = server.hypercorn_config(1.0)
+    config.keep_alive_timeout = 0.2
+    monkeypatch.setattr(server, "hypercorn_config", lambda drain_s: config)
+    app = Slow()
+    app.go.set()
+    async with serving(app) as (url, _), await RawClient.connect(url) as fresh, await RawClient.connect(url) as used:
+        await used.send(GET)
+        assert (await used.response("GET")).body == b"ok"
+        assert await fresh.at_end()
+        assert await used.at_end()
+
+
+async def test_a_request_under_way_outlives_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = server.hypercorn_config(1.0)
+    config.keep_alive_timeout = 0.05
+    monkeypatch.setattr(server, "hypercorn_config", lambda drain_s: config)
+    app = Slow()
+    async with serving(app) as (url, _), await RawClient.connect(url) as client:
+        await client.send(GET)
+        asyncio.get_running_loop().call_later(0.3, app.go.set)
+        assert (await client.response("GET")).body == b"ok"
+
+
+async def test_idle_connections_do_not_hold_up_the_end() -> None:
+    app = Slow()
+    app.go.set()
+    async with serving(app) as (url, stop), await RawClient.connect(url) as fresh, await RawClient.connect(url) as used:
+        await used.send(GET)
+        assert (await used.response("GET")).body == b"ok"
+        stop.set()
+        assert await fresh.at_end()
+        assert await used.at_end()
+
+
+async def test_a_watch_behind_an_answer_ends_by_itself_and_cancels_nobody() -> None:
+    ended = asyncio.Event()
+
+    async def receive() -> Message:
+        await ended.wait()
+        return {"type": "http.disconnect"}
+
+    task = asyncio.current_task()
+    assert task is not None
+    before = asyncio.all_tasks()
+    inbox = Inbox(receive, Limits(), Watchdog(task), task, has_body=False)
+    inbox.watch()
+    (watch,) = asyncio.all_tasks() - before
+    inbox.answered = True
+    inbox.close()
+    ended.set()
+    await until(watch.done)
+    assert not watch.cancelled()
+    assert task.cancelling() == 0
