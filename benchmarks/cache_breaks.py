@@ -4,7 +4,7 @@
 
 Prints microseconds of CPU per request, median and 99th percentile, for agent sessions of several lengths. `read` is
 what reading the request costs, to compare with; both others come after the first and after the last byte of the answer.
-Then what the memory of conversations takes when it is full.
+Then what the memory of conversations takes, and would when it is full.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ def body(session: int, turn: int, result_bytes: int = 3500) -> bytes:
     for number in range(turn):
         call = {"type": "tool_use", "id": f"t{number}", "name": "Read", "input": {"path": f"{session}/{number}"}}
         messages.append({"role": "assistant", "content": [{"type": "text", "text": "I look. " * 25}, call]})
-        result = {
-            "type": "tool_result",
-            "tool_use_id": f"t{number}",
-            "content": f"{session} {number} " + "x" * result_bytes,
-        }
+        text = f"{session} {number} " + "x" * result_bytes
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": text}
         messages.append({"role": "user", "content": [result]})
     tools = [{"name": f"tool{number}", "description": "d" * 2500} for number in range(20)]
     whole = {"model": "m", "max_tokens": 9, "tools": tools, "system": "s" * 8000, "messages": messages}
@@ -83,7 +80,7 @@ def main() -> None:
     tracemalloc.start()
     breaks = CacheBreaks(lambda part, change: None)
     session = 0
-    while breaks.parts < 0.98 * MOST_PARTS and session < 5000:
+    while breaks.parts < MOST_PARTS / 10:
         request, _ = read(session, 55, 0)
         request.answering()
         breaks.answered(request, instance, 0.9, "other")
@@ -91,7 +88,9 @@ def main() -> None:
         session += 1
     del request
     held = tracemalloc.get_traced_memory()[0]
-    print(f"{breaks.conversations} conversations of {breaks.parts} parts: {held / 2**20:.1f} MiB")
+    each = held / breaks.parts
+    print(f"{breaks.conversations} conversations of {breaks.parts} parts: {each:.0f} bytes for each part")
+    print(f"at most {MOST_PARTS} parts: {MOST_PARTS * each / 2**20:.1f} MiB")
 
 
 if __name__ == "__main__":
