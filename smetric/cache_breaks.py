@@ -160,9 +160,16 @@ class CacheBreaks:
 
         A second turn may share none, if the first message was edited: then the one that shares its tools or system.
         """
+        for key in keys:
+            # As a rule the last request of the conversation is found at once, and this one goes on where it ended.
+            going_on = [
+                trail
+                for trail in self._by_key.get(key, ())
+                if trail.parts.salt == parts.salt and trail.parts.is_beginning_of(parts)
+            ]
+            if going_on:
+                return max(going_on, key=lambda trail: len(trail.parts.hashes))
         alike = list({id(trail): trail for key in keys for trail in self._by_key.get(key, ())}.values())
-        if len(alike) == 1 and alike[0].parts.is_beginning_of(parts):
-            return alike[0]
         best: _Trail | None = None
         most = (0, False, 0)
         ours = parts.messages()
