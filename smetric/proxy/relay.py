@@ -5,6 +5,8 @@ Bounded and lossy on purpose: a few kilobytes of the head and the tail are looke
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from smetric.request import Api
@@ -46,6 +48,8 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
 
 
+#: An object that holds objects, but none of them another, and no braces in strings: so are usage objects.
+_OBJECT = re.compile(rb"\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 _decode_usage = msgspec.json.Decoder(_Usage).decode
 
 
@@ -113,27 +117,10 @@ class Observer:
 def _last_usage(text: bytes) -> _Usage | None:
     at = len(text)
     while (at := text.rfind(b'"usage":', 0, at)) >= 0:
-        piece = _balanced(text, at + 8)
-        if piece is not None:
+        found = _OBJECT.match(text, at + 8)
+        if found is not None:
             try:
-                return _decode_usage(piece)
+                return _decode_usage(found[1])
             except msgspec.DecodeError:
                 continue
-    return None
-
-
-def _balanced(text: bytes, start: int) -> bytes | None:
-    """The object that begins at *start*, if it is whole; usage objects hold no braces in strings."""
-    while start < len(text) and text[start : start + 1].isspace():
-        start += 1
-    if text[start : start + 1] != b"{":
-        return None
-    depth = 0
-    for at in range(start, len(text)):
-        if text[at] == 0x7B:
-            depth += 1
-        elif text[at] == 0x7D:
-            depth -= 1
-            if depth == 0:
-                return text[start : at + 1]
     return None

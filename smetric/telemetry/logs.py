@@ -49,7 +49,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
     console = format == "console" or (format == "auto" and out.isatty())
     processors: list[Processor] = [
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        Stamp(),
         _without_text,
         _bounded,
         structlog.dev.ConsoleRenderer(colors=out.isatty())
@@ -67,6 +67,24 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         root.removeHandler(handler)
     root.addHandler(LibraryHandler())
     root.setLevel(max(LEVELS[level], logging.WARNING))
+
+
+class Stamp:
+    """Adds the time of a line, ISO 8601 in UTC; the second is written out once, and only its fraction every time."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._written = ""
+
+    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        """Stamp *event*."""
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._written = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
+        event["timestamp"] = f"{self._written}.{int((now - second) * 1e6):06d}Z"
+        return event
 
 
 class LibraryHandler(logging.Handler):
