@@ -42,8 +42,8 @@ READINGS = {
     "mpreal_00_directory_lookup_real_store": (1024, 1, Holdings(host={"mpreal": 1024}, own={"mpreal": 1024})),
     "mpreal_01_directory_lookup_other_tail": (1024, 1, Holdings(host={"mpreal": 512}, own={"mpreal": 512})),
 }
-#: Less than a chunk is never asked for.
-NEVER_ASKED = {"coordinator_23_lookup_short"}
+#: Less than a chunk is never asked for, and the list of instances is the doctor's.
+NEVER_ASKED = {"coordinator_23_lookup_short", "coordinator_05_instances"}
 
 
 def test_every_capture_that_was_answered_has_a_reading() -> None:
