@@ -15,7 +15,7 @@ import time
 import tracemalloc
 from typing import Any
 
-from smetric.cache_breaks import MOST_PARTS, CacheBreaks
+from smetric.caches.breaks import MOST_PARTS, CacheBreaks
 from smetric.fleet.instance import Instance
 from smetric.request import Api, InferenceRequest, Reading, parse
 from smetric.tokens import TokenRatio

@@ -13,13 +13,13 @@ import structlog
 import uvloop
 from starlette.applications import Starlette
 
-from smetric.cache_breaks import CacheBreaks
-from smetric.cache_watch import CacheWatch
+from smetric.caches.breaks import CacheBreaks
+from smetric.caches.truth import HitTruth
+from smetric.caches.watch import CacheWatch
 from smetric.config import Settings
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.hit_truth import HitTruth
 from smetric.policy_file import Generation, PolicyFile
 from smetric.prompt import BLOCK_BYTES
 from smetric.proxy.admin import admin_app

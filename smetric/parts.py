@@ -1,7 +1,7 @@
 """The parts of a prompt (tools, system blocks, messages) as hashes, and where two prompts of one session part ways.
 
 No text is kept, and the hashes are salted for this process alone. Who compares which prompts, and when a difference
-counts, is in `smetric.cache_breaks`.
+counts, is in `smetric.caches.breaks`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ LAYERS = (
     {"router", "policy_file"},
     {"sources", "fleet", "features", "telemetry"}
     | {"request", "conversation", "body", "prompt", "tokens", "token_ids", "tokenize", "block_keys"}
-    | {"parts", "client_kind", "hit_truth", "cache_breaks", "cache_watch"},
+    | {"parts", "caches"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

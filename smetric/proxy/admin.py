@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from smetric.cache_watch import CacheWatch
+from smetric.caches.watch import CacheWatch
 from smetric.fleet.fleet import Fleet
 from smetric.policy_file import PolicyFile
 from smetric.telemetry.decisions import DecisionLog, brief, full

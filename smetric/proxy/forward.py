@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from smetric.cache_watch import CacheWatch
+from smetric.caches.watch import CacheWatch
 from smetric.errors import HttpError, UpstreamError
 from smetric.fleet.instance import Instance
 from smetric.proxy.asgi import Scope

@@ -1,28 +1,5 @@
-"""Fault rows run on the loop the product runs on, and leave logging as it was."""
+"""These tests run the whole product."""
 
-from __future__ import annotations
+from tests.product import logging_as_before, pytest_asyncio_loop_factories
 
-import asyncio
-import logging
-from collections.abc import Callable, Iterator, Mapping
-
-import pytest
-import structlog
-import uvloop
-
-from smetric.telemetry.logs import LibraryHandler
-
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    level = root.level
-    yield
-    structlog.reset_defaults()
-    root.setLevel(level)
-    for handler in [each for each in root.handlers if isinstance(each, LibraryHandler)]:
-        root.removeHandler(handler)
+__all__ = ["logging_as_before", "pytest_asyncio_loop_factories"]

@@ -1,7 +1,7 @@
 """What every answer says about caches, put together: predictions against reports, and what breaks prefixes.
 
-`report` is what `/admin/cache` shows and the doctor reads; what it is made of is in `smetric.hit_truth` and
-`smetric.cache_breaks`.
+`report` is what `/admin/cache` shows and the doctor reads; what it is made of is in `smetric.caches.truth` and
+`smetric.caches.breaks`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from smetric.cache_breaks import Breaks, CacheBreaks, Cause
-from smetric.client_kind import client_kind
+from smetric.caches.breaks import Breaks, CacheBreaks, Cause
+from smetric.caches.client_kind import client_kind
+from smetric.caches.truth import Agreement, HitTruth
 from smetric.fleet.instance import Instance
-from smetric.hit_truth import Agreement, HitTruth
 from smetric.telemetry.record import DecisionRecord, Usage
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from smetric import cache_breaks
-from smetric.cache_breaks import Breaks, CacheBreaks, Cause
+from smetric.caches import breaks as cache_breaks
+from smetric.caches.breaks import Breaks, CacheBreaks, Cause
 from smetric.fleet.instance import Instance
 from smetric.request import Api, InferenceRequest, Reading, parse
 from smetric.telemetry import names

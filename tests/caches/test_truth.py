@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from smetric.caches.truth import BUCKET_S, LEAST_ANSWERS, HitTruth
 from smetric.fleet.instance import CacheConfig, Instance
-from smetric.hit_truth import BUCKET_S, LEAST_ANSWERS, HitTruth
 from smetric.telemetry import names
 from smetric.telemetry.record import Usage
 from tests.telemetry.samples import fleet, record

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smetric.cache_breaks import Breaks, Cause
-from smetric.cache_watch import summary
+from smetric.caches.breaks import Breaks, Cause
+from smetric.caches.watch import summary
 from tests.fakes import Call, FakeEngine
 from tests.faults.harness import CANARY, Running, running
 
