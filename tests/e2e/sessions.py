@@ -32,17 +32,19 @@ class AgentSession:
     Args:
         number: which one; sessions of three share a system prompt and its tools.
         api: chat or messages.
+        task: characters of the first wish, the part of the first prompt that is its own.
     """
 
     number: int
     api: str
+    task: int = 600
     _rng: random.Random = field(init=False)
     _history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.number)
         self._system = f"You are agent {self.number % 3} of a team.\n" + _TEXT[:1500]
-        self._history.append({"role": "user", "content": f"Task {self.number}: " + self._some(600)})
+        self._history.append({"role": "user", "content": f"Task {self.number}: " + self._some(self.task)})
 
     def _some(self, length: int) -> str:
         start = self._rng.randrange(len(_TEXT) - length)

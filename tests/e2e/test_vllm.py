@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.e2e.figures import note, stuck
 from tests.e2e.real_vllm import BLOCK, MODEL, RealEngine, folder, set_up
 from tests.e2e.router_process import Answered, router
 from tests.e2e.sessions import AgentSession
@@ -75,13 +76,6 @@ def sessions(first: int, count: int = SESSIONS) -> list[AgentSession]:
     return [AgentSession(number, "messages" if number % 2 else "chat") for number in range(first, first + count)]
 
 
-def note(name: str, figures: dict[str, Any]) -> None:
-    """Keep what was measured."""
-    path = folder() / "figures.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | {name: figures}, indent=2) + "\n")
-
-
 def compared(answers: Sequence[Answered], source: str) -> dict[str, Any]:
     """Predictions of *source* against what the engines reported."""
     pairs = [
@@ -100,13 +94,6 @@ def compared(answers: Sequence[Answered], source: str) -> dict[str, Any]:
         "prompt_tokens": sum(answer.decision["usage"]["prompt_tokens"] for answer in answers),
         "cached_tokens": sum(answer.cached or 0 for answer in answers),
     }
-
-
-def stuck(answers: Sequence[Answered]) -> float:
-    """Share of follow-ups that went where the turn before them went."""
-    at = {(answer.session, answer.turn): answer.instance for answer in answers}
-    follow_ups = [key for key in at if (key[0], key[1] - 1) in at]
-    return sum(at[key] == at[key[0], key[1] - 1] for key in follow_ups) / len(follow_ups)
 
 
 async def test_agents_stick_and_what_is_predicted_is_what_the_engines_report(engines: list[RealEngine]) -> None:
