@@ -1,0 +1,243 @@
+"""The sections of the configuration: name, kind, default and one sentence for each setting in them.
+
+The root that holds them, and what must hold between them, is in `settings.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smetric.config.address import BaseUrl, FolderRef
+from smetric.config.kind import Choice, Flag, Integer, Secret, Text
+from smetric.config.quantity import Duration, Size
+from smetric.config.section import ListOf, MapOf, setting
+
+_HOST = Text(r"[A-Za-z0-9.:_-]{1,253}", "a host name or an IP address")
+_PORT = Integer(0, 65535)
+_LABEL = Text(r"[A-Za-z0-9._:/\[\]-]{0,128}", "at most 128 of A-Z a-z 0-9 . _ : / [ ] -", empty=True)
+_ID = Text(r"[A-Za-z0-9._:\[\]-]{1,128}", "1 to 128 of A-Z a-z 0-9 . _ : [ ] -")
+#: The name of a model.
+MODEL = Text(r"[\x21-\x7e]{1,256}", "a model name of 1 to 256 printable ASCII characters")
+_LMCACHE_ID = Text(r"[\x21-\x7e]{1,256}", "an LMCache instance id of 1 to 256 printable ASCII characters")
+_ENDPOINT = Text(
+    r"tcp://\S{1,255}:(?:[0-9]{1,5}|[0-9]?\{port\})|ipc://\S{1,255}",
+    "a ZeroMQ address such as tcp://{host}:5557",
+    empty=True,
+)
+_TOPIC = Text(r"[\x21-\x7e]{0,256}", "at most 256 printable ASCII characters", empty=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where clients connect."""
+
+    host: str = setting(_HOST, "Address that serves `/v1/…`, `/healthz` and `/readyz`; `0.0.0.0` for all.", "127.0.0.1")
+    port: int = setting(_PORT, "Its port; 0 takes a free one.", 8080)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admin:
+    """Where operators connect."""
+
+    host: str = setting(_HOST, "Address that serves `/metrics`, health and `/admin/…`; keep it private.", "127.0.0.1")
+    port: int = setting(_PORT, "Its port; 0 takes a free one.", 9464)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSettings:
+    """One vLLM instance. A bare URL stands for an instance with that `url`."""
+
+    url: str = setting(BaseUrl(), "Base URL of the instance, without a path.")
+    id: str = setting(_ID, "Its name in headers, traces and metrics; host:port when not set.", "")
+    models: tuple[str, ...] | None = setting(
+        ListOf(MODEL), "Model and adapter names it serves; asked of the instance when not set.", None
+    )
+    role: str = setting(Choice("both", "prefill", "decode"), "The stage it serves; policies read it.", "both")
+    pool: str = setting(_LABEL, "A free label that policies may read.", "")
+    zone: str = setting(_LABEL, "A free label that policies may read.", "")
+    kv_events: str = setting(_ENDPOINT, "Its own address of KV events, instead of `kv_events.endpoint`.", "")
+    kv_replay: str = setting(_ENDPOINT, "Its own replay address, instead of `kv_events.replay`.", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrape:
+    """Reading the instances' `/metrics`."""
+
+    interval: float = setting(Duration("50ms", "1m"), "Time between two scrapes of one instance.", 1.0)
+    timeout: float = setting(Duration("10ms", "1m"), "Longest wait for one page.", 2.0)
+    unknown_after: float = setting(
+        Duration("1s", "1h"), "Age from which a value, corrected by the router's own count till then, is unknown.", 30.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixIndexSettings:
+    """The embedded index of which instance holds which prefix."""
+
+    enabled: bool = setting(Flag(), "Whether it runs; without it and another source every hit length is unknown.", True)
+    max_bytes: int = setting(Size("1MiB", "16GiB"), "Memory it may take.", 64 << 20)
+    warm_up: float = setting(
+        Duration("0s", "24h"),
+        "Time after which an instance that was not watched from its start is taken to hold nothing but what is known.",
+        600.0,
+    )
+    folder: str = setting(
+        FolderRef(empty=True),
+        "Where it is kept over a restart, hashes only; one router, one folder. Not kept when not set.",
+        "",
+    )
+    save_every: float = setting(Duration("100ms", "1h"), "Time between two times of writing it there.", 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersSettings:
+    """Other routers in front of the same instances, with which placements are shared."""
+
+    urls: tuple[str, ...] = setting(
+        ListOf(BaseUrl(), most=64),
+        "Their admin ports; this router's own may be among them, so that all can have the same list.",
+        (),
+    )
+    token: str = setting(
+        Secret(),
+        "A secret that all of them know; without one, whoever reaches the admin port may send placements.",
+        "",
+    )
+    interval: float = setting(Duration("10ms", "10s"), "Time for which placements are gathered before they go.", 0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventsSettings:
+    """Listening to what the engines publish of their KV caches; it needs the extra `kv-events`, and token ids."""
+
+    enabled: bool = setting(Flag(), "Whether it is listened to.", False)
+    endpoint: str = setting(
+        _ENDPOINT,
+        "Where an instance publishes (its `endpoint` in `--kv-events-config`); `{host}` and `{port}` are those of its "
+        "URL.",
+        "tcp://{host}:5557",
+    )
+    replay: str = setting(
+        _ENDPOINT, "Where it sends again what was missed (its `replay_endpoint`); empty for nowhere.", ""
+    )
+    bind: bool = setting(Flag(), "The instances connect, so the endpoint is bound here; each needs its own.", False)
+    ranks: int = setting(Integer(1, 64), "Data-parallel ranks of an instance; each has the next port.", 1)
+    topic: str = setting(_TOPIC, "What its topics begin with; `{host}` and `{port}` as above.", "")
+    max_bytes: int = setting(Size("1MiB", "64GiB"), "Memory the index of blocks may take.", 1 << 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmcacheSettings:
+    """Asking LMCache's lookup service; it needs token ids."""
+
+    url: str = setting(BaseUrl(empty=True), "Base URL of LMCache's lookup service; not asked when not set.", "")
+    mode: str = setting(
+        Choice("coordinator", "controller"),
+        "What answers there: the coordinator (LMCache in a process of its own) or the controller (within the engines).",
+        "coordinator",
+    )
+    instances: Mapping[str, str] = setting(
+        MapOf(_LMCACHE_ID),
+        "Which LMCache instance belongs to an instance, by the instance's id; the one of the same id where not set.",
+        {},
+    )
+    models: Mapping[str, str] = setting(
+        MapOf(MODEL),
+        "The models looked up, and their names in LMCache's keys; all, under their own names, when empty. With the "
+        "controller, adapters must be left out: it takes them for their base model.",
+        {},
+    )
+    chunk_size: int = setting(Integer(1, 65536), "Tokens of a chunk, as LMCache is configured.", 256)
+    world_size: int = setting(Integer(1, 1024), "Tensor-parallel ranks of each engine.", 1)
+    answers_ttl: float = setting(Duration("10ms", "1m"), "Time an answer is used again for the same prompt.", 1.0)
+    breaker_failures: int = setting(
+        Integer(1, 1000), "Failed or late look-ups in a row after which the service is left alone.", 5
+    )
+    breaker_open: float = setting(Duration("100ms", "10m"), "Time it is left alone, before one look-up tries it.", 5.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSettings:
+    """Where the token ids of prompts come from, for the sources that look prompts up by them."""
+
+    source: str = setting(
+        Choice("estimated", "engine", "local"),
+        "estimated: no ids, lengths are bytes by a ratio learned per model. engine: asked of the instances' "
+        "`/tokenize`. local: by the models' own files, needs the extra `tokenizers`.",
+        "estimated",
+    )
+    timeout: float = setting(
+        Duration("10ms", "1m"),
+        "engine: longest wait for one instance; a decision waits no longer than `lookup` says.",
+        2.0,
+    )
+    folders: Mapping[str, str] = setting(
+        MapOf(FolderRef()),
+        "local: models, and the folder with each one's `tokenizer.json`, `tokenizer_config.json` and chat template; "
+        '`"*"` stands for every other model.',
+        {},
+    )
+    max_bytes: int = setting(
+        Size("1MiB", "16GiB"),
+        "local: memory of what was encoded before, so that a turn encodes only what is new.",
+        64 << 20,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """How long a decision may wait for looked-up features; what is late is unknown."""
+
+    deadline_base: float = setting(Duration("1ms", "10s"), "Time for any look-up.", 0.020)
+    deadline_per_1k_tokens: float = setting(Duration("0ms", "1s"), "Added for every 1,000 prompt tokens.", 0.002)
+    deadline_cap: float = setting(Duration("1ms", "10s"), "Longest time in all.", 0.300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """Sending a request to the chosen instance."""
+
+    connect_timeout: float = setting(Duration("10ms", "1m"), "Longest wait for a connection.", 2.0)
+    first_byte_timeout: float = setting(
+        Duration("100ms", "1h"),
+        "Longest wait for the first byte of the response, queueing and prefill included.",
+        300.0,
+    )
+    idle_timeout: float = setting(Duration("100ms", "1h"), "Longest silence within a response.", 60.0)
+    max_body: int = setting(Size("1KiB", "1GiB"), "Largest request body; a larger one is answered 413.", 32 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Ending."""
+
+    deadline: float = setting(
+        Duration("0s", "1h"), "Time that running requests get after SIGTERM before they are cut off.", 180.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client connection may ask for."""
+
+    max_headers: int = setting(Integer(1, 1000), "Most header lines of a request.", 100)
+    max_header_bytes: int = setting(Size("1KiB", "1MiB"), "Most bytes of a request's head.", 32 << 10)
+    body_timeout: float = setting(Duration("100ms", "1h"), "Longest time a request body may take to arrive.", 60.0)
+    send_timeout: float = setting(Duration("100ms", "1h"), "Longest wait for a client that does not read.", 60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What stands in spans; where they go is set by the `OTEL_…` variables."""
+
+    candidates: int = setting(Integer(0, 32), "Rows of the candidate table in a decision's span.", 8)
+    ui_hints: bool = setting(Flag(), "Add the OpenInference attributes that tracing UIs show first.", True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """Log lines on standard error."""
+
+    level: str = setting(Choice("debug", "info", "warning", "error"), "The least severe line that is written.", "info")
+    format: str = setting(Choice("auto", "json", "console"), "auto is console on a terminal, else JSON.", "auto")
