@@ -36,6 +36,7 @@ from smetric.request import Reading
 from smetric.resources import policy_path
 from smetric.router import LookupDeadline, Router
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.stack import require_token_ids, source_stack
 from smetric.telemetry import logs
 from smetric.telemetry.cache_gauges import CacheGauges
@@ -116,7 +117,13 @@ class Application:
             )
         )
         chunk = settings.lmcache.chunk_size
-        grains = {PrefixIndex.name: int(BLOCK_BYTES / INITIAL), "lmcache:host": chunk, "lmcache:likely": chunk}
+        block = int(BLOCK_BYTES / INITIAL)
+        grains = {
+            PrefixIndex.name: block,
+            PrefixPart.name: block,
+            "lmcache:host": chunk,
+            "lmcache:likely": chunk,
+        }
         self.caches = CacheWatch(
             HitTruth(self.metrics.hit_checked, grains=grains),
             CacheBreaks(self.metrics.cache_broke),

@@ -112,8 +112,9 @@ class Settings:
     )
     replicas: int = setting(
         Integer(1, 1024),
-        "How many routers are in front of the same instances, this one among them; `smetric doctor` checks that they "
-        "share what they know.",
+        "How many routers are in front of the same instances, this one among them. With several and no `peers` the "
+        "prefix index never takes what it does not know for absent; `smetric doctor` checks that they share what they "
+        "know.",
         1,
     )
 

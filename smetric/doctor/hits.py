@@ -13,6 +13,8 @@ from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES
 from smetric.request import InferenceRequest
 from smetric.router import LookupDeadline
+from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_part import PrefixPart
 from smetric.telemetry.record import Usage
 
 #: Seconds within which what an instance has just computed must be known to hold.
@@ -141,6 +143,6 @@ def _room(site: Site, engine: Engine, model: str, source: str) -> float:
     """Tokens by which a prediction may be wrong: a block of the source's, and of the engine's."""
     size = engine.page.cache.get("block_size", "")
     block = float(size) if size.isascii() and size.isdigit() else float(site.settings.block_size)
-    if source == "prefix_index":
+    if source in (PrefixIndex.name, PrefixPart.name):
         return block + BLOCK_BYTES / site.router.tokens.of(model)
     return block + (site.settings.lmcache.chunk_size if source.startswith("lmcache:") else 0)

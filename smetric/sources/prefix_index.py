@@ -76,6 +76,9 @@ class PrefixIndex:
     Args:
         max_bytes: bound on the memory it takes.
         warm_up_s: seconds after which a miss counts as one in any case.
+        sees_all: whether it is told of all placements. If others place what it never hears of, no miss is known.
+        yields: whether another source is asked where this one knows a part only (`prefix_part.py`): what an instance is
+            known to hold is less than a request is expected to hit, and may not be all.
         clock: monotonic seconds.
     """
 
@@ -87,12 +90,16 @@ class PrefixIndex:
         max_bytes: int = MAX_BYTES,
         *,
         warm_up_s: float = WARM_UP_S,
+        sees_all: bool = True,
+        yields: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = Holdings(max_bytes)
         #: Told of every placement that this router made itself, for other routers.
         self.on_placed: Callable[[Instance, Sequence[int]], None] | None = None
         self._warm_up_s = warm_up_s
+        self._sees_all = sees_all
+        self._yields = yields
         self._clock = clock
         self._known: dict[Instance, _Known] = {}
         #: By instance id, what waits for its process to be known.
@@ -129,19 +136,29 @@ class PrefixIndex:
 
         An instance that has answered the very request that this one follows holds its reply too.
         """
+        if request.prompt is None:
+            return {"hit_len": [None] * len(instances)}
+        cells: list[float | None] = []
+        for hit, instance in zip(self.least(request, instances), instances, strict=True):
+            if hit and not (self._yields and _is_part(hit, request)):
+                cells.append(hit)
+            else:
+                cells.append(hit if self._misses_are_known(self._of(instance), instance) else None)
+        return {"hit_len": cells}
+
+    def least(self, request: InferenceRequest, instances: Sequence[Instance]) -> list[int]:
+        """Tokens of *request*'s prompt that each of *instances* is known to hold; it may hold more."""
         prompt = request.prompt
         if prompt is None:
-            return {"hit_len": [None] * len(instances)}
+            return [0] * len(instances)
         asked = [self._of(instance) for instance in instances]
         depths = self.table.depths(prompt.blocks, [known.held for known in asked])
-        cells: list[float | None] = []
-        for known, instance in zip(asked, instances, strict=True):
+        found = []
+        for known in asked:
             depth = depths[known.held.bit]
-            if hit := max(depth * BLOCK_BYTES, self._with_reply(prompt, known, depth)):
-                cells.append(min(prompt.tokens(hit), prompt.length))
-            else:
-                cells.append(0 if self._misses_are_known(known, instance) else None)
-        return {"hit_len": cells}
+            hit = max(depth * BLOCK_BYTES, self._with_reply(prompt, known, depth))
+            found.append(min(prompt.tokens(hit), prompt.length) if hit else 0)
+        return found
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Enter the request's blocks as held by *instance*, as the most recent it was sent."""
@@ -235,6 +252,8 @@ class PrefixIndex:
 
     def _misses_are_known(self, known: _Known, instance: Instance) -> bool:
         """Whether what is not known to be held is not held."""
+        if not self._sees_all:
+            return False
         now, entered = self._clock(), known.held.entered
         if known.held.pressed:
             known.held.pressed = False
@@ -294,3 +313,9 @@ class PrefixIndex:
         question = prompt.hashes.question
         is_held = question and self.table.holders(question) & known.held.bit
         return prompt.history_bytes if is_held and depth >= prompt.question_bytes // BLOCK_BYTES else 0
+
+
+def _is_part(hit: int, request: InferenceRequest) -> bool:
+    """Whether *hit* is less, by a block or more, than *request* is expected to hit where its session was served."""
+    assert request.prompt is not None, "there is no hit without a prompt"
+    return not request.est_hit or hit + request.prompt.tokens(BLOCK_BYTES) <= request.est_hit

@@ -15,6 +15,7 @@ from smetric.sources.kv_publisher import kv_events_source
 from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.peers import Peers
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
 from smetric.telemetry.metrics import Metrics
@@ -73,10 +74,17 @@ def source_stack(
         sources.append(kv_events_source(settings, fleet.instances, token_ids, metrics))
     index: PrefixIndex | None = None
     if settings.prefix_index.enabled:
-        index = PrefixIndex(settings.prefix_index.max_bytes, warm_up_s=settings.prefix_index.warm_up)
+        index = PrefixIndex(
+            settings.prefix_index.max_bytes,
+            warm_up_s=settings.prefix_index.warm_up,
+            sees_all=settings.replicas == 1 or bool(settings.peers.urls),
+            yields=bool(settings.lmcache.url),
+        )
         sources.append(index)
     if settings.lmcache.url:
         sources += lmcache_tiers(settings, token_ids, deadline, metrics)
+        if index is not None:
+            sources.append(PrefixPart(index))
     background: list[Background] = [*sources]
     peers: Peers | None = None
     if index is not None and settings.prefix_index.folder:

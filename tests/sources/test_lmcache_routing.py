@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -47,7 +48,7 @@ class Agent:
     numbers = itertools.count()
 
     def __init__(self, name: str, url: str, ids: TemplateIds) -> None:
-        self.url = url + "/v1/chat/completions"
+        self.url = url
         self.ids = ids
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
         self.name = name
@@ -59,7 +60,7 @@ class Agent:
         id = f"{self.name}-{next(self.numbers)}"
         self.ids.by_id[id] = tokenizer.to_ids(template.render(self.messages))
         body = {"model": "emulated", "messages": self.messages, "max_tokens": 8}
-        async with client.post(self.url, json=body, headers={"x-request-id": id}) as response:
+        async with client.post(self.url + "/v1/chat/completions", json=body, headers={"x-request-id": id}) as response:
             assert response.status == 200
             answer = orjson.loads(await response.read())
             self.messages.append(answer["choices"][0]["message"])
@@ -68,29 +69,41 @@ class Agent:
 
 
 @asynccontextmanager
+async def router(
+    fleet: EmulatedFleet, ids: TemplateIds, mode: str = "coordinator", *, index: bool = True, replicas: int = 1
+) -> AsyncIterator[tuple[Application, str]]:
+    application = Application(
+        Settings(
+            instances=tuple(InstanceSettings(url=url, id=url.removeprefix("http://")) for url in fleet.urls),
+            prefix_index=PrefixIndexSettings(enabled=index),
+            lmcache=LmcacheSettings(url=fleet.lmcache_url, mode=mode),
+            # what this machine does meanwhile is not under test
+            lookup=Lookup(deadline_base=5.0, deadline_cap=5.0),
+            replicas=replicas,
+        ),
+        {},
+        ids,
+    )
+    data = listen("127.0.0.1", 0)
+    ended = asyncio.Event()
+    port = asyncio.create_task(serve(application.data_app(), data, stop=ended.wait, drain_s=1.0))
+    try:
+        await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
+        yield application, address_of(data)
+    finally:
+        ended.set()
+        await port
+
+
+def emulated_fleet() -> EmulatedFleet:
+    return EmulatedFleet(3, emulated.InstanceSettings(time_scale=50), lmcache=True)
+
+
+@asynccontextmanager
 async def routed(mode: str) -> AsyncIterator[tuple[Application, str, TemplateIds]]:
     ids = TemplateIds()
-    async with EmulatedFleet(3, emulated.InstanceSettings(time_scale=50), lmcache=True) as fleet:
-        application = Application(
-            Settings(
-                instances=tuple(InstanceSettings(url=url, id=url.removeprefix("http://")) for url in fleet.urls),
-                prefix_index=PrefixIndexSettings(enabled=False),
-                lmcache=LmcacheSettings(url=fleet.lmcache_url, mode=mode),
-                # what this machine does meanwhile is not under test
-                lookup=Lookup(deadline_base=5.0, deadline_cap=5.0),
-            ),
-            {},
-            ids,
-        )
-        data = listen("127.0.0.1", 0)
-        ended = asyncio.Event()
-        port = asyncio.create_task(serve(application.data_app(), data, stop=ended.wait, drain_s=1.0))
-        try:
-            await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
-            yield application, address_of(data), ids
-        finally:
-            ended.set()
-            await port
+    async with emulated_fleet() as fleet, router(fleet, ids, mode, index=False) as (application, url):
+        yield application, url, ids
 
 
 @pytest.mark.parametrize(
@@ -116,3 +129,40 @@ async def test_agents_come_home_by_what_lmcache_says(mode: str, tiers: set[str])
             assert usage.cached_tokens is not None
             assert 0 <= usage.cached_tokens - hit < 256
         assert len(known) == len(agents) * 3
+
+
+async def test_a_restarted_router_does_not_take_the_prompt_that_sessions_share_for_all_of_them() -> None:
+    ids = TemplateIds()
+    async with emulated_fleet() as fleet, aiohttp.ClientSession() as client:
+        async with router(fleet, ids) as (_, url):
+            agents = [Agent(f"agent {number}", url, ids) for number in range(9)]
+            for _ in range(2):
+                for agent in agents:
+                    await agent.turn(client)
+        async with router(fleet, ids) as (application, url):
+            for agent in agents:
+                agent.url = url
+                await agent.turn(client)
+            # The first of each instance leaves the shared part in the index; of the others it knows nothing else.
+            assert [agent.served[-1][0] for agent in agents] == [agent.served[0][0] for agent in agents]
+            hits = [record.hit() for record in application.telemetry.decisions.recent(1000)]
+            assert {origin for hit in hits if hit is not None for origin in hit[1:]} == {"lmcache:host"}
+            for agent in agents:
+                await agent.turn(client)
+            hits = [record.hit() for record in application.telemetry.decisions.recent(len(agents))]
+            assert {origin for hit in hits if hit is not None for origin in hit[1:]} == {"prefix_index"}
+
+
+async def test_a_private_index_does_not_hide_what_lmcache_knows_of_other_routers_sessions() -> None:
+    ids, rng = TemplateIds(), random.Random(3)
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(emulated_fleet())
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        urls = [(await stack.enter_async_context(router(fleet, ids, replicas=4)))[1] for _ in range(4)]
+        agents = [Agent(f"agent {number}", "", ids) for number in range(9)]
+        for _ in range(4):
+            for agent in agents:
+                agent.url = rng.choice(urls)
+                await agent.turn(client)
+        for agent in agents:
+            assert {instance for instance, _ in agent.served} == {agent.served[0][0]}
