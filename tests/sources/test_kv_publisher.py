@@ -51,7 +51,37 @@ def test_ranks_have_the_next_ports(tmp_path: Path) -> None:
     [
         (
             "instances: [http://a:1, http://b:1]\nkv_events: {endpoint: 'tcp://all:5557'}",
-            r"kv_events: b:1 and a:1 would both be listened to at tcp://all:5557; use \{host\}",
+            r"tcp://all:5557 would stand for the events of a:1 and for the events of b:1; use \{host\} or",
+        ),
+        (
+            "instances: [{url: http://a:1, kv_events: 'tcp://a:1'}, {url: http://b:1, kv_events: 'tcp://b:1'}]\n"
+            "kv_events: {replay: 'tcp://all:5558'}",
+            r"tcp://all:5558 would stand for the replay socket of a:1 and for .* b:1; .* its own `kv_replay`",
+        ),
+        (
+            "instances: [http://a:1]\nkv_events: {ranks: 2, replay: 'tcp://{host}:5558'}",
+            r"tcp://a:5558 would stand for the replay socket of a:1's rank 0 and for the events of a:1's rank 1",
+        ),
+        (
+            "instances: [http://a:1]\nkv_events: {endpoint: 'tcp://{hots}:5557'}",
+            r"tcp://\{hots\}:5557 has a placeholder that is not known; \{host\} and \{port\} are",
+        ),
+        (
+            "instances: [http://a:1]\nkv_events: {endpoint: 'tcp://{host}:65536'}",
+            r"tcp://a:65536 has no port from 1",
+        ),
+        ("instances: [http://a:1]\nkv_events: {replay: 'tcp://{host}:0'}", r"tcp://a:0 has no port from 1 to 65535"),
+        (
+            "instances: [http://a:1]\nkv_events: {endpoint: 'tcp://{host}:65535', ranks: 2}",
+            r"tcp://a:65535 has no port from 1 to 65535 for rank 1",
+        ),
+        (
+            "instances: [http://a:1]\nkv_events: {endpoint: 'tcp://*:5557'}",
+            r"is where an engine listens, and nothing to connect to; use \{host\}, or set kv_events\.bind",
+        ),
+        (
+            "instances: [http://a:1]\nkv_events: {bind: true, replay: 'tcp://[::]:5558'}",
+            r"tcp://\[::\]:5558 is where an engine listens",
         ),
         (
             "instances: [http://a:1]\nkv_events: {endpoint: 'ipc:///run/a', ranks: 2}",
