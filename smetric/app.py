@@ -171,6 +171,7 @@ class Application:
             self.telemetry,
             Reading(
                 block_size=settings.block_size,
+                tenant_header=settings.tenant_header.lower(),
                 trust_session_headers=settings.trust_session_headers,
                 aliases=settings.models,
             ),

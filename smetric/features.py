@@ -177,7 +177,12 @@ _REQUEST = (
         low=-1e15,
     ),
     RequestField(name="model", doc="The model asked for, which may be an adapter.", kind=Kind.STRING, default=""),
-    RequestField(name="tenant", doc="Who asks, from the configured header.", kind=Kind.STRING, default=""),
+    RequestField(
+        name="tenant",
+        doc="Who asks, from the header that `tenant_header` names; empty without one.",
+        kind=Kind.STRING,
+        default="",
+    ),
     RequestField(name="session", doc="The session id of known agent headers.", kind=Kind.STRING, default=""),
     RequestField(name="id", doc="The request's id.", kind=Kind.STRING, default=""),
 )

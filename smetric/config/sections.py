@@ -18,6 +18,7 @@ _PORT = Integer(0, 65535)
 _LABEL = Text(r"[A-Za-z0-9._:/\[\]-]{0,128}", "at most 128 of A-Z a-z 0-9 . _ : / [ ] -", empty=True)
 _ID = Text(r"[A-Za-z0-9._:\[\]-]{1,128}", "1 to 128 of A-Z a-z 0-9 . _ : [ ] -")
 #: The name of a model.
+HEADER = Text(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{0,64}", "the name of a header, of at most 64 characters", empty=True)
 MODEL = Text(r"[\x21-\x7e]{1,256}", "a model name of 1 to 256 printable ASCII characters")
 _LMCACHE_ID = Text(r"[\x21-\x7e]{1,256}", "an LMCache instance id of 1 to 256 printable ASCII characters")
 _ENDPOINT = Text(

@@ -18,6 +18,7 @@ from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.raw import Table
 from smetric.config.section import ListOf, MapOf, Section, setting
 from smetric.config.sections import (
+    HEADER,
     MODEL,
     Admin,
     Drain,
@@ -105,7 +106,13 @@ class Settings:
         tuple(ipaddress.ip_network(text) for text in _PRIVATE),
     )
     trust_session_headers: bool = setting(
-        Flag(), "Let `x-session-turn` and `x-session-id` override what the request's history says.", False
+        Flag(), "Let the header `x-session-turn` override the turn that the request's history says.", False
+    )
+    tenant_header: str = setting(
+        HEADER,
+        "Header that names who asks, `req.tenant` in policies; have the gateway set it, for clients may send anything. "
+        "Not read when not set.",
+        "",
     )
     block_size: int = setting(
         Integer(1, 4096), "Tokens of a KV block; expected and looked-up hits are whole blocks.", 16

@@ -178,6 +178,7 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
             'log.level: expected one of debug, info, warning, error; did you mean info?, got "inof"',
         ),
         ("response_headers: 1", 'response_headers: expected true or false, got "1"'),
+        ("tenant_header: x tenant", "smetric.yaml:1: tenant_header: expected the name of a header, of at most 64"),
         ("instances: [{id: a}]", "smetric.yaml:1: instances[0].url: not set, and it has no default"),
         ("instances: [{url: 'http://a', id: 'a b'}]", "instances[0].id: expected 1 to 128 of"),
         (

@@ -1,0 +1,28 @@
+"""What the settings of the whole application come to; its parts have tests of their own."""
+
+from pathlib import Path
+
+from tests.fakes import FakeEngine
+from tests.faults.harness import chat, running
+from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+
+BY_TENANT = 'policy by_tenant\n\nreject 429 "not today" when req.tenant == "blue"\nroute rr_argmin(requests)\n'
+
+
+async def test_a_policy_reads_the_tenant_from_the_header_that_the_settings_name(tmp_path: Path) -> None:
+    path = tmp_path / "by_tenant.policy"
+    path.write_text(BY_TENANT)
+    async with running(FakeEngine(), policy=str(path), tenant_header="X-Tenant") as router:
+        blue, red, other = [
+            await router.ask("POST", "/v1/chat/completions", chat(), header)
+            for header in (("x-tenant", "blue"), ("x-tenant", "red"), ("x-team", "blue"))
+        ]
+    assert [answer.status for answer in (blue, red, other)] == [429, 200, 200]
+
+
+async def test_no_header_names_the_tenant_unless_one_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "by_tenant.policy"
+    path.write_text(BY_TENANT)
+    async with running(FakeEngine(), policy=str(path)) as router:
+        answer = await router.ask("POST", "/v1/chat/completions", chat(), ("x-tenant", "blue"))
+    assert answer.status == 200
