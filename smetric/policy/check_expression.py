@@ -16,7 +16,7 @@ from smetric.policy.check_unit import Units
 from smetric.policy.findings import Findings, Stop
 from smetric.policy.interval import FALSE, TRUE, Interval
 from smetric.policy.names import Names
-from smetric.policy.suggestion import did_you_mean
+from smetric.policy.suggestion import comparison, did_you_mean
 from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type, of_word
 from smetric.policy.unit import parse_unit
@@ -89,7 +89,7 @@ class Expressions:
         found = self.infer(expr, arguments)
         if not found.broken and found.sort is not Sort.BOOL:
             message = f"a condition is a truth value, but this is {found}"
-            self._findings.error("condition", expr.span, message)
+            self._findings.error("condition", expr.span, message, comparison(found.sort))
             return BROKEN
         if found.vector:
             message = "a condition is one truth value, but this is bool per instance"

@@ -12,6 +12,7 @@ from smetric.policy.check_unit import Units
 from smetric.policy.diagnostic import quote
 from smetric.policy.findings import Findings
 from smetric.policy.interval import FALSE, TRUE, TRUTH, Interval, hull
+from smetric.policy.suggestion import comparison
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import PLAIN
 
@@ -32,8 +33,8 @@ class Operators:
         if found.broken:
             return BROKEN
         if found.sort is not wanted:
-            word = "a truth value" if wanted is Sort.BOOL else "a number"
-            self._findings.error("operand", expr.operand.span, f"`{expr.op}` takes {word}, found {found}")
+            word, help_text = ("a truth value", comparison(found.sort)) if wanted is Sort.BOOL else ("a number", "")
+            self._findings.error("operand", expr.operand.span, f"`{expr.op}` takes {word}, found {found}", help_text)
             return BROKEN
         if wanted is Sort.BOOL:
             return replace(found, interval=TRUE - found.interval)
@@ -54,7 +55,8 @@ class Operators:
     def _logic(self, expr: tree.Binary, left: Type, right: Type) -> Type:
         for side, found in ((expr.left, left), (expr.right, right)):
             if not found.broken and found.sort is not Sort.BOOL:
-                self._findings.error("operand", side.span, f"`{expr.op}` takes truth values, found {found}")
+                message = f"`{expr.op}` takes truth values, found {found}"
+                self._findings.error("operand", side.span, message, comparison(found.sort))
         if left.sort is not Sort.BOOL or right.sort is not Sort.BOOL:
             return BROKEN
         pick = min if expr.op == "and" else max
@@ -140,7 +142,7 @@ class Operators:
         instance = Sort.INSTANCE in (then.sort, otherwise.sort)
         if not condition.broken and condition.sort is not Sort.BOOL:
             message = f"a condition is a truth value, but this is {condition}"
-            self._findings.error("condition", expr.condition.span, message)
+            self._findings.error("condition", expr.condition.span, message, comparison(condition.sort))
             return BROKEN
         if condition.vector and instance:
             message = "an instance is chosen by one truth value, but this is bool per instance"

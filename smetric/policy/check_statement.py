@@ -16,6 +16,7 @@ from smetric.policy.guard import conjuncts, label_of
 from smetric.policy.names import Names
 from smetric.policy.parameter import Parameters
 from smetric.policy.reads import Guard, Step
+from smetric.policy.suggestion import comparison
 from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.vocabulary import Vocabulary
@@ -145,7 +146,7 @@ class Statements:
         self._label(statement.label)
         if not mask.broken and mask.sort is not Sort.BOOL:
             message = f"`{statement.word}` needs a truth value, found {mask}"
-            self._findings.error("mask", statement.mask.span, message)
+            self._findings.error("mask", statement.mask.span, message, comparison(mask.sort))
         elif not mask.broken and not mask.vector:
             message = f"`{statement.word}` needs a truth value per instance, found one for all"
             help_text = "a filter that applies sometimes has a `when`; to turn requests away use `reject`"

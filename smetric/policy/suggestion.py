@@ -1,9 +1,11 @@
-"""The name somebody probably meant."""
+"""What somebody probably meant: a name, or a comparison."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+from smetric.policy.types import Sort
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -20,3 +22,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Help for an unknown *name*: the closest known one, or empty."""
     found = closest(name, known)
     return f"did you mean `{found}`?" if found else ""
+
+
+def comparison(sort: Sort) -> str:
+    """Help where a value of this sort stands and a truth value is needed; empty where nothing makes it one."""
+    compared = {Sort.NUMBER: "> 0", Sort.STRING: '== "…"'}.get(sort)
+    return f"compare it with something, e.g. `{compared}`" if compared else ""
