@@ -60,7 +60,8 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> str:
     try:
         text = sys.stdin.read() if snapshot == "-" else Path(snapshot).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{snapshot}: cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error
     situation = read_situation(text, "<stdin>" if snapshot == "-" else snapshot, VOCABULARY)
     try:
         policy = load(source.text, VOCABULARY, path=source.path, settings=param_values(params))
@@ -72,7 +73,7 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> str:
 def _recorded(decision: str, admin: str) -> str:
     """The explanation that the router at *admin* keeps of a decision."""
     if not _ID.match(decision):
-        raise click.BadParameter("expected the value of a x-smetric-decision-id header", param_hint="--decision")
+        raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
     if not admin.startswith(("http://", "https://")):
         raise click.BadParameter(f'expected a URL such as http://127.0.0.1:9464, got "{admin}"', param_hint="--admin")
     try:

@@ -112,6 +112,15 @@ def test_a_policy_that_is_not_there_is_a_usage_error(argument: str, message: str
         assert message in result.output
 
 
+def test_a_snapshot_that_cannot_be_read_is_a_usage_error(good: str, tmp_path: Path) -> None:
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff")
+    for path, reason in ((tmp_path / "none.json", "No such file or directory"), (binary, "not UTF-8")):
+        result = run("explain", good, "--snapshot", str(path))
+        assert result.exit_code == 2
+        assert result.output == f"Error: {path}: cannot be read: {reason}; give a JSON file, or - for standard input\n"
+
+
 def test_test_runs_the_tests_of_all_shipped_policies() -> None:
     result = run("test", "--verbose")
     assert result.exit_code == 0, result.output
