@@ -136,7 +136,8 @@ def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
                     f"LMCache instance {shown(id)}",
                     f"its last heartbeat was {age:.0f} s ago",
                     "it is probably gone, and what it held is still answered",
-                    "see whether the engine runs; start the controller with `--lmcache-worker-timeout`",
+                    "see whether the engine runs; start the controller with `--health-check-interval 10 "
+                    "--lmcache-worker-timeout 60`, and it forgets such instances itself",
                 )
             )
         elif beats and not beating and now - beats[0].registration_time > HEARTBEAT_S:
@@ -145,7 +146,8 @@ def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
                     f"LMCache instance {shown(id)}",
                     "it has never sent a heartbeat",
                     "after a restart of the controller it does not register again",
-                    "set `lmcache_worker_heartbeat_time` in the engine's LMCache configuration",
+                    "set `lmcache_worker_heartbeat_time` in the engine's LMCache configuration, and start the "
+                    "controller with a `heartbeat` port in `--monitor-ports`",
                 )
             )
     return found
@@ -217,13 +219,12 @@ async def _finds(site: Site, where: str, model: str, engine: Engine) -> list[Fin
             engine.where,
             f"a prompt of {shown(model)} that it has just computed is not found in LMCache",
             _UNSEEN,
-            "give engines and service the same `PYTHONHASHSEED`; see that the engine runs the LMCache connector"
-            + (
-                " and that its server has `--coordinator-event-reporting`; set `lmcache.models` and "
-                "`lmcache.world_size` to what LMCache's keys say"
-                if settings.mode == "coordinator"
-                else ", and that vLLM and Python are the same there"
-            ),
+            "see that the engine runs `LMCacheMPConnector`, that its server has `--coordinator-event-reporting`, and "
+            "that server and coordinator have the same `--hash-algorithm`; set `lmcache.models` and "
+            "`lmcache.world_size` to what LMCache's keys say"
+            if settings.mode == "coordinator"
+            else "give engines and controller the same `PYTHONHASHSEED`, such as 0, the same vLLM and the same Python; "
+            "see that the engine runs `LMCacheConnectorV1` with `enable_controller: true`",
         )
     ]
 

@@ -107,6 +107,10 @@ def forget_all(answer: Any) -> None:
         result["placements"] = []
 
 
+def forget_layout(answer: Any) -> None:
+    answer["layout_info"] = {}
+
+
 # fmt: off
 #: By name: how it is broken, the check that finds it, how bad it is, and what is said of it and of the remedy.
 BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
@@ -183,9 +187,12 @@ BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
          "set `lmcache.world_size: 1`"),
     "LMCache that finds nothing":
         (lmcache_says("/directory/lookup", forget_all), "lmcache", Severity.WARNING, "is not found in LMCache",
-         "`PYTHONHASHSEED`"),
+         "`--coordinator-event-reporting`"),
+    "LMCache's controller that finds nothing":
+        (lmcache_says("/lookup", forget_layout, mode="controller"), "lmcache", Severity.WARNING,
+         "is not found in LMCache", "the same `PYTHONHASHSEED`"),
     "an LMCache worker that is silent":
         (lmcache_says("/controller/workers", old_heartbeat, mode="controller"), "lmcache", Severity.WARNING,
-         "last heartbeat was 500 s ago", "`--lmcache-worker-timeout`"),
+         "last heartbeat was 500 s ago", "`--health-check-interval 10 --lmcache-worker-timeout 60`"),
 }
 # fmt: on
