@@ -100,3 +100,8 @@ def test_links_between_pages_lead_somewhere() -> None:
     ]
     broken = [f"{path.name}: {to}" for path, to in links if "://" not in to and not (path.parent / to).exists()]
     assert broken == []
+
+
+def test_the_front_page_leads_to_every_page_of_the_manual() -> None:
+    front = (DOCS.parent / "README.md").read_text()
+    assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in front] == []
