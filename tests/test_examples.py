@@ -28,8 +28,15 @@ def relative(path: Path) -> str:
 def command_lines(text: str) -> Iterator[list[str]]:
     """The `smetric …` lines of the shell blocks of a page, without placeholders for the reader to fill."""
     for block in re.findall(r"^\s*```(?:sh|console)\n(.*?)^\s*```", text, re.M | re.S):
+        begun = ""
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
+            begun += line.removeprefix("$ ")
+            try:
+                words = shlex.split(begun, comments=True)
+            except ValueError:  # a quoted text goes on in the next line
+                begun += "\n"
+                continue
+            begun = ""
             while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 words.pop(0)
             if words and Path(words[0]).name == "smetric":
@@ -51,7 +58,7 @@ def parse(words: list[str]) -> None:
 
 
 def test_a_command_line_that_does_not_parse_is_found() -> None:
-    page = "```sh\nTZ=UTC smetric serve --prot 1 \\\n  --host a  # why\nsmetric config shw\n```\n"
+    page = "```sh\nTZ=UTC smetric serve --prot 1 \\\n  --host a  # why\nvllm serve '{\n  }'\nsmetric config shw\n```\n"
     lines = list(command_lines(page))
     assert lines == [["serve", "--prot", "1", "--host", "a"], ["config", "shw"]]
     for words in lines:
@@ -99,3 +106,15 @@ def test_the_custom_policys_page_says_what_its_snapshot_gives(monkeypatch: pytes
     assert "→ stick" in first
     assert "route to gpu-1" in second
     assert "✗ not_overloaded" in second
+
+
+def test_every_whole_policy_in_the_manual_passes_its_own_tests(tmp_path: Path) -> None:
+    found = 0
+    for page in PAGES:
+        for text in re.findall(r"^```text\n((?:##.*\n)*policy .*?)^```", page.read_text(), re.M | re.S):
+            path = tmp_path / f"{found}.policy"
+            path.write_text(text)
+            result = CliRunner().invoke(main, ["test", str(path)])
+            assert result.exit_code == 0, f"{relative(page)}: {result.output}"
+            found += 1
+    assert found >= 2
