@@ -38,6 +38,7 @@ _HELP = {
     ";": "statements need no separator",
     "%": "shares are plain numbers: write 0.5 for 50%",
     "^": "write a product: x * x",
+    "\ufeff": "save the file as UTF-8 without a byte order mark",
 }
 
 

@@ -102,7 +102,8 @@ class Names:
         elif name in self._ever:
             help_text = "define it above this line"
         else:
-            help_text = did_you_mean(name, {*arguments, *self._defined, *self._vocabulary.features})
+            known = {*arguments, *self._defined, *self._vocabulary.features}
+            help_text = did_you_mean(name, known) or f'define it above, or quote it if it is a string: "{name}"'
         self._findings.error("unknown-name", span, f"unknown name `{name}`", help_text)
 
     def unknown_function(self, name: str, span: Span, inside: Iterable[str]) -> None:
@@ -115,7 +116,7 @@ class Names:
         elif name in self._ever:
             help_text = "define it above this line"
         else:
-            help_text = did_you_mean(name, {*self.definitions(), *BUILTINS, *UNAVAILABLE})
+            help_text = did_you_mean(name, {*self.definitions(), *BUILTINS})
         self._findings.error("unknown-function", span, f"unknown function `{name}`", help_text)
 
     def _is_taken(self, name: str, span: Span, what: str) -> bool:

@@ -117,7 +117,7 @@ def _reserved(stop: Stop) -> Diagnostic | None:
 
 def _start(stop: Stop) -> Diagnostic | None:
     token = stop.token
-    if token is None or token.type != "NAME" or not stop.starts_line or stop.in_test:
+    if token is None or token.type not in ("NAME", "IF", "ELSE") or not stop.starts_line or stop.in_test:
         return None
     if closest(token, _words(stop.accepted)):
         return None

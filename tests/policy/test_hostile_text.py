@@ -131,3 +131,13 @@ def test_the_largest_texts_are_refused(unit: str) -> None:
 def test_a_text_that_is_no_utf_8_is_refused() -> None:
     with pytest.raises(PolicyError, match="is no UTF-8"):
         check_text("policy p # \ud800\nroute rr_argmin(0)", WORDS)
+
+
+def test_a_byte_order_mark_is_named() -> None:
+    with pytest.raises(PolicyError) as caught:
+        check_text("\ufeffpolicy p\nroute argmin(requests)", WORDS, {}, "p.policy")
+    first = caught.value.diagnostics[0]
+    assert (first.message, first.help) == (
+        "unexpected character `U+FEFF`",
+        "save the file as UTF-8 without a byte order mark",
+    )

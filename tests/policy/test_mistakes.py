@@ -6,6 +6,7 @@ import pytest
 
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import Diagnostic, PolicyError
+from smetric.policy.syntax_error import STATEMENT_LIST
 from tests.policy.words import WORDS
 
 #: What follows `policy p`, configured values, the text under the caret, message, help.
@@ -147,6 +148,15 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str]] = [
         "a statement cannot start with `gaurd`",
         "a statement starts with use, param, let, def, keep, prefer, route, reject, hold or test",
     ),
+    ("if req.turn == 0: route rr_argmin(0)", {}, "if", "a statement cannot start with `if`", STATEMENT_LIST),
+    ("route ranks(requests)", {}, "ranks", "unknown function `ranks`", ""),
+    (
+        "route argmin(requests) when req.model == gpt",
+        {},
+        "gpt",
+        "unknown name `gpt`",
+        'define it above, or quote it if it is a string: "gpt"',
+    ),
     ("let x = 5\ny = 3", {}, "y", "a statement cannot start with `y`", "to name a value write `let y = …`"),
     ("let x = mean(requests\nlet y = 3", {}, "(", "`(` is not closed", ""),
     (
@@ -229,8 +239,8 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str]] = [
         'route argmin(requests)\ntest "t"\n  instance | requests | waiting\n  a | 1\n  expect a',
         {},
         "a | 1",
-        "this row has 1 cells for 2 columns",
-        "",
+        "cells in this row: 1, columns of the table: 2",
+        "write `?` where nobody knows the value",
     ),
     (
         'route argmin(requests)\ntest "t"\n  instance | turn\n  a | 1\n  expect a',
