@@ -47,6 +47,11 @@ class Holdings:
     shared: int | None = None
     likely: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """How many lengths it keeps, and one for itself."""
+        return 1 + len(self.host) + len(self.own) + len(self.likely)
+
 
 #: Nothing is known.
 NOTHING = Holdings()

@@ -29,8 +29,8 @@ from smetric.token_ids import TokenIds
 INLINE_TOKENS = 8192
 #: Largest answer that is read, bytes, whatever the question.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
-#: Most answers remembered.
-MAX_ANSWERS = 4096
+#: Most lengths in the answers that are remembered, some 100 bytes each. An answer may name any number of instances.
+MAX_LENGTHS = 262_144
 #: Most connections to the service.
 MAX_CONNECTIONS = 64
 
@@ -106,7 +106,9 @@ class Lookup:
         self._on_breaker = on_breaker
         self._clock = clock
         self._ttl_s = answers_ttl_s
-        self._answers: TTLCache[tuple[int, int, str, str], Holdings] = TTLCache(MAX_ANSWERS, answers_ttl_s, clock)
+        self._answers: TTLCache[tuple[int, int, str, str], Holdings] = TTLCache(
+            MAX_LENGTHS, answers_ttl_s, clock, lambda holdings: holdings.size
+        )
         #: The request asked for last and what came of it: several features, and a second pass of the policy, want the
         #: same, and should cost neither tokens nor hashes again.
         self._last: tuple[InferenceRequest, float, Holdings] | None = None
@@ -172,7 +174,7 @@ class Lookup:
         if self._session is None or not self._breaker.allows():
             return names.LOOKUP_SUSPENDED, NOTHING
         result, holdings = await self._ask(question, self._deadline(request.prompt_len))
-        if result == names.LOOKUP_OK:
+        if result == names.LOOKUP_OK and holdings.size <= MAX_LENGTHS:
             self._answers[identity] = holdings
         return result, holdings
 

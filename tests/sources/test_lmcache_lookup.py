@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from smetric.sources import lmcache_lookup
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_holdings import MAX_TOKENS, NOTHING, Holdings, Question
@@ -273,3 +274,17 @@ async def test_once_stopped_nothing_is_asked() -> None:
         await asked.lookup.stop()
         assert await asked.lookup.of(request()) is NOTHING
         assert asked.service.calls == []
+
+
+async def test_answers_that_name_a_crowd_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_lookup, "MAX_LENGTHS", 5)
+    async with asking(answering(200, BOTH)) as asked:  # five lengths each: two hosts, two of its own, and the answer
+        first, second = request(model="a"), request(model="b")
+        for one in (first, second, second, first):
+            assert await asked.lookup.of(one) == HELD
+        assert asked.results == [names.LOOKUP_OK, names.LOOKUP_OK, names.LOOKUP_CACHED, names.LOOKUP_OK]
+    monkeypatch.setattr(lmcache_lookup, "MAX_LENGTHS", 4)
+    async with asking(answering(200, BOTH)) as asked:
+        for _ in range(2):
+            assert await asked.lookup.of(first) == HELD
+        assert asked.results == [names.LOOKUP_OK, names.LOOKUP_OK]
