@@ -7,7 +7,7 @@ import asyncio
 from smetric.doctor.check import Skipped
 from smetric.doctor.engine import Engine
 from smetric.doctor.finding import Finding, error, info, shown, warning
-from smetric.doctor.probe import Prediction, Probe, ProbeFailed, predict, send, send_new
+from smetric.doctor.probe import FEW_CHARACTERS, Prediction, Probe, ProbeFailed, predict, send, send_new
 from smetric.doctor.site import Site
 from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES
@@ -23,13 +23,17 @@ _PAUSE_S = 0.1
 
 
 async def hits(site: Site) -> list[Finding]:
-    """Predicted hits are reported hits, for one instance of each model."""
+    """Predicted hits are reported hits, for one instance of each model; the others report hits, too."""
     if not site.may_probe:
         raise Skipped("no probe was wanted")
     each = site.first_of_each_model()
     if not each:
         raise Skipped("no instance tells what it serves")
-    found = await asyncio.gather(*(_of_model(site, model, engine) for model, engine in each))
+    proved = [engine for _, engine in each]
+    others = [engine for engine in site.reachable if engine.models and engine not in proved]
+    found = await asyncio.gather(
+        *(_of_model(site, model, engine) for model, engine in each), *(_of_other(site, engine) for engine in others)
+    )
     return [one for findings in found for one in findings]
 
 
@@ -45,16 +49,38 @@ async def _of_model(site: Site, model: str, engine: Engine) -> list[Finding]:
         prediction = await _once_known(site, probe, instance)
         again = await send(site, engine, probe)
     except ProbeFailed as problem:
-        return [
-            error(
-                engine.where,
-                f"it does not answer a small request for {shown(model)}: {problem}",
-                "neither will it answer those of clients",
-                "see the engine's log; send it a request by hand",
-            )
-        ]
+        return [_refused(engine, model, problem)]
     counted = _counted(engine, model, len(ids) if ids is not None else None, again)
     return counted + _judged(site, engine, model, prediction, again)
+
+
+async def _of_other(site: Site, engine: Engine) -> list[Finding]:
+    try:
+        probe, usage = await send_new(site, engine, engine.models[0], FEW_CHARACTERS)
+        if usage.cached_tokens is None:
+            # Older engines do not report that nothing was cached.
+            usage = await send(site, engine, probe)
+    except ProbeFailed as problem:
+        return [_refused(engine, engine.models[0], problem)]
+    return [_unreported(engine)] if usage.cached_tokens is None else []
+
+
+def _refused(engine: Engine, model: str, problem: ProbeFailed) -> Finding:
+    return error(
+        engine.where,
+        f"it does not answer a small request for {shown(model)}: {problem}",
+        "neither will it answer those of clients",
+        "see the engine's log; send it a request by hand",
+    )
+
+
+def _unreported(engine: Engine) -> Finding:
+    return warning(
+        engine.where,
+        "its answers do not report cached tokens",
+        "predicted hits cannot be checked against real ones, and the index cannot learn from them",
+        "start it with `--enable-prompt-tokens-details`",
+    )
 
 
 def _learn(site: Site, request: InferenceRequest, instance: Instance, usage: Usage) -> None:
@@ -92,14 +118,7 @@ def _counted(engine: Engine, model: str, ids: int | None, usage: Usage) -> list[
 def _judged(site: Site, engine: Engine, model: str, prediction: Prediction, usage: Usage) -> list[Finding]:
     actual = usage.cached_tokens
     if actual is None:
-        return [
-            warning(
-                engine.where,
-                "its answers do not report cached tokens",
-                "predicted hits cannot be checked against real ones, and the index cannot learn from them",
-                "start it with `--enable-prompt-tokens-details`",
-            )
-        ]
+        return [_unreported(engine)]
     if prediction.tokens is None:
         return [
             warning(

@@ -78,9 +78,13 @@ def twice(lab: Lab) -> None:
     lab.settings = replace(lab.settings, instances=(first, second, replace(first, id="again")))
 
 
-def no_details(lab: Lab) -> None:
-    for front in lab.fronts:
-        front.edit_json("/v1/chat/completions", lambda answer: answer["usage"].update(prompt_tokens_details=None))
+def no_details(number: int) -> Break:
+    def broken(lab: Lab) -> None:
+        lab.fronts[number].edit_json(
+            "/v1/chat/completions", lambda answer: answer["usage"].update(prompt_tokens_details=None)
+        )
+
+    return broken
 
 
 def never_cached(lab: Lab) -> None:
@@ -153,7 +157,9 @@ BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
         (on_first("/metrics", b'hash_algo="xxh3"', b'hash_algo="sha256"'), "caches", Severity.WARNING,
          "sha256 on e0; xxh3 on e1", "`--prefix-caching-hash-algo`"),
     "no cached tokens in answers":
-        (no_details, "hits", Severity.WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
+        (no_details(0), "hits", Severity.WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
+    "no cached tokens in the answers of another engine of the model":
+        (no_details(1), "hits", Severity.WARNING, "do not report cached tokens", "`--enable-prompt-tokens-details`"),
     "hits that do not come":
         (never_cached, "hits", Severity.WARNING, "the engine reports 0", "clears or fills the cache"),
     "several routers that share nothing":
