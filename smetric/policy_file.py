@@ -84,7 +84,8 @@ class PolicyFile:
         try:
             source = read_policy(self.path)
         except (OSError, ConfigError) as error:
-            self._failed("unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}")
+            why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            self._failed("unreadable", why, why, 1)
             return False
         digest = _digest(source)
         if digest == self._seen:
@@ -96,7 +97,8 @@ class PolicyFile:
         try:
             policy = self._load(source)
         except PolicyError as error:
-            self._failed(digest, str(error))
+            found = error.diagnostics
+            self._failed(digest, str(error), found[0].brief(error.text), len(found))
             return False
         self.current = Generation(policy, self.current.number + 1)
         self.problem = None
@@ -104,14 +106,16 @@ class PolicyFile:
         self._on_reload(self.current, None)
         return True
 
-    def _failed(self, state: str, why: str) -> None:
-        """Say once, for each new state of the file, that it cannot be used."""
+    def _failed(self, state: str, why: str, first: str, errors: int) -> None:
+        """Say once, for each new state of the file, that it cannot be used; the log gets the *first* of *errors*."""
         if state == "unreadable":
             if self._seen == state:
                 return
             self._seen = state
         self.problem = why
-        log.error("smetric.policy.kept", path=str(self.path), keeps=self.current.policy.digest, error=why)
+        log.error(
+            "smetric.policy.kept", path=str(self.path), keeps=self.current.policy.digest, error=first, errors=errors
+        )
         self._on_reload(self.current, why)
 
     async def watch(self, *, changed: Callable[[], None] = lambda: None) -> None:

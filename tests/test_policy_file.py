@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
@@ -108,6 +109,20 @@ def test_a_bad_file_keeps_the_last_good_policy_and_says_so_once(
     path.write_text(BETTER)
     assert policy_file.refresh()
     assert policy_file.problem is None
+
+
+def test_the_log_names_place_mistake_and_way_out_of_the_first_error_on_one_line(
+    path: Path, policy_file: PolicyFile
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        path.write_text(BAD.replace("route", "let l = requets\nroute"))
+        policy_file.refresh()
+        path.unlink()
+        policy_file.refresh()
+    bad, gone = lines
+    assert (bad["error"], bad["errors"]) == ("2:9: unknown name `requets`; did you mean `requests`?", 2)
+    assert (gone["error"], gone["errors"]) == ("cannot be read: No such file or directory", 1)
+    assert bad["keeps"] == gone["keeps"] == policy_file.current.policy.digest
 
 
 def test_a_deleted_file_keeps_the_last_good_policy_until_it_is_back(

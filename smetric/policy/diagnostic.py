@@ -36,6 +36,11 @@ class Diagnostic:
     help: str = ""
     severity: Severity = Severity.ERROR
 
+    def brief(self, text: str) -> str:
+        """The finding on one line: place, sentence, help."""
+        line, column = position(text, self.span.start)
+        return f"{line}:{column}: {self.message}" + (f"; {self.help}" if self.help else "")
+
     def render(self, text: str, path: str) -> str:
         """The finding with its line and caret, as language reports print it."""
         line, column = position(text, self.span.start)
