@@ -51,6 +51,11 @@ class IndexFile:
                 # Without a start time nobody can say whether it is still the same process.
                 image.instances = [one for one in image.instances if one.started_at is not None]
                 self._index.restore(image)
+        try:
+            # Whoever configured it learns at once that it cannot be kept, not when it is lost.
+            await asyncio.to_thread(self._try_out)
+        except OSError as error:
+            self._not_saved(error)
         self._saving = asyncio.create_task(self._save_for_ever(), name="prefix-index-file")
 
     async def stop(self) -> None:
@@ -73,11 +78,14 @@ class IndexFile:
         try:
             await asyncio.to_thread(self._write, image)
         except OSError as error:
-            if not self._is_failing:
-                log.warning("smetric.index.not_saved", folder=str(self._folder), reason=error.strerror)
-            self._is_failing = True
+            self._not_saved(error)
         else:
             self._saved_changes, self._is_failing = changes, False
+
+    def _not_saved(self, error: OSError) -> None:
+        if not self._is_failing:
+            log.warning("smetric.index.not_saved", folder=str(self._folder), reason=error.strerror)
+        self._is_failing = True
 
     async def _save_for_ever(self) -> None:
         while True:
@@ -100,12 +108,19 @@ class IndexFile:
             raise UnreadableImage("it is larger than prefix_index.max_bytes")
         return decode(data)
 
-    def _write(self, image: IndexImage) -> None:
-        """Put the whole new file in the place of the old one, so that a crash leaves one of the two."""
+    def _try_out(self) -> None:
+        self._make_draft(b"").unlink()
+
+    def _make_draft(self, data: bytes) -> Path:
+        """A new file in the folder, with *data*. One that a crash left there is overwritten."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._folder / f"{NAME}.new"
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(encode(image))
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(self._folder / NAME)
+        return draft
+
+    def _write(self, image: IndexImage) -> None:
+        """Put the whole new file in the place of the old one, so that a crash leaves one of the two."""
+        self._make_draft(encode(image)).replace(self._folder / NAME)

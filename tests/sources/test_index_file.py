@@ -126,6 +126,7 @@ async def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path: Path) -
     file = IndexFile(index, tmp_path / "taken", interval_s=60)
     with capture_logs() as logs:
         await file.start()
+        assert logs[-1]["event"] == "smetric.index.not_saved"
         for _ in range(3):
             index.prefilled(ASKED, engine())
             await file.save()
