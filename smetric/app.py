@@ -19,6 +19,7 @@ from smetric.caches.watch import CacheWatch
 from smetric.config import Settings
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
+from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance
 from smetric.policy_file import Generation, PolicyFile
 from smetric.prompt import BLOCK_BYTES
@@ -74,13 +75,15 @@ class Application:
     ) -> None:
         self.settings = settings
         self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
+        instances = [
+            Instance(one.id, one.url, models=one.models, role=one.role, pool=one.pool, zone=one.zone)
+            for one in settings.instances
+        ]
         self.fleet = Fleet(
-            (
-                Instance(one.id, one.url, models=one.models, role=one.role, pool=one.pool, zone=one.zone)
-                for one in settings.instances
-            ),
+            instances,
             VOCABULARY,
             unknown_after_s=settings.scrape.unknown_after,
+            health=Health(instances, _tolerance(settings), on_ejected=self.metrics.ejected),
         )
         self.policy_file = PolicyFile(policy_path(settings.policy), VOCABULARY, settings.params, self._reloaded)
         self.request_tokens = request_tokens(settings, self.fleet, self.metrics)
@@ -111,6 +114,7 @@ class Application:
                 instances=lambda: self.fleet.instances,
                 policy=self._policy_in_force,
                 dropped=lambda: self.tracing.dropped,
+                panics=lambda: self.fleet.panics,
                 index=self._index_figures if self.knows.index is not None else None,
                 peers=self.knows.peers.figures if self.knows.peers is not None else None,
                 clock=self.fleet.clock,
@@ -140,6 +144,7 @@ class Application:
 
     def _restarted(self, instance: Instance) -> None:
         log.warning("smetric.instance.restarted", instance=instance.id, incarnation=instance.incarnation)
+        self.fleet.health.restarted(instance)
         self.router.forget(instance)
 
     def _models(self) -> Iterable[str]:
@@ -233,6 +238,19 @@ class Application:
         await self.request_tokens.stop()
         await self.upstream.close()
         await self.tracing.shutdown()
+
+
+def _tolerance(settings: Settings) -> Tolerance:
+    return Tolerance(
+        fall=settings.health.fall,
+        rise=settings.health.rise,
+        failures=settings.health.failures,
+        ejection_s=settings.health.ejection,
+        longest_ejection_s=settings.health.longest_ejection,
+        max_ejected=settings.health.max_ejected_percent / 100,
+        panic_below=settings.health.panic_below_percent / 100,
+        slow_start_s=settings.health.slow_start,
+    )
 
 
 def create_app(settings: Settings) -> App:

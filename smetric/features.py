@@ -50,7 +50,7 @@ _FEATURES = (
     ),
     Feature(
         name="requests",
-        doc="Requests running or waiting on the instance, counting each of n × prompts.",
+        doc="Requests running or waiting on the instance, counting each of n × prompts; more in its slow start.",
         unit="requests",
         unknown=Unknown.MEAN,
         source="vLLM /metrics at the last scrape, plus what was sent since, minus what ended since",
@@ -74,7 +74,7 @@ _FEATURES = (
     ),
     Feature(
         name="unprefilled",
-        doc="Prompt tokens sent there whose first token has not come back, minus the hits known when they were sent.",
+        doc="Prompt tokens sent, first token not back, less the hits known when they were sent; more in a slow start.",
         unit="tokens",
         source="the router's ledger",
         staleness=_NOW,
@@ -96,18 +96,18 @@ _FEATURES = (
     ),
     Feature(
         name="healthy",
-        doc="Whether the instance answers; candidates that do not are left out unless none does.",
+        doc="Whether the instance answers and is not ejected; false only for candidates taken in a panic.",
         kind=Kind.BOOL,
         default=False,
-        source="connections: two refused in a row are ill, one answer is well again",
-        staleness="at most two seconds",
+        source="probes of /health, refused connections, requests that failed",
+        staleness="a refused connection: none; else three seconds (`health.fall` probes)",
     ),
     Feature(
         name="draining",
-        doc="Whether an operator is draining the instance; such instances are no candidates.",
+        doc="Whether an operator drains the instance, or its engine is ending; such instances are no candidates.",
         kind=Kind.BOOL,
         default=False,
-        source="the operator",
+        source="`smetric drain`; answers that say the engine is shutting down",
         staleness=_NOW,
     ),
     Feature(

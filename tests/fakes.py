@@ -115,6 +115,11 @@ async def idle_page(call: Call) -> None:
     await call.answer(200, METRICS, (b"content-type", b"text/plain; version=0.0.4"))
 
 
+async def alive(call: Call) -> None:
+    """Answer a health probe like an engine that is well."""
+    await call.answer(200, b"")
+
+
 async def one_model(call: Call) -> None:
     """A list of the one model `tiny`."""
     await call.answer(200, MODELS, (b"content-type", b"application/json"))
@@ -126,7 +131,7 @@ async def hang(call: Call) -> None:
 
 
 class FakeEngine:
-    """An engine whose answers to `POST` (and to anything but `/metrics` and the model list) follow a script.
+    """An engine whose answers to `POST` (and to anything but `/metrics`, `/health` and the model list) follow a script.
 
     A call whose connection the router closes is cancelled, and the time noted in `aborted_at`.
     """
@@ -135,6 +140,7 @@ class FakeEngine:
         self.script = script
         self.metrics: Script = idle_page
         self.models: Script = one_model
+        self.health: Script = alive
         #: The calls that went to the script, in the order of arrival.
         self.calls: list[Call] = []
         #: How many connections were accepted.
@@ -147,7 +153,7 @@ class FakeEngine:
 
     def recover(self) -> None:
         """Be well from now on."""
-        self.script, self.metrics, self.models = healthy, idle_page, one_model
+        self.script, self.metrics, self.models, self.health = healthy, idle_page, one_model, alive
 
     @property
     def aborted(self) -> list[Call]:
@@ -163,6 +169,8 @@ class FakeEngine:
         """Refuse connections and drop those that are open."""
         assert self._server is not None
         self._server.close()
+        for _ in range(3):
+            await asyncio.sleep(0)  # a connection that is just being accepted becomes a task
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
@@ -211,6 +219,8 @@ class FakeEngine:
             script = self.metrics
         elif call.target == b"/v1/models":
             script = self.models
+        elif call.target == b"/health":
+            script = self.health
         else:
             script = self.script
             self.calls.append(call)

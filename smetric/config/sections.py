@@ -73,6 +73,36 @@ class Scrape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSettings:
+    """Who is a candidate: probes of the instances' `/health`, and how requests sent to them end."""
+
+    interval: float = setting(Duration("50ms", "1m"), "Time between two probes of one instance.", 1.0)
+    timeout: float = setting(Duration("10ms", "1m"), "Longest wait for the answer to a probe.", 1.0)
+    fall: int = setting(Integer(1, 100), "Probes in a row that fail and make an instance ill.", 3)
+    rise: int = setting(Integer(1, 100), "Probes in a row that succeed and make it well again.", 2)
+    failures: int = setting(
+        Integer(1, 1000),
+        "Requests in a row that fail (5xx but 501 and 503, no first byte in time, a broken answer) and eject it.",
+        5,
+    )
+    ejection: float = setting(
+        Duration("100ms", "1h"), "Time it is ejected for, times the falls it has not been forgiven.", 30.0
+    )
+    longest_ejection: float = setting(Duration("100ms", "24h"), "Longest time it is ejected for in one go.", 300.0)
+    max_ejected_percent: int = setting(
+        Integer(0, 100), "Most of all instances that may be ejected for failed requests; one always may.", 30
+    )
+    panic_below_percent: int = setting(
+        Integer(0, 100),
+        "Share of healthy instances below which all that take connections are candidates, whatever their health.",
+        50,
+    )
+    slow_start: float = setting(
+        Duration("0s", "1h"), "Time over which an instance that has come back gets its share again.", 30.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixIndexSettings:
     """The embedded index of which instance holds which prefix."""
 

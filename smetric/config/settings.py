@@ -23,6 +23,7 @@ from smetric.config.sections import (
     Admin,
     Drain,
     Forward,
+    HealthSettings,
     InstanceSettings,
     KvEventsSettings,
     Limits,
@@ -43,6 +44,7 @@ __all__ = [
     "Admin",
     "Drain",
     "Forward",
+    "HealthSettings",
     "InstanceSettings",
     "KvEventsSettings",
     "Limits",
@@ -80,6 +82,9 @@ class Settings:
         MapOf(MODEL), "Model aliases: the name a client sends, and the name that is sent on.", {}
     )
     scrape: Scrape = setting(Section(Scrape), "Reading the instances' `/metrics`.", Scrape())
+    health: HealthSettings = setting(
+        Section(HealthSettings), "Probes of the instances, and who is a candidate.", HealthSettings()
+    )
     prefix_index: PrefixIndexSettings = setting(
         Section(PrefixIndexSettings), "The embedded index of which instance holds which prefix.", PrefixIndexSettings()
     )
@@ -196,8 +201,9 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
                 'empty, but tokenizer.source is local; name each model\'s folder, or one for "*"',
             )
         )
-    scrape, lookup = settings.scrape, settings.lookup
+    scrape, lookup, health = settings.scrape, settings.lookup, settings.health
     for section, smaller, low, larger, high in (
+        ("health", "ejection", health.ejection, "longest_ejection", health.longest_ejection),
         ("scrape", "interval", scrape.interval, "unknown_after", scrape.unknown_after),
         ("lookup", "deadline_base", lookup.deadline_base, "deadline_cap", lookup.deadline_cap),
     ):

@@ -10,12 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from smetric.errors import NoCandidate
-from smetric.fleet.instance import Instance
+from smetric.fleet.health import Health
+from smetric.fleet.instance import Instance, State
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Vocabulary
 
 #: A scraped value older than this many seconds is unknown.
 UNKNOWN_AFTER_S = 30.0
+
+#: Columns on which an instance that has come back bears a phantom load, and the origins of their cells in the trace.
+PHANTOM = ("requests", "unprefilled")
+LEDGER = "ledger"
+SLOW_START = "slow_start"
 
 #: One cell per candidate, None where unknown.
 Cells = list[Any]
@@ -28,6 +34,7 @@ class Fleet:
         instances: all of them; ids are unique.
         vocabulary: gives each feature its rule for unknown cells and its range.
         unknown_after_s: age in seconds from which a scraped value counts as unknown.
+        health: judges the instances; by default one that tolerates what is usual.
         clock: monotonic seconds.
     """
 
@@ -37,13 +44,17 @@ class Fleet:
         vocabulary: Vocabulary,
         *,
         unknown_after_s: float = UNKNOWN_AFTER_S,
+        health: Health | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.instances: list[Instance] = sorted(instances, key=lambda instance: instance.id)
         self._by_id = {instance.id: instance for instance in self.instances}
         self._features = vocabulary.features
         self._unknown_after_s = unknown_after_s
+        self.health = health or Health(self.instances, clock=clock)
         self.clock = clock
+        #: Times candidates were taken whatever their health, as too few were healthy.
+        self.panics = 0
 
     def __getitem__(self, id: str) -> Instance:
         return self._by_id[id]
@@ -55,7 +66,11 @@ class Fleet:
     def candidates(
         self, model: str, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
     ) -> list[Instance]:
-        """Instances that may serve *model*: not draining, healthy (all of them if none is), in *subset*, not excluded.
+        """Instances that may serve *model*: not draining, healthy, in *subset*, not excluded.
+
+        Where fewer than the tolerated share are healthy it is more likely our view that is wrong than all engines, so
+        all are candidates (panic) but those that refuse connections, which is no matter of opinion; and those too
+        where no other is left.
 
         Raises:
             NoCandidate: 404 when every instance's models are known and none is *model*; 503 when those that serve it
@@ -70,12 +85,17 @@ class Fleet:
                 status=404,
                 kind="model_not_found",
             )
-        eligible = [i for i in serving if not i.draining and i not in exclude and (subset is None or i.id in subset)]
-        if not eligible:
+        self.health.settle()
+        eligible = [i for i in serving if not i.draining and (subset is None or i.id in subset)]
+        chosen = [i for i in eligible if i.healthy]
+        if eligible and (not chosen or len(chosen) < self.health.tolerance.panic_below * len(eligible)):
+            self.panics += 1
+            chosen = [i for i in eligible if i.state is not State.REFUSING] or eligible
+        if exclude:
+            chosen = [i for i in chosen if i not in exclude] or [i for i in eligible if i not in exclude]
+        if not chosen:
             raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
-        healthy = [i for i in eligible if i.healthy]
-        # Panic: when every probe fails it is more likely our view that is wrong than all engines.
-        return healthy or eligible
+        return chosen
 
     def snapshot(
         self,
@@ -125,6 +145,9 @@ class Fleet:
             else:
                 read = CERTAIN[name]
                 columns[name] = [read(instance) for instance in candidates]
+        cold = self.health.coldness(candidates)
+        if cold is not None:
+            _lay_phantoms(columns, origins, cold)
         return Snapshot([instance.id for instance in candidates], columns, known, stamps, origins, now)
 
     def _measured(self, candidates: Sequence[Instance], now: float) -> list[float | None]:
@@ -134,6 +157,26 @@ class Fleet:
             None if instance.scrape is None or instance.scrape.measured_at < oldest else instance.scrape.measured_at
             for instance in candidates
         ]
+
+
+def _lay_phantoms(columns: dict[str, list[Any]], origins: dict[str, Sequence[str]], cold: list[float]) -> None:
+    """Add to the load of each candidate in its slow start a part of the mean load of those that are in none.
+
+    With c of the slow start to go, beside w others, that is c (w + 1) / (w + c) of the mean: a policy that equalises
+    loads then gives it 1 - c of its fair share. The trace shows the sum, and whence it comes. Where all are in their
+    slow start there is nobody to go by, and nothing is added.
+    """
+    for name in PHANTOM:
+        column = columns.get(name)
+        if column is None:
+            continue
+        warm = [value for value, c in zip(column, cold, strict=True) if not c]
+        if warm:
+            mean, w = sum(warm) / len(warm), len(warm)
+            columns[name] = [
+                value + mean * c * (w + 1) / (w + c) if c else value for value, c in zip(column, cold, strict=True)
+            ]
+            origins[name] = [SLOW_START if c else LEDGER for c in cold]
 
 
 def _waiting(instance: Instance) -> float:

@@ -7,9 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 #: Two start times this close, in seconds, are those of one process, told with different rounding.
 SAME_START_S = 1.0
+
+
+class State(StrEnum):
+    """How an instance stands, as `smetric.fleet.health` judges it."""
+
+    WELL = "well"
+    #: Well again since a short time: a phantom load keeps the crowd away.
+    WARMING = "warming"
+    #: Too many of its requests failed, or it comes and goes: left out for some time.
+    EJECTED = "ejected"
+    #: Its health probes fail.
+    ILL = "ill"
+    #: It takes no connections.
+    REFUSING = "refusing"
+    #: Its process is ending: it finishes what it has and refuses what is new.
+    STOPPING = "stopping"
+    #: An operator is draining it.
+    DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,7 @@ class Instance:
         "seen_empty",
         "sent_tokens",
         "started_at",
+        "state",
         "unprefilled",
         "url",
         "zone",
@@ -101,8 +121,10 @@ class Instance:
         self.role = role
         self.pool = pool
         self.zone = zone
+        #: These three are what `smetric.fleet.health` says of it.
         self.healthy = True
         self.draining = False
+        self.state = State.WELL
         #: Counts restarts seen; whatever was known of its cache belongs to one incarnation.
         self.incarnation = 0
         #: When this incarnation's process started, seconds since the epoch, by its own clock; None while unknown.

@@ -71,6 +71,7 @@ def admin_app(
                     "zone": instance.zone,
                     "healthy": instance.healthy,
                     "draining": instance.draining,
+                    "state": instance.state.value,
                     "incarnation": instance.incarnation,
                     "requests": instance.requests(),
                     "own": instance.own,

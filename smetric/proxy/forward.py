@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from smetric.caches.watch import CacheWatch
 from smetric.errors import HttpError, UpstreamError
 from smetric.fleet.instance import Instance
+from smetric.fleet.trial import Trial
 from smetric.proxy.asgi import Scope
 from smetric.proxy.error_response import error_event, send_error
 from smetric.proxy.headers import Headers, first, request_headers, response_headers
@@ -30,6 +31,8 @@ from smetric.tokens import TokenRatio
 ELSEWHERE = frozenset({429, 500, 502, 503})
 #: Such an answer is held back while another instance is tried, if its body is at most this many bytes.
 HELD_BYTES = 16 * 1024
+#: What an engine answers, with 500, from the moment it is told to stop to its end.
+SHUTTING_DOWN = b"cannot schedule new futures after shutdown"
 #: The status logged for a client that left first.
 CLIENT_CLOSED = 499
 
@@ -105,6 +108,9 @@ class Forwarding:
         self._body = body
         self._headers = request_headers(scope["headers"])
         self._observer: Observer | None = None
+        self._trial = Trial(plane.router.fleet.health)
+        #: The last attempt.
+        self._sent: Attempt | None = None
 
     async def run(self) -> None:
         """Route, send, stream back; answers errors in the API's own shape."""
@@ -120,6 +126,8 @@ class Forwarding:
             else:
                 exchange.end(CLIENT_CLOSED, bytes_out=self._bytes_out, error_type="client_gone")
             raise
+        finally:
+            self._trial.close()
 
     async def _attempts(self) -> None:
         router = self._plane.router
@@ -140,6 +148,8 @@ class Forwarding:
             finally:
                 if lease is not None:
                     lease.release()
+                    if self._sent is not None:
+                        self._trial.ended(lease.instance, self._sent.result, self._sent.status)
             if attempted is None:
                 return
             failure = attempted
@@ -166,7 +176,7 @@ class Forwarding:
         """Send to the chosen instance and relay its answer; None when the client has been answered."""
         assert routing.lease is not None
         instance = routing.lease.instance
-        attempt = self._exchange.attempt(self._path)
+        attempt = self._sent = self._exchange.attempt(self._path)
         watchdog = self._inbox.watchdog
         watchdog.arm(self._plane.deadlines.first_byte_s, "first_byte")
         try:
@@ -235,6 +245,9 @@ class Forwarding:
                 else:
                     answer.finish()
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
+                    if answer.status == 500 and SHUTTING_DOWN in b"".join(held):
+                        assert routing.lease is not None
+                        self._trial.stopping(routing.lease.instance)
                     return Failure(
                         status=answer.status,
                         headers=response_headers(answer.headers) + self._own_headers(record),
@@ -311,6 +324,8 @@ class Forwarding:
         assert observer is not None
         assert routing.lease is not None
         usage = observer.usage() if answer.status == 200 else None
+        if observer.is_aborted:
+            self._trial.aborted(routing.lease.instance)
         prompt = request.prompt
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
             self._plane.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)

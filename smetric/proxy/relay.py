@@ -30,6 +30,8 @@ END_MARKERS: dict[Api, tuple[bytes, ...]] = {
 }
 #: Where an engine's error is an event like any other, this is how it begins.
 ENGINE_ERROR = (b'\ndata: {"error":', b'\ndata:{"error":')
+#: How an engine that is told to stop ends what it was generating. No text of a model can hold it: JSON escapes quotes.
+ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 _OVERLAP = max(len(marker) for markers in END_MARKERS.values() for marker in markers) - 1
 
 
@@ -89,6 +91,11 @@ class Observer:
     def is_engine_error(self) -> bool:
         """The stream's tail holds the engine's own error event."""
         return any(marker in self._tail for marker in ENGINE_ERROR)
+
+    @property
+    def is_aborted(self) -> bool:
+        """The engine ended the answer before its end; the client did not ask for that."""
+        return any(marker in self._tail for marker in ABORTED)
 
     def usage(self) -> Usage | None:
         """The last usage object seen, or None."""

@@ -16,6 +16,7 @@ from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.peers import Peers
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
+from smetric.sources.probe import Prober
 from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
 from smetric.telemetry.metrics import Metrics
@@ -85,7 +86,10 @@ def source_stack(
         sources += lmcache_tiers(settings, token_ids, deadline, metrics)
         if index is not None:
             sources.append(PrefixPart(index))
-    background: list[Background] = [*sources]
+    prober = Prober(
+        fleet.instances, fleet.health, interval_s=settings.health.interval, timeout_s=settings.health.timeout
+    )
+    background: list[Background] = [prober, *sources]
     peers: Peers | None = None
     if index is not None and settings.prefix_index.folder:
         folder = Path(settings.prefix_index.folder)

@@ -1,7 +1,8 @@
-"""Polls vLLM instances: load and restarts from `/metrics`, served names from `/v1/models`, whether they answer at all.
+"""Polls vLLM instances: load and restarts from `/metrics`, served names from `/v1/models`.
 
 Each instance has its own loop, so one that hangs delays no other. What a page says is read in
-`smetric.sources.vllm_page`; how a scrape is corrected and grows old is in `smetric.fleet`.
+`smetric.sources.vllm_page`; how a scrape is corrected and grows old is in `smetric.fleet`; whether instances answer at
+all is asked by `smetric.sources.probe`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ INLINE_PAGE_BYTES = 256 * 1024
 MAX_MODELS = 4096
 #: Seconds between two looks at an instance's model list.
 MODELS_INTERVAL_S = 30.0
-#: Refused connections in a row that make an instance ill.
-REFUSALS = 2
 
 log = structlog.get_logger("smetric.sources.vllm")
 
@@ -54,7 +53,6 @@ class _Seen:
     """What is remembered of one instance between two scrapes."""
 
     result: str = "ok"
-    refusals: int = 0
     counters: dict[str, float] = field(default_factory=dict)
     models_due: float = float("-inf")
 
@@ -64,7 +62,7 @@ class _Unreadable(Exception):
 
 
 class VllmSource:
-    """A `Source` that only polls: it writes scrapes, cache configuration, model names and health to the instances.
+    """A `Source` that only polls: it writes scrapes, cache configuration and model names to the instances.
 
     Args:
         instances: those to poll.
@@ -160,7 +158,6 @@ class VllmSource:
             result = self._take(instance, seen, page, sent_at, own)
         except _Unreadable as error:
             result = str(error)
-        self._judge_health(instance, seen, result)
         self._unseen.discard(instance)
         if not self._unseen:
             self._all_seen.set()
@@ -211,17 +208,6 @@ class VllmSource:
         if told and not instance.is_incarnation(page.started_at):
             return True
         return any(value < seen.counters.get(name, 0.0) for name, value in page.counters.items())
-
-    @staticmethod
-    def _judge_health(instance: Instance, seen: _Seen, result: str) -> None:
-        """Two refused connections in a row are ill, any answer is well; a late one is neither."""
-        if result == "connect_error":
-            seen.refusals += 1
-            if seen.refusals >= REFUSALS:
-                instance.healthy = False
-        elif result != "timeout":
-            seen.refusals = 0
-            instance.healthy = True
 
     async def _read_models(self, instance: Instance, seen: _Seen) -> None:
         """Take the names an instance serves; what cannot be read leaves those known before."""

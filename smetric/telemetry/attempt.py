@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 class Attempt:
     """One attempt on one instance."""
 
-    __slots__ = ("_ended", "_exchange", "_record", "_span", "_started", "_ttfc_s", "headers")
+    __slots__ = ("_exchange", "_record", "_span", "_started", "_ttfc_s", "headers", "result", "status")
 
     def __init__(self, exchange: Exchange, record: DecisionRecord, path: str, number: int) -> None:
         self._exchange = exchange
         self._record = record
         self._started = time.perf_counter()
         self._ttfc_s: float | None = None
-        self._ended = False
+        #: How it ended, one of `names.RESULTS`, and what the instance answered; empty and None until then.
+        self.result = ""
+        self.status: int | None = None
         self._span: Span | None = None
         if exchange.server is not None:
             self._span = self._start_span(exchange.server, path, number)
@@ -88,9 +90,9 @@ class Attempt:
             status: what the instance answered, None if it did not.
             usage: tokens as it counted them.
         """
-        if self._ended:
+        if self.result:
             return
-        self._ended = True
+        self.result, self.status = result, status
         instance = self._record.instance
         assert instance is not None
         self._exchange.telemetry.metrics.attempted(instance.id, result)

@@ -50,6 +50,7 @@ class Gauges(Collector):
         instances: all instances.
         policy: name, hash and generation of the acting policy.
         dropped: spans lost so far.
+        panics: times candidates were taken whatever their health.
         index: the prefix index's figures, where there is one.
         peers: the figures of the exchange with other routers, where there is one.
         clock: monotonic seconds, the one scrapes are stamped with.
@@ -61,6 +62,7 @@ class Gauges(Collector):
         instances: Callable[[], Sequence[Instance]],
         policy: Callable[[], tuple[str, str, int]],
         dropped: Callable[[], int],
+        panics: Callable[[], int],
         index: Callable[[], IndexFigures] | None = None,
         peers: Callable[[], PeerFigures] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -68,6 +70,7 @@ class Gauges(Collector):
         self._instances = instances
         self._policy = policy
         self._dropped = dropped
+        self._panics = panics
         self._index = index
         self._peers = peers
         self._clock = clock
@@ -87,6 +90,7 @@ class Gauges(Collector):
         info.add_metric([name, digest, str(generation)], 1)
         yield info
         yield _counter(names.SPANS_DROPPED, self._dropped())
+        yield _counter(names.PANICS, self._panics())
         if self._index is not None:
             figures = self._index()
             for metric, value in ((names.INDEX_BLOCKS, figures.blocks), (names.INDEX_BYTES, figures.memory_bytes)):
@@ -109,11 +113,13 @@ class Gauges(Collector):
     def _per_instance(self, instances: Sequence[Instance]) -> Iterator[Metric]:
         now = self._clock()
         up, draining, inflight, unprefilled = map(_gauge, (names.UP, names.DRAINING, names.INFLIGHT, names.UNPREFILLED))
+        state = _gauge(names.STATE)
         running, waiting, kv_usage, age = map(_gauge, (names.RUNNING, names.WAITING, names.KV_USAGE, names.AGE))
         for instance in instances:
             label = [instance.id]
             up.add_metric(label, instance.healthy)
             draining.add_metric(label, instance.draining)
+            state.add_metric([instance.id, instance.state.value], 1)
             inflight.add_metric(label, instance.own)
             unprefilled.add_metric(label, instance.unprefilled)
             scrape = instance.scrape
@@ -124,7 +130,7 @@ class Gauges(Collector):
                 age.add_metric(label, max(0.0, now - scrape.measured_at))
                 if scrape.kv_usage is not None:
                     kv_usage.add_metric(label, scrape.kv_usage)
-        yield from (up, draining, inflight, unprefilled, running, waiting, kv_usage, age)
+        yield from (up, draining, state, inflight, unprefilled, running, waiting, kv_usage, age)
 
     def _imbalance(self, instances: Sequence[Instance]) -> Metric:
         loads: dict[str, list[float]] = {}

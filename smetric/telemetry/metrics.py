@@ -10,7 +10,7 @@ import asyncio
 import platform
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -19,6 +19,9 @@ from prometheus_client.registry import Collector
 import smetric
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Usage
+
+if TYPE_CHECKING:
+    from smetric.fleet.instance import Instance
 
 #: Seconds a rendered page is served again: 2,000 samples take 15 ms to render.
 PAGE_TTL_S = 1.0
@@ -52,6 +55,7 @@ class Metrics:
         self._first_chunk_seconds = _Children(self._histogram(names.FIRST_CHUNK_SECONDS))
         self._overhead_seconds = self._histogram(names.OVERHEAD_SECONDS)
         self._attempts = _Children(self._counter(names.ATTEMPTS))
+        self._ejections = _Children(self._counter(names.EJECTIONS))
         self._in_progress = self._gauge(names.IN_PROGRESS)
         self._tokenizations = _Children(self._counter(names.TOKENIZATIONS))
         self._tokenize_seconds = _Children(self._histogram(names.TOKENIZE_SECONDS))
@@ -104,6 +108,10 @@ class Metrics:
     def attempted(self, instance: str, result: str) -> None:
         """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""
         self._attempts.of(self._instance(instance), result).inc()
+
+    def ejected(self, instance: Instance, reason: str) -> None:
+        """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""
+        self._ejections.of(self._instance(instance.id), reason).inc()
 
     def ended(
         self,

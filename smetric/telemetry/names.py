@@ -84,6 +84,12 @@ ABORTED = "aborted"
 RESENT = "resent"
 RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
 
+# How instances stand (`smetric.fleet.instance.State`), and why they are left out.
+STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "draining")
+PROBE = "probe"
+CONNECT = "connect"
+EJECTION_REASONS = (PROBE, CONNECT, CLOSED, PROTOCOL, TIMEOUT, STATUS_5XX)
+
 # Results of a look-up at a service.
 LOOKUP_OK = "ok"
 LOOKUP_CACHED = "cached"
@@ -263,6 +269,24 @@ INFLIGHT = Metric("smetric_inflight_requests", "gauge", ("instance",), "Sequence
 UNPREFILLED = Metric("smetric_unprefilled_tokens", "gauge", ("instance",), "Tokens sent there, first byte not back.")
 UP = Metric("smetric_instance_up", "gauge", ("instance",), "1 while it is healthy.")
 DRAINING = Metric("smetric_instance_draining", "gauge", ("instance",), "1 while it is draining.")
+STATE = Metric(
+    "smetric_instance_state",
+    "gauge",
+    ("instance", "state"),
+    f"1 for the state it is in: {', '.join(STATES)}.",
+)
+EJECTIONS = Metric(
+    "smetric_instance_ejections_total",
+    "counter",
+    ("instance", "reason"),
+    f"Times an instance was left out, by what settled it: {', '.join(EJECTION_REASONS)}.",
+)
+PANICS = Metric(
+    "smetric_panics_total",
+    "counter",
+    (),
+    "Times candidates were taken whatever their health, because fewer than `health.panic_below_percent` were well.",
+)
 RUNNING = Metric("smetric_instance_running", "gauge", ("instance",), "Requests running, as last scraped.")
 WAITING = Metric("smetric_instance_waiting", "gauge", ("instance",), "Requests waiting, as last scraped.")
 KV_USAGE = Metric("smetric_instance_kv_cache_usage_ratio", "gauge", ("instance",), "KV blocks in use, as last scraped.")
@@ -348,6 +372,10 @@ RELOADED_EVENT = Event("smetric.policy.reloaded", "Info: the policy file changed
 KEPT_EVENT = Event("smetric.policy.kept", "Error: the policy file changed but cannot be used; the last good one stays.")
 FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
 RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process answers; its cache counts as empty.")
+CHANGED_EVENT = Event(
+    "smetric.instance.changed", "Warning or info: an instance stands otherwise than before: its `state`."
+)
+PROBE_CRASHED_EVENT = Event("smetric.probe.crashed", "Error: probing an instance raised: a bug; it goes on.")
 SCRAPE_EVENT = Event("smetric.scrape.changed", "Warning: scrapes of an instance began to end otherwise than before.")
 CRASHED_EVENT = Event("smetric.scrape.crashed", "Error: scraping an instance raised: a bug; it goes on.")
 MODELS_EVENT = Event(

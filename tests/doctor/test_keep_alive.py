@@ -15,7 +15,8 @@ async def test_connections_that_engines_close_early_are_measured(lab: Lab) -> No
         await asyncio.sleep(0.2)
         call.close()
 
-    engine = FakeEngine(close_soon)
+    engine = FakeEngine()
+    engine.health = close_soon
     await engine.start()
     try:
         instances = (InstanceSettings(id="short", url=engine.url),)

@@ -1,4 +1,4 @@
-"""Polling instances: health, load, restarts, models, against servers that misbehave."""
+"""Polling instances: load, restarts, models, against servers that misbehave."""
 
 from __future__ import annotations
 
@@ -83,9 +83,6 @@ class Bench:
             on_scrape=lambda _, result, seconds: self.results.append(result),
             clock=self.clock,
         )
-
-    def healthy(self) -> bool:
-        return self.instance.healthy
 
     def models(self) -> set[str]:
         return set(self.instance.models or ())
@@ -201,7 +198,6 @@ async def test_a_page_that_cannot_be_used_is_counted_and_leaves_the_last_values_
         assert await one.scrape(answer) == result
         assert one.results[-1] == result
         assert one.instance.scrape is before
-        assert one.instance.healthy
         assert one.restarts == []
 
 
@@ -243,7 +239,6 @@ async def test_one_that_hangs_times_out_and_delays_no_other() -> None:
     assert set(results["hanging"]) == {"timeout"}
     assert set(results["answering"]) == {"ok"}
     assert len(results["answering"]) > 2 * len(results["hanging"])
-    assert fleet[0].healthy
 
 
 async def test_a_failing_callback_does_not_end_the_polling() -> None:
@@ -267,42 +262,6 @@ async def test_a_failing_callback_does_not_end_the_polling() -> None:
     await source.stop()
     server.close()
     await server.wait_closed()
-
-
-# ── health ───────────────────────────────────────────────────────────────────
-
-
-async def test_two_refused_connections_are_ill_and_one_answer_is_well_again() -> None:
-    async with bench() as one:
-        assert await one.scrape(b"") == "connect_error"
-        assert one.healthy()
-        assert await one.scrape() == "connect_error"
-        assert not one.healthy()
-        assert await one.scrape(page()) == "ok"
-        assert one.healthy()
-        assert await one.scrape(b"") == "connect_error"
-        assert one.healthy()
-
-
-async def test_a_port_nobody_listens_on_is_ill_after_two_scrapes() -> None:
-    server = await asyncio.start_server(Engine().serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    one = Bench(Instance("a", f"http://127.0.0.1:{port}"), Engine(), 2.0)
-    await one.source.start()
-    assert await one.scrape() == "connect_error"
-    assert await one.scrape() == "connect_error"
-    await one.source.stop()
-    assert not one.healthy()
-    assert one.instance.scrape is None
-
-
-async def test_an_instance_marked_ill_elsewhere_is_well_once_it_answers() -> None:
-    async with bench() as one:
-        one.instance.healthy = False
-        await one.scrape(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-        assert one.healthy()
 
 
 # ── frozen series ────────────────────────────────────────────────────────────

@@ -22,6 +22,7 @@ def gauges(instances: list[Instance], now: float = 100.0) -> Gauges:
         instances=lambda: instances,
         policy=lambda: ("sticky", "abc", 2),
         dropped=lambda: 5,
+        panics=lambda: 7,
         index=lambda: IndexFigures(10, 640, 3),
         peers=lambda: PeerFigures({"http://10.0.0.2:9464": True}, {"sent": 4}),
         clock=lambda: now,
@@ -112,6 +113,8 @@ async def test_gauges_show_the_fleet_and_absent_is_not_zero() -> None:
     assert read("smetric_instance_up", {"instance": "gpu-0"}) == 1
     assert read("smetric_instance_up", {"instance": "gpu-1"}) == 0
     assert read("smetric_instance_draining", {"instance": "gpu-0"}) == 1
+    assert read("smetric_instance_state", {"instance": "gpu-0", "state": "well"}) == 1
+    assert read("smetric_panics_total") == 7
     assert read("smetric_inflight_requests", {"instance": "gpu-0"}) == 4
     assert read("smetric_instance_running", {"instance": "gpu-0"}) == 2
     assert read("smetric_instance_kv_cache_usage_ratio", {"instance": "gpu-0"}) == 0.25
@@ -154,6 +157,7 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     exchange.decided(made)
     exchange.end(200, usage=Usage(1, 1, 1))
     app.metrics.scraped("gpu-0", "ok", 0.01)
+    app.metrics.ejected(seen[0], names.CONNECT)
     app.metrics.looked_up("lmcache", names.LOOKUP_OK)
     app.metrics.suspended("lmcache", True)
     app.metrics.tokenized("engine", "ok", 0.01)

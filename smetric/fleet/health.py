@@ -1,0 +1,304 @@
+"""Judges instances by their probes, by how requests sent to them end, and by what operators say: who is a candidate.
+
+Nothing here does I/O or awaits: probes are sent by `smetric.sources.probe`, requests by the proxy. What a request says
+is gathered in `smetric.fleet.trial`; the phantom load of an instance that has come back is `smetric.fleet.fleet`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from smetric.fleet.instance import Instance, State
+
+#: Seconds of good health after which one earlier fall is forgiven.
+FORGIVEN_AFTER_S = 60.0
+#: Answers in a row that ended in `finish_reason: abort` and mean that the engine is ending. One may be anything.
+ABORTS = 2
+
+log = structlog.get_logger("smetric.fleet.health")
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What an instance may do before it is left out, and for how long it is.
+
+    Args:
+        fall: probes in a row that fail and make an instance ill.
+        rise: probes in a row that succeed and make it well again.
+        failures: requests in a row that fail and eject it.
+        ejection_s: seconds it is ejected for, times the falls it has not been forgiven.
+        longest_ejection_s: most seconds in one go.
+        max_ejected: most of all instances that may be ejected for failed requests, 0..1; one always may.
+        panic_below: share of healthy instances, 0..1, below which health no longer decides who is a candidate.
+        slow_start_s: seconds over which an instance that has come back gets its share again; 0 for at once.
+    """
+
+    fall: int = 3
+    rise: int = 2
+    failures: int = 5
+    ejection_s: float = 30.0
+    longest_ejection_s: float = 300.0
+    max_ejected: float = 0.3
+    panic_below: float = 0.5
+    slow_start_s: float = 30.0
+
+
+class _Vitals:
+    """What is remembered of one instance."""
+
+    __slots__ = (
+        "aborts",
+        "answers",
+        "drained",
+        "failures",
+        "falls",
+        "flaps",
+        "held_until",
+        "misses",
+        "refuses",
+        "stopping_until",
+        "successes",
+        "warming_since",
+        "well_since",
+    )
+
+    def __init__(self) -> None:
+        #: The probes' verdict; and whether the last that was heard is that it takes no connections.
+        self.answers = True
+        self.refuses = False
+        #: Probes in a row: failed while it answers, succeeded while it does not.
+        self.misses = 0
+        self.successes = 0
+        #: Requests in a row: failed, and aborted by the engine.
+        self.failures = 0
+        self.aborts = 0
+        #: Times it was left out and not forgiven yet; and since when it has not been, None while it is.
+        self.falls = 0
+        self.well_since: float | None = -math.inf
+        #: Ejected until then; because it comes and goes, not because of failed requests.
+        self.held_until = -math.inf
+        self.flaps = False
+        self.stopping_until = -math.inf
+        self.drained = False
+        #: When it came back; None once it has its share.
+        self.warming_since: float | None = None
+
+
+class Health:
+    """Writes `healthy`, `draining` and `state` of the instances.
+
+    Args:
+        instances: those judged.
+        tolerance: what they may do.
+        on_ejected: told each time one is left out, and why: probe, connect, closed, protocol, timeout or 5xx.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        instances: Iterable[Instance],
+        tolerance: Tolerance | None = None,
+        *,
+        on_ejected: Callable[[Instance, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tolerance = tolerance or Tolerance()
+        self._vitals = {instance: _Vitals() for instance in instances}
+        self._on_ejected = on_ejected
+        self._clock = clock
+        #: When the first ejection, shutdown or slow start ends by itself.
+        self._due = math.inf
+        self._warming: set[Instance] = set()
+
+    # ── probes ───────────────────────────────────────────────────────────────
+
+    def probed(self, instance: Instance, *, ok: bool, refused: bool = False) -> None:
+        """A probe has ended: with an answer that is *ok*, or not, or because the connection was *refused*."""
+        vitals = self._vitals[instance]
+        if ok:
+            vitals.misses = 0
+            if not vitals.answers:
+                vitals.successes += 1
+                if vitals.successes >= self.tolerance.rise:
+                    if vitals.refuses:
+                        vitals.stopping_until = -math.inf  # it was gone: what answers now is another process
+                    vitals.answers, vitals.refuses = True, False
+        else:
+            vitals.successes = 0
+            vitals.misses += 1
+            if not vitals.answers:
+                vitals.refuses = refused
+            elif vitals.misses >= self.tolerance.fall:
+                vitals.answers, vitals.refuses = False, refused
+                self._fell(instance, vitals, "probe")
+        self._judge(instance, vitals)
+
+    # ── requests ─────────────────────────────────────────────────────────────
+
+    def succeeded(self, instance: Instance) -> None:
+        """A request was answered well, to its end."""
+        vitals = self._vitals[instance]
+        vitals.failures = vitals.aborts = 0
+        if vitals.refuses:
+            vitals.refuses = False
+            self._judge(instance, vitals)
+
+    def refused(self, instance: Instance) -> None:
+        """A request found no connection: it is left out until probes find it again."""
+        vitals = self._vitals[instance]
+        vitals.successes = 0
+        vitals.refuses = True
+        if vitals.answers:
+            vitals.answers = False
+            self._fell(instance, vitals, "connect")
+        self._judge(instance, vitals)
+
+    def failed(self, instance: Instance, reason: str) -> None:
+        """A request failed there for *reason*: closed, protocol, timeout or 5xx."""
+        vitals = self._vitals[instance]
+        vitals.failures += 1
+        if vitals.failures < self.tolerance.failures or not instance.healthy or not self._may_eject():
+            return
+        vitals.failures = 0
+        self._fell(instance, vitals, reason)
+        self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=False)
+        self._judge(instance, vitals)
+
+    def aborted(self, instance: Instance) -> None:
+        """The engine ended a request with `finish_reason: abort`, as it does when it is told to stop."""
+        vitals = self._vitals[instance]
+        vitals.aborts += 1
+        if vitals.aborts >= ABORTS:
+            self.stopping(instance)
+
+    def stopping(self, instance: Instance) -> None:
+        """The engine says that it is shutting down: no candidate until it answers as a new process.
+
+        Should it go on as it is, it is tried again after the longest ejection.
+        """
+        vitals = self._vitals[instance]
+        vitals.aborts = 0
+        vitals.stopping_until = self._clock() + self.tolerance.longest_ejection_s
+        self._judge(instance, vitals)
+
+    def restarted(self, instance: Instance) -> None:
+        """A new process answers: what the old one did is past, unless it is that processes come and go."""
+        vitals = self._vitals[instance]
+        vitals.failures = vitals.aborts = 0
+        vitals.stopping_until = -math.inf
+        if not vitals.flaps:
+            vitals.held_until = -math.inf
+        self._judge(instance, vitals)
+        if instance.state is State.WELL:
+            self._warm(instance, vitals)
+            self._judge(instance, vitals)
+
+    # ── operators ────────────────────────────────────────────────────────────
+
+    def drain(self, instance: Instance) -> None:
+        """Send nothing new there until `undrain`; what is under way ends in its own time."""
+        self._vitals[instance].drained = True
+        self._judge(instance, self._vitals[instance])
+
+    def undrain(self, instance: Instance) -> None:
+        """Let it be a candidate again."""
+        self._vitals[instance].drained = False
+        self._judge(instance, self._vitals[instance])
+
+    def drained(self) -> list[str]:
+        """The ids of the instances that operators drain."""
+        return [instance.id for instance, vitals in self._vitals.items() if vitals.drained]
+
+    # ── time ─────────────────────────────────────────────────────────────────
+
+    def settle(self) -> None:
+        """End what ends by itself: ejections, shutdowns that were none, slow starts. Free while nothing is due."""
+        if self._clock() < self._due:
+            return
+        self._due = math.inf
+        for instance, vitals in self._vitals.items():
+            self._judge(instance, vitals)
+
+    def coldness(self, candidates: Sequence[Instance]) -> list[float] | None:
+        """The share of its slow start that each candidate still has to go, 1..0; None while none has any."""
+        if not self._warming:
+            return None
+        now, over_s = self._clock(), self.tolerance.slow_start_s
+        cold = [
+            0.0 if since is None else max(0.0, 1.0 - (now - since) / over_s)
+            for since in (self._vitals[instance].warming_since for instance in candidates)
+        ]
+        return cold if any(cold) else None
+
+    # ── the verdict ──────────────────────────────────────────────────────────
+
+    def _fell(self, instance: Instance, vitals: _Vitals, reason: str) -> None:
+        """It is left out once more; one that comes and goes stays out for longer each time."""
+        if vitals.falls and vitals.well_since is not None:
+            vitals.falls = max(0, vitals.falls - int((self._clock() - vitals.well_since) / FORGIVEN_AFTER_S))
+        if vitals.falls and not vitals.answers:
+            self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=True)
+        vitals.falls += 1
+        if self._on_ejected is not None:
+            self._on_ejected(instance, reason)
+
+    def _hold(self, vitals: _Vitals, seconds: float, *, flaps: bool) -> None:
+        vitals.held_until = self._clock() + min(seconds, self.tolerance.longest_ejection_s)
+        vitals.flaps = flaps
+
+    def _may_eject(self) -> bool:
+        ejected = sum(instance.state is State.EJECTED for instance in self._vitals)
+        return ejected < max(1, int(self.tolerance.max_ejected * len(self._vitals)))
+
+    def _judge(self, instance: Instance, vitals: _Vitals) -> None:
+        """Write down how the instance stands now, and when that changes by itself."""
+        now = self._clock()
+        held, stopping = vitals.held_until > now, vitals.stopping_until > now
+        is_out = held or stopping or vitals.drained or not vitals.answers
+        if is_out:
+            vitals.warming_since = vitals.well_since = None
+            self._warming.discard(instance)
+        elif vitals.well_since is None:
+            vitals.well_since = now
+            self._warm(instance, vitals)
+        if vitals.warming_since is not None and now >= vitals.warming_since + self.tolerance.slow_start_s:
+            vitals.warming_since = None
+            self._warming.discard(instance)
+        instance.healthy = vitals.answers and not held
+        instance.draining = vitals.drained or stopping
+        if held:
+            self._due = min(self._due, vitals.held_until)
+        if stopping:
+            self._due = min(self._due, vitals.stopping_until)
+        if vitals.warming_since is not None:
+            self._due = min(self._due, vitals.warming_since + self.tolerance.slow_start_s)
+        state = _state_of(vitals, held=held, stopping=stopping)
+        if state is not instance.state:
+            tell = log.info if state in (State.WELL, State.WARMING) else log.warning
+            tell("smetric.instance.changed", instance=instance.id, state=state.value, before=instance.state.value)
+            instance.state = state
+
+    def _warm(self, instance: Instance, vitals: _Vitals) -> None:
+        if self.tolerance.slow_start_s > 0:
+            vitals.warming_since = self._clock()
+            self._warming.add(instance)
+
+
+def _state_of(vitals: _Vitals, *, held: bool, stopping: bool) -> State:
+    """The word for it; what lasts longest comes first."""
+    if vitals.drained:
+        return State.DRAINING
+    if vitals.refuses:
+        return State.REFUSING
+    if stopping:
+        return State.STOPPING
+    if not vitals.answers:
+        return State.ILL
+    if held:
+        return State.EJECTED
+    return State.WELL if vitals.warming_since is None else State.WARMING

@@ -1,0 +1,60 @@
+"""What one request says of the instances it was tried on, told to their health once the request is over.
+
+A request that two instances fail at says more of itself than of them, and is held against neither: otherwise a client
+that sends one poisonous request again and again would have one instance after the other ejected.
+"""
+
+from __future__ import annotations
+
+from smetric.fleet.health import Health
+from smetric.fleet.instance import Instance
+from smetric.telemetry import names
+
+#: A queue that is full, or something the engine cannot do: answers of one that is well.
+NEUTRAL = frozenset({501, 503})
+
+
+class Trial:
+    """One request; `close` is called when it is over, whatever happened.
+
+    Args:
+        health: judges the instances.
+    """
+
+    __slots__ = ("_aborted", "_blamed", "_failures", "_health")
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._failures = 0
+        self._aborted = False
+        self._blamed: tuple[Instance, str] | None = None
+
+    def ended(self, instance: Instance, result: str, status: int | None) -> None:
+        """An attempt on *instance* has ended with *result*, one of `names.RESULTS`; *status* is what it answered.
+
+        No answer of 4xx, and nothing that the client ended, says anything of an instance.
+        """
+        if result in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
+            self._health.refused(instance)
+        elif result == names.OK:
+            if status is not None and status < 400 and not self._aborted:
+                self._health.succeeded(instance)
+        elif result in (names.CLOSED, names.PROTOCOL, names.TIMEOUT) or (
+            result == names.STATUS_5XX and status not in NEUTRAL
+        ):
+            self._failures += 1
+            self._blamed = (instance, result)
+
+    def stopping(self, instance: Instance) -> None:
+        """*instance* answered that it is shutting down."""
+        self._health.stopping(instance)
+
+    def aborted(self, instance: Instance) -> None:
+        """*instance* ended its answer with `finish_reason: abort`."""
+        self._aborted = True
+        self._health.aborted(instance)
+
+    def close(self) -> None:
+        """The request is over."""
+        if self._failures == 1 and self._blamed is not None:
+            self._health.failed(*self._blamed)

@@ -1,0 +1,104 @@
+"""Asks each instance for `/health`, on a connection of its own, and tells its health what came of it.
+
+How probes are judged is in `smetric.fleet.health`. Each instance has its own loop, so one that hangs delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from urllib.parse import SplitResult, urlsplit
+
+import structlog
+
+from smetric.fleet.health import Health
+from smetric.fleet.instance import Instance
+
+#: Most bytes of an answer that are read.
+MAX_BYTES = 8 * 1024
+
+log = structlog.get_logger("smetric.sources.probe")
+
+
+class Prober:
+    """Probes instances from `start` to `stop`.
+
+    A new connection for each probe proves that the instance still takes some, and costs a tenth of a client library.
+    An answer below 500 is a good one: whoever says 401 or 404 is there.
+
+    Args:
+        instances: those to probe.
+        health: told how each probe ended.
+        interval_s: seconds between two probes of one instance.
+        timeout_s: seconds one may take, connecting included.
+    """
+
+    def __init__(
+        self, instances: Sequence[Instance], health: Health, *, interval_s: float = 1.0, timeout_s: float = 1.0
+    ) -> None:
+        self._instances = instances
+        self._health = health
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin one loop for each instance."""
+        self._loops = [
+            asyncio.create_task(self._probe_for_ever(instance, self._interval_s * number / len(self._instances)))
+            for number, instance in enumerate(self._instances)
+        ]
+
+    async def stop(self) -> None:
+        """End the loops."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+
+    async def _probe_for_ever(self, instance: Instance, offset_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        due = clock() + offset_s
+        while True:
+            await asyncio.sleep(due - clock())
+            try:
+                await self.probe(instance)
+                self._health.settle()
+            except Exception:
+                # A fault of ours must not blind the router to this instance for good.
+                log.exception("smetric.probe.crashed", instance=instance.id)
+            due = max(due + self._interval_s, clock())
+
+    async def probe(self, instance: Instance) -> None:
+        """Probe *instance* once."""
+        ok, refused = False, False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    reader, writer = await _connect(urlsplit(instance.url))
+                except OSError:
+                    refused = True
+                else:
+                    ok = 100 <= await _ask(reader, writer, urlsplit(instance.url).netloc) < 500
+        except TimeoutError:
+            pass  # late is not good, but somebody may be there
+        self._health.probed(instance, ok=ok, refused=refused)
+
+
+async def _connect(address: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    is_tls = address.scheme == "https"
+    port = address.port or (443 if is_tls else 80)
+    return await asyncio.open_connection(address.hostname, port, ssl=is_tls or None, limit=MAX_BYTES)
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> int:
+    """The status of `GET /health`; 0 when what came was not HTTP, or nothing. Closes the connection."""
+    try:
+        writer.write(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("ascii"))
+        line = (await reader.read(MAX_BYTES)).partition(b"\r\n")[0]
+    except ConnectionError:
+        return 0
+    finally:
+        writer.transport.abort()  # a polite end could take as long as the instance likes
+    words = line.split(b" ", 2)
+    is_http = len(words) >= 2 and words[0].startswith(b"HTTP/1.") and words[1].isdigit() and len(words[1]) == 3
+    return int(words[1]) if is_http else 0

@@ -1,0 +1,196 @@
+"""Rows D: instances that come, go, lie about their health, or are slow; the router's candidates follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from smetric.config.sections import HealthSettings
+from smetric.fleet.instance import Instance, State
+from tests.fakes import Call, FakeEngine, Response, Script, capture, healthy, until
+from tests.faults.harness import Running, running
+
+#: Judges fast, so that rows are short.
+EAGER = HealthSettings(interval=0.05, timeout=0.5, fall=2, rise=1, ejection=0.3, longest_ejection=3.0, slow_start=0.5)
+
+
+class Crowd:
+    """Clients that ask again as soon as they are answered."""
+
+    def __init__(self, router: Running, count: int) -> None:
+        self.answers: list[Response] = []
+        self._router = router
+        self._ended = False
+        self._clients = [asyncio.create_task(self._ask()) for _ in range(count)]
+
+    async def _ask(self) -> None:
+        while not self._ended:
+            self.answers.append(await self._router.chat())
+
+    async def leave(self) -> None:
+        self._ended = True
+        await asyncio.gather(*self._clients)
+
+    def has_answers(self, count: int) -> bool:
+        return len(self.answers) >= count
+
+    def statuses(self) -> Counter[int]:
+        return Counter(answer.status for answer in self.answers)
+
+    def share(self, since: int) -> float:
+        """The share of e0 in the answers from number *since* on."""
+        served = [answer.value("x-smetric-instance") for answer in self.answers[since:]]
+        return served.count("e0") / len(served)
+
+
+def slow(seconds: float) -> Script:
+    """Answers well, but late."""
+
+    async def script(call: Call) -> None:
+        await asyncio.sleep(seconds)
+        await healthy(call)
+
+    return script
+
+
+def is_healthy(instance: Instance, wanted: bool) -> bool:
+    return instance.healthy is wanted
+
+
+async def figure(router: Running, series: str) -> float:
+    """The sum of a metric's samples that begin with *series*."""
+    lines = (await router.admin("/metrics")).body.decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
+
+
+async def test_d14_a_rolling_restart_of_all_instances_loses_no_request() -> None:
+    async with running(*(FakeEngine(slow(0.02)) for _ in range(4)), health=EAGER) as router:
+        crowd = Crowd(router, 6)
+        for engine in router.engines:
+            instance, port = router.instance_of(engine), urlsplit(engine.url).port
+            await engine.stop()
+            await until(partial(is_healthy, instance, False))
+            await engine.start(port or 0)
+            await until(partial(is_healthy, instance, True))
+            await until(partial(crowd.has_answers, len(crowd.answers) + 30))
+        await crowd.leave()
+        assert crowd.statuses().keys() == {200}
+        assert await figure(router, "smetric_instance_ejections_total{") == 4
+
+
+async def test_d15_a_tenfold_slower_instance_gets_less_than_a_twentieth_and_then_its_share_again() -> None:
+    async with running(*(FakeEngine(slow(0.05)) for _ in range(4)), health=EAGER) as router:
+        router.engines[0].script = slow(0.6)
+        crowd = Crowd(router, 16)
+        await until(partial(crowd.has_answers, 60))
+        since = len(crowd.answers)
+        await until(partial(crowd.has_answers, since + 200))
+        assert crowd.share(since) < 0.05
+        assert router.instance_of(router.engines[0]).healthy
+        router.engines[0].script = slow(0.05)
+        await asyncio.sleep(0.7)  # the slow ones must end
+        since = len(crowd.answers)
+        await until(partial(crowd.has_answers, since + 150))
+        assert crowd.share(since) == pytest.approx(0.25, abs=0.1)
+        await crowd.leave()
+        assert crowd.statuses().keys() == {200}
+
+
+async def test_d17_where_only_the_probes_fail_traffic_goes_on_and_the_metric_says_so() -> None:
+    async with running(FakeEngine(), FakeEngine(), FakeEngine(), health=EAGER) as router:
+        for engine in router.engines:
+            engine.health = lambda call: call.answer(503, b"")
+        await until(lambda: not any(router.instance_of(engine).healthy for engine in router.engines))
+        assert [(await router.chat()).status for _ in range(9)] == [200] * 9
+        assert all(engine.calls for engine in router.engines)
+        assert await figure(router, "smetric_panics_total ") >= 9
+        assert await figure(router, 'smetric_instance_state{instance="e1",state="ill"}') == 1
+        for engine in router.engines:
+            engine.recover()
+        await until(lambda: all(router.instance_of(engine).healthy for engine in router.engines))
+
+
+async def test_d17_in_a_panic_those_that_refuse_connections_are_still_left_out() -> None:
+    async with running(FakeEngine(), FakeEngine(), FakeEngine(), health=EAGER, check_after=False) as router:
+        for engine in router.engines[1:]:
+            await engine.stop()
+        await until(lambda: [i.state for i in router.application.fleet.instances[1:]] == [State.REFUSING] * 2)
+        answers = [await router.chat() for _ in range(6)]
+        assert {(answer.status, answer.value("x-smetric-instance")) for answer in answers} == {(200, "e0")}
+        for engine in router.engines[1:]:
+            await engine.start(urlsplit(engine.url).port or 0)
+
+
+async def test_d18_an_instance_that_comes_and_goes_stays_out_for_longer_and_costs_no_request() -> None:
+    async with running(FakeEngine(slow(0.02)), FakeEngine(slow(0.02)), health=EAGER) as router:
+        flapping = router.engines[0]
+        instance, port = router.instance_of(flapping), urlsplit(flapping.url).port or 0
+        crowd = Crowd(router, 4)
+        out = []
+        for _ in range(3):
+            await flapping.stop()
+            await until(lambda: not instance.healthy)
+            await flapping.start(port)
+            started = asyncio.get_running_loop().time()
+            await until(lambda: instance.healthy)
+            out.append(asyncio.get_running_loop().time() - started)
+        await crowd.leave()
+        assert crowd.statuses().keys() == {200}
+        assert out[0] < 0.25 < out[1] < 0.55 < out[2]
+
+
+async def test_an_instance_whose_requests_fail_is_ejected_and_comes_back() -> None:
+    async with running(FakeEngine(), FakeEngine(), health=EAGER) as router:
+        bad = router.engines[0]
+        bad.script = lambda call: call.answer(500, b'{"error":{}}')
+        for _ in range(12):
+            assert (await router.chat()).status == 200
+        assert router.instance_of(bad).state is State.EJECTED
+        assert await figure(router, 'smetric_instance_ejections_total{instance="e0",reason="5xx"}') == 1
+        assert router.lines("smetric.instance.changed")[-1]["state"] == "ejected"
+        bad.recover()
+        await until(lambda: router.instance_of(bad).healthy)
+
+
+async def test_a_poisonous_request_ejects_nobody() -> None:
+    async def poisoned(call: Call) -> None:
+        await (call.answer(500, b'{"error":{}}') if b'"poison"' in call.body else healthy(call))
+
+    async with running(*(FakeEngine(poisoned) for _ in range(4)), health=EAGER) as router:
+        for _ in range(30):
+            assert (await router.chat(user="poison")).status == 500
+        assert {router.instance_of(engine).state for engine in router.engines} == {State.WELL}
+
+
+async def test_an_engine_that_is_shutting_down_is_passed_over_at_once_and_drains() -> None:
+    _, answer = capture("draining_500")
+    async with running(FakeEngine(), FakeEngine(), health=EAGER) as router:
+        ending = router.engines[0]
+        ending.script = lambda call: call.send(answer)
+        for _ in range(6):
+            assert (await router.chat()).status == 200
+        assert len(ending.calls) == 1
+        instance = router.instance_of(ending)
+        assert (instance.draining, instance.state) == (True, State.STOPPING)
+        port = urlsplit(ending.url).port or 0
+        await ending.stop()
+        await until(lambda: instance.state is State.REFUSING)
+        await ending.start(port)
+        ending.recover()
+        await until(lambda: instance.healthy and not instance.draining)
+
+
+async def test_answers_that_the_engine_aborts_mean_that_it_is_ending() -> None:
+    body = orjson.dumps({"id": "c", "choices": [{"index": 0, "message": {}, "finish_reason": "abort"}]})
+
+    async with running(FakeEngine(), FakeEngine(), health=EAGER, check_after=False) as router:
+        router.engines[0].script = lambda call: call.answer(200, body, (b"content-type", b"application/json"))
+        for _ in range(8):
+            assert (await router.chat()).status == 200
+        assert router.instance_of(router.engines[0]).state is State.STOPPING
+        assert len(router.engines[0].calls) == 2

@@ -1,0 +1,353 @@
+"""Who is left out, why, for how long, and who is not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.fleet.health import Health, Tolerance
+from smetric.fleet.instance import Instance, State
+from smetric.fleet.trial import Trial
+from smetric.telemetry import names
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ward:
+    """Some instances, their health, and what was told of it."""
+
+    def __init__(self, count: int = 4, tolerance: Tolerance | None = None) -> None:
+        self.clock = Clock()
+        self.instances = [Instance(f"gpu-{i}", f"http://gpu-{i}") for i in range(count)]
+        self.ejections: list[tuple[str, str]] = []
+        self.health = Health(
+            self.instances,
+            tolerance,
+            on_ejected=lambda instance, reason: self.ejections.append((instance.id, reason)),
+            clock=self.clock,
+        )
+
+    def after(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.health.settle()
+
+    def fail(self, instance: Instance, times: int = 5, reason: str = names.STATUS_5XX) -> None:
+        for _ in range(times):
+            self.health.failed(instance, reason)
+
+    def probe(self, instance: Instance, *, ok: bool, times: int = 1, refused: bool = False) -> None:
+        for _ in range(times):
+            self.health.probed(instance, ok=ok, refused=refused)
+
+    def states(self) -> list[State]:
+        return [instance.state for instance in self.instances]
+
+
+def test_three_probes_that_fail_make_it_ill_and_two_that_succeed_well_again() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.probe(one, ok=False, times=2)
+    ward.probe(one, ok=True)
+    ward.probe(one, ok=False, times=2)
+    assert one.healthy
+    ward.probe(one, ok=False)
+    assert (one.healthy, one.state) == (False, State.ILL)
+    ward.probe(one, ok=True)
+    ward.probe(one, ok=False)
+    ward.probe(one, ok=True)
+    assert ward.states()[0] is State.ILL
+    ward.probe(one, ok=True)
+    assert (one.healthy, one.state) == (True, State.WARMING)
+    assert ward.ejections == [("gpu-0", "probe")]
+
+
+def test_a_refused_connection_is_enough_and_probes_bring_it_back() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.health.refused(one)
+    assert (one.healthy, one.state) == (False, State.REFUSING)
+    ward.health.refused(one)
+    ward.probe(one, ok=True, times=2)
+    assert one.healthy
+    assert ward.ejections == [("gpu-0", "connect")]
+
+
+def test_five_failures_in_a_row_eject_it_and_a_success_between_does_not() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.fail(one, 4)
+    ward.health.succeeded(one)
+    ward.fail(one, 4)
+    assert one.healthy
+    ward.fail(one, 1, names.TIMEOUT)
+    assert (one.healthy, one.state) == (False, State.EJECTED)
+    assert ward.ejections == [("gpu-0", "timeout")]
+
+
+def test_an_ejection_lasts_longer_each_time_up_to_a_cap_and_is_forgiven() -> None:
+    ward = Ward(tolerance=Tolerance(longest_ejection_s=75.0, slow_start_s=0))
+    one = ward.instances[0]
+    for lasting in (30.0, 60.0, 75.0, 75.0):
+        ward.fail(one)
+        ward.after(lasting - 0.1)
+        assert not one.healthy
+        ward.after(0.2)
+        assert one.healthy
+    ward.after(60.0 * 5)
+    ward.fail(one)
+    ward.after(30.1)
+    assert one.healthy
+
+
+def test_at_most_the_given_share_is_ejected_but_one_always_may_be() -> None:
+    ward = Ward(10, Tolerance(max_ejected=0.3))
+    for instance in ward.instances:
+        ward.fail(instance)
+    assert ward.states().count(State.EJECTED) == 3
+    lone = Ward(1, Tolerance(max_ejected=0.0))
+    lone.fail(lone.instances[0])
+    assert lone.states() == [State.EJECTED]
+
+
+def test_one_that_had_to_stay_is_ejected_as_soon_as_there_is_room() -> None:
+    ward = Ward(2)
+    first, second = ward.instances
+    ward.fail(first)
+    ward.fail(second, 9)
+    assert second.healthy
+    ward.after(30.1)
+    ward.fail(second, 1)
+    assert (first.healthy, second.healthy) == (True, False)
+
+
+def test_one_restart_costs_nothing_but_one_that_comes_and_goes_stays_out_for_longer() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    out = []
+    for _ in range(4):
+        ward.health.refused(one)
+        ward.after(1.0)
+        ward.probe(one, ok=True, times=2)
+        started = ward.clock.now
+        while not one.healthy:
+            ward.after(1.0)
+        out.append(ward.clock.now - started)
+        ward.after(1.0)
+    assert out == [0.0, 29.0, 59.0, 89.0]
+
+
+def test_a_new_process_lifts_an_ejection_but_not_that_of_one_that_comes_and_goes() -> None:
+    ward = Ward()
+    one, other = ward.instances[:2]
+    ward.fail(one)
+    ward.health.restarted(one)
+    assert (one.healthy, one.state) == (True, State.WARMING)
+    for _ in range(2):
+        ward.health.refused(other)
+        ward.probe(other, ok=True, times=2)
+    ward.health.restarted(other)
+    assert not other.healthy
+
+
+def test_an_engine_that_says_it_is_ending_drains_until_another_process_answers() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.health.stopping(one)
+    assert (one.healthy, one.draining, one.state) == (True, True, State.STOPPING)
+    ward.probe(one, ok=True, times=5)  # its /health goes on saying 200
+    assert one.draining
+    ward.health.restarted(one)
+    assert (one.draining, one.state) == (False, State.WARMING)
+
+
+def test_an_engine_that_was_ending_and_then_gone_is_another_process_when_it_answers() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.health.stopping(one)
+    ward.probe(one, ok=False, times=3, refused=True)
+    assert one.state is State.REFUSING
+    ward.probe(one, ok=True, times=2)
+    assert (one.healthy, one.draining) == (True, False)
+
+
+def test_an_engine_that_never_ends_is_tried_again_after_the_longest_ejection() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.health.stopping(one)
+    ward.after(299.0)
+    assert one.draining
+    ward.after(2.0)
+    assert not one.draining
+
+
+def test_two_aborted_answers_in_a_row_mean_that_the_engine_is_ending() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.health.aborted(one)
+    ward.health.succeeded(one)
+    ward.health.aborted(one)
+    assert not one.draining
+    ward.health.aborted(one)
+    assert one.state is State.STOPPING
+
+
+def test_an_operator_drains_and_undrains_whatever_its_health() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.health.drain(one)
+    assert (one.draining, one.state, ward.health.drained()) == (True, State.DRAINING, ["gpu-0"])
+    ward.health.refused(one)
+    ward.probe(one, ok=True, times=2)
+    ward.health.restarted(one)
+    assert one.draining
+    ward.health.undrain(one)
+    assert (one.draining, one.state, ward.health.drained()) == (False, State.WARMING, [])
+
+
+def test_one_that_comes_back_is_cold_and_warms_evenly() -> None:
+    ward = Ward()
+    one, other = ward.instances[:2]
+    assert ward.health.coldness([one, other]) is None
+    ward.health.refused(one)
+    ward.probe(one, ok=True, times=2)
+    shares = []
+    for _ in range(4):
+        cold = ward.health.coldness([one, other])
+        assert cold is not None
+        shares.append(cold)
+        ward.after(7.5)
+    assert shares == [[1.0, 0.0], [0.75, 0.0], [0.5, 0.0], [0.25, 0.0]]
+    assert ward.health.coldness([one, other]) is None
+    assert one.state is State.WELL
+
+
+def test_a_new_process_is_cold_even_where_nobody_saw_the_old_one_go() -> None:
+    ward = Ward()
+    ward.health.restarted(ward.instances[0])
+    assert ward.states()[0] is State.WARMING
+
+
+def test_without_a_slow_start_nobody_is_cold() -> None:
+    ward = Ward(tolerance=Tolerance(slow_start_s=0))
+    ward.health.restarted(ward.instances[0])
+    assert ward.health.coldness(ward.instances) is None
+
+
+# ── what a request says ──────────────────────────────────────────────────────
+
+
+def ask(ward: Ward, *attempts: tuple[int, str, int | None]) -> None:
+    trial = Trial(ward.health)
+    for number, result, status in attempts:
+        trial.ended(ward.instances[number], result, status)
+    trial.close()
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        *((names.OK, status) for status in (400, 401, 403, 404, 429)),
+        *((names.STATUS_5XX, status) for status in (501, 503)),
+        *((names.ABORTED, status) for status in (200, None)),
+    ],
+)
+def test_what_the_client_caused_and_a_full_queue_say_nothing(result: str, status: int | None) -> None:
+    ward = Ward()
+    for _ in range(4):
+        ask(ward, (0, names.STATUS_5XX, 500))
+    for _ in range(20):
+        ask(ward, (0, result, status))
+    assert ward.states()[0] is State.WELL
+    ask(ward, (0, names.STATUS_5XX, 500))  # nor was it a success
+    assert ward.states()[0] is State.EJECTED
+
+
+def test_a_poisonous_request_ejects_nobody_however_often_it_comes() -> None:
+    ward = Ward()
+    for _ in range(100):
+        ask(ward, (0, names.STATUS_5XX, 500), (1, names.STATUS_5XX, 500))
+        ask(ward, (2, names.CLOSED, None), (3, names.CLOSED, None))
+    assert ward.states() == [State.WELL] * 4
+
+
+def test_one_that_fails_what_another_can_do_is_to_blame() -> None:
+    ward = Ward()
+    for _ in range(5):
+        ask(ward, (0, names.CLOSED, None), (1, names.OK, 200))
+    assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
+
+
+def test_refused_connections_are_no_fault_of_the_request() -> None:
+    ward = Ward()
+    ask(ward, (0, names.CONNECT_ERROR, None), (1, names.CONNECT_TIMEOUT, None))
+    assert ward.states() == [State.REFUSING, State.REFUSING, State.WELL, State.WELL]
+
+
+def test_an_aborted_answer_is_no_success() -> None:
+    ward = Ward()
+    for _ in range(2):
+        trial = Trial(ward.health)
+        trial.aborted(ward.instances[0])
+        trial.ended(ward.instances[0], names.OK, 200)
+        trial.close()
+    assert ward.states()[0] is State.STOPPING
+
+
+# ── whatever happens ─────────────────────────────────────────────────────────
+
+EVENTS = st.tuples(
+    st.integers(0, 3),
+    st.sampled_from(["ok", "miss", "refuse", "fail", "succeed", "stop", "abort", "restart", "drain", "undrain"]),
+    st.floats(0.0, 100.0),
+)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_in_the_end_everybody_who_answers_is_well_again(events: list[tuple[int, str, float]]) -> None:
+    ward = Ward()
+    health = ward.health
+    for number, what, seconds in events:
+        one = ward.instances[number]
+        ward.after(seconds)
+        match what:
+            case "ok" | "miss":
+                ward.probe(one, ok=what == "ok")
+            case "refuse":
+                health.refused(one)
+            case "fail":
+                ward.fail(one, 3)
+            case "succeed":
+                health.succeeded(one)
+            case "stop":
+                health.stopping(one)
+            case "abort":
+                health.aborted(one)
+            case "restart":
+                health.restarted(one)
+            case "drain":
+                health.drain(one)
+            case "undrain":
+                health.undrain(one)
+        assert ward.states().count(State.EJECTED) <= 4
+        for instance in ward.instances:
+            assert instance.healthy == (instance.state not in (State.ILL, State.REFUSING, State.EJECTED)) or (
+                instance.draining
+            )
+    for one in ward.instances:
+        health.undrain(one)
+        ward.probe(one, ok=True, times=2)
+    ward.after(health.tolerance.longest_ejection_s)
+    ward.after(health.tolerance.slow_start_s)
+    assert ward.states() == [State.WELL] * 4
+    assert health.coldness(ward.instances) is None
+
+
+def test_states_and_reasons_are_those_of_the_table() -> None:
+    assert tuple(state.value for state in State) == names.STATES

@@ -1,0 +1,105 @@
+"""Probes of instances that answer, refuse, hang and talk nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from smetric.fleet.health import Health, Tolerance
+from smetric.fleet.instance import Instance, State
+from smetric.sources.probe import Prober
+from tests.fakes import FakeEngine, capture, hang, until
+
+
+def prober(instance: Instance, *, timeout_s: float = 1.0) -> Prober:
+    health = Health([instance], Tolerance(fall=1, rise=1, slow_start_s=0))
+    return Prober([instance], health, interval_s=0.01, timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def answering(raw: bytes) -> AsyncIterator[Instance]:
+    """An instance that answers one connection with *raw*, and keeps it open."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(raw)
+            await reader.read()
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield Instance("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    await ended.wait()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        capture("health")[1],
+        b"HTTP/1.1 401 Unauthorized\r\n\r\n",
+        b"HTTP/1.0 404 Not Found\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://elsewhere/\r\n\r\n",
+    ],
+)
+async def test_whoever_answers_below_500_is_well(raw: bytes) -> None:
+    async with answering(raw) as instance:
+        await prober(instance).probe(instance)
+    assert instance.state is State.WELL
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 500 X\r\n\r\n",
+        b"HTTP/1.1 2000 X\r\n\r\n",
+        b"HTTP/2 200\r\n\r\n",
+        b"\x00\xff" * 8000,
+        b"SSH-2.0-OpenSSH\r\n",
+    ],
+)
+async def test_whoever_answers_an_error_or_nonsense_is_ill(raw: bytes) -> None:
+    async with answering(raw) as instance:
+        await prober(instance).probe(instance)
+    assert instance.state is State.ILL
+
+
+async def test_whoever_takes_connections_but_never_answers_is_ill_at_the_time_out() -> None:
+    async with answering(b"") as instance:
+        await prober(instance, timeout_s=0.05).probe(instance)
+    assert instance.state is State.ILL
+
+
+async def test_a_port_nobody_listens_on_refuses() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        instance = Instance("a", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        await prober(instance).probe(instance)
+    assert instance.state is State.REFUSING
+
+
+async def test_probes_go_on_and_one_that_hangs_delays_no_other() -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    engines[0].health = hang
+    for engine in engines:
+        await engine.start()
+    instances = [Instance(f"e{i}", engine.url) for i, engine in enumerate(engines)]
+    health = Health(instances, Tolerance(fall=1, rise=1, slow_start_s=0))
+    probing = Prober(instances, health, interval_s=0.02, timeout_s=0.2)
+    await probing.start()
+    await until(lambda: engines[1].connections >= 10 and instances[0].state is State.ILL)
+    assert engines[1].connections > 2 * engines[0].connections
+    assert instances[1].state is State.WELL
+    engines[0].recover()
+    await until(lambda: instances[0].state is State.WELL)
+    await probing.stop()
+    for engine in engines:
+        await engine.stop()
