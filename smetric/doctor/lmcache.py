@@ -70,7 +70,7 @@ async def lmcache(site: Site) -> list[Finding]:
                     f"set `lmcache.mode: {other}`" if is_other else f"set `lmcache.url` to the {settings.mode}'s",
                 )
             ]
-        found = _registered(site, entries)
+        found = [*_models(site), *_registered(site, entries)]
         chunks = await _chunks(site, where)
     except NoAnswer as reason:
         return [
@@ -153,6 +153,24 @@ def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
     return found
 
 
+def _models(site: Site) -> list[Finding]:
+    """Models to be looked up that no prompt is ever for, by the names that are sent on."""
+    cards = {card.id for engine in site.reachable for card in engine.cards}
+    served = sorted(cards.union(*(engine.models for engine in site.reachable)))
+    return [
+        error(
+            "lmcache.models",
+            f"it names {shown(name)}, which no instance serves; they serve {listed(served)}",
+            "look-ups go by the name that the instances serve: prompts that were meant are never looked up",
+            f"name {shown(site.settings.models[name])} instead, which that alias stands for"
+            if name in site.settings.models
+            else "name the model as the instances do, or leave `lmcache.models` out to look all models up",
+        )
+        for name in site.settings.lmcache.models
+        if served and name not in served
+    ]
+
+
 async def _chunks(site: Site, where: str) -> list[Finding]:
     """The service cuts prompts into the chunks that are configured, asked with tokens that nobody holds."""
     settings = site.settings.lmcache
@@ -167,7 +185,7 @@ async def _chunks(site: Site, where: str) -> list[Finding]:
                 where,
                 f"chunks are not as configured: {problem}",
                 "every answer is unreadable, and every length from LMCache is unknown",
-                "set `lmcache.chunk_size` to the servers' `--chunk-size` (LMCACHE_CHUNK_SIZE), 256 by default",
+                "set `lmcache.chunk_size` to the `--chunk-size` of coordinator and servers, 256 by default",
             )
         ]
     return []

@@ -100,6 +100,11 @@ def other_template(lab: Lab) -> None:
     lab.fronts[1].edit_json("/tokenize", lambda answer: answer["tokens"].__setitem__(0, 7))
 
 
+def aliased_lmcache(lab: Lab) -> None:
+    lab.lmcache(models={"alias": "m"})
+    lab.settings = replace(lab.settings, models={"alias": "m"})
+
+
 def old_heartbeat(answer: Any) -> None:
     worker = answer["workers"][0]
     worker["registration_time"] = time.time() - 1000
@@ -188,6 +193,11 @@ BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
     "LMCache with another model":
         (lmcache_with(models={"m": "n"}), "lmcache", Severity.ERROR, "of model m, not n",
          "set `lmcache.models: {m: m}`"),
+    "LMCache for a model that nobody serves":
+        (lmcache_with(models={"m": "m", "ghost": "n"}), "lmcache", Severity.ERROR,
+         "it names ghost, which no instance serves; they serve m", "name the model as the instances do"),
+    "LMCache for an alias":
+        (aliased_lmcache, "lmcache", Severity.ERROR, "it names alias, which no instance serves", "name m instead"),
     "LMCache with another world size":
         (lmcache_with(world_size=2), "lmcache", Severity.ERROR, "of world size 1, not 2",
          "set `lmcache.world_size: 1`"),
