@@ -215,8 +215,7 @@ class Application:
         )
 
     async def start(self) -> None:
-        """Open the connection pools, begin to scrape and to watch the policy file."""
-        await self.upstream.start()
+        """Begin to scrape and to watch the policy file."""
         await self.request_tokens.start()
         for part in self.knows.background:
             await part.start()

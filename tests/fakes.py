@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -74,6 +76,8 @@ class Call:
 
     def reset(self) -> None:
         """End the connection with an RST."""
+        linger = struct.pack("ii", 1, 0)  # closing without it sends a FIN
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.writer.transport.abort()
 
     def close(self) -> None:

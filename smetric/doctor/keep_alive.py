@@ -10,7 +10,7 @@ from smetric.doctor.check import Skipped
 from smetric.doctor.engine import Engine
 from smetric.doctor.finding import Finding, info, shown, warning
 from smetric.doctor.site import Site
-from smetric.proxy.upstream import KEEPALIVE_S
+from smetric.proxy.pool import KEEPALIVE_S
 
 #: How much longer than ours an engine must keep a connection, and how long is waited for it to close one, seconds.
 MARGIN_S = 0.5

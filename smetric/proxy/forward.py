@@ -19,7 +19,8 @@ from smetric.proxy.headers import Headers, first, request_headers, response_head
 from smetric.proxy.inbox import Inbox
 from smetric.proxy.outbox import Outbox
 from smetric.proxy.relay import Observer
-from smetric.proxy.upstream import Answer, AnswerBroken, Upstream, UpstreamFailed
+from smetric.proxy.upstream import Answer, Upstream
+from smetric.proxy.wire import AnswerBroken, UpstreamFailed
 from smetric.request import InferenceRequest
 from smetric.router import Router, Routing
 from smetric.telemetry.attempt import Attempt
@@ -232,10 +233,6 @@ class Forwarding:
     ) -> Failure | None:
         """Relay *answer*, or hold it back if another instance may do better."""
         held: list[bytes] = []
-        if answer.status < 200:
-            answer.close()
-            attempt.end("protocol", status=answer.status)
-            return Failure(UpstreamError("the instance switched protocols", reason="protocol"), elsewhere=False)
         if answer.status in ELSEWHERE:
             try:
                 while piece := await answer.read():

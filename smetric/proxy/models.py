@@ -14,7 +14,8 @@ from smetric.fleet.instance import Instance
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.error_response import send_error
 from smetric.proxy.headers import first
-from smetric.proxy.upstream import AnswerBroken, Upstream, UpstreamFailed
+from smetric.proxy.upstream import Upstream
+from smetric.proxy.wire import AnswerBroken, UpstreamFailed
 
 #: Bounds on asking one instance: seconds, bytes.
 DEADLINE_S = 2.0

@@ -1,62 +1,37 @@
 """The client side of the proxy, behind a seam of two classes: `Upstream.send` gives an `Answer`.
 
-Keep-alive pools, connect deadlines and the one safe resend are here; deadlines for the first byte and between chunks
-are the caller's, as is the choice of another instance.
+The one safe resend and the request's framing are here; connections are `pool.py`'s and what comes over them
+`wire.py`'s. Deadlines for the first byte and between pieces are the caller's, as is the choice of another instance.
+Nothing is followed or remembered: no redirects, no cookies, no proxies of the environment, no decoding.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
+import ssl
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from functools import partial
-from typing import Any
-
-import aiohttp
-from aiohttp.client_proto import ResponseHandler
-from cachetools import LRUCache
-from yarl import URL
+from functools import cache
 
 from smetric.fleet.instance import Instance
+from smetric.proxy.pool import Ages, Pool
+from smetric.proxy.wire import Headers, UpstreamFailed, Wire
 
-Headers = list[tuple[bytes, bytes]]
-
-#: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
-KEEPALIVE_S = 3.0
-#: A body of at most this many bytes is handed to the socket as a whole.
-WHOLE_BYTES = 1024 * 1024
-
-#: Whether the connection used last in this task had served a request before.
-_reused: ContextVar[bool] = ContextVar("reused", default=False)
-
-
-class UpstreamFailed(Exception):
-    """A request to an instance failed before any byte of its answer.
-
-    `reason` is one of: connect_error (refused, unreachable, no name), connect_timeout, closed (the connection ended),
-    protocol (what came was not HTTP). The cause's text is never shown to clients: it can quote bytes.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class AnswerBroken(Exception):
-    """An answer ended before it was complete."""
+#: Methods whose lack of a body is told: some servers wait for one otherwise.
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class Answer:
     """One response: its head, then its body piece by piece. `close` or `finish` must be called, whatever happens."""
 
-    __slots__ = ("_response", "headers", "status")
+    __slots__ = ("_is_over", "_wire", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        #: Afterwards the connection is somebody else's.
+        self._is_over = False
+        self.status = wire.status
         #: As received: order, case and duplicates kept.
-        self.headers: Sequence[tuple[bytes, bytes]] = response.raw_headers
+        self.headers: Sequence[tuple[bytes, bytes]] = wire.fields
 
     async def read(self) -> bytes:
         """Whatever has arrived of the body; empty at its end.
@@ -64,23 +39,24 @@ class Answer:
         Raises:
             AnswerBroken: the connection ended or spoke nonsense in the middle.
         """
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            raise AnswerBroken from error
+        return await self._wire.read()
 
     @property
     def is_whole(self) -> bool:
         """All of the body has been read."""
-        return self._response.content.at_eof()
+        return self._wire.is_whole
 
     def finish(self) -> None:
         """The body was read to its end: the connection may serve another request."""
-        self._response.release()
+        if not self._is_over:
+            self._is_over = True
+            self._wire.finish()
 
     def close(self) -> None:
         """Give the answer up: the connection is closed, which tells the engine to stop."""
-        self._response.close()
+        if not self._is_over:
+            self._is_over = True
+            self._wire.abort()
 
 
 class Upstream:
@@ -88,19 +64,15 @@ class Upstream:
 
     Args:
         connect_timeout_s: bound on establishing a connection.
+        ages: how long connections are kept.
     """
 
-    def __init__(self, *, connect_timeout_s: float = 2.0) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=connect_timeout_s, sock_read=None)
-        self._pooled: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
-        # Parsing an address costs more than looking it up; clients choose targets, so the cache is bounded.
-        self._urls: LRUCache[tuple[str, bytes], URL] = LRUCache(1024)
-
-    async def start(self) -> None:
-        """Open the pools, in the loop that will use them."""
-        self._pooled = _session(_Connector(keepalive_timeout=KEEPALIVE_S, limit=0, limit_per_host=0, ttl_dns_cache=10))
-        self._fresh = _session(_Connector(force_close=True, limit=0, limit_per_host=0, ttl_dns_cache=10))
+    def __init__(self, *, connect_timeout_s: float = 2.0, ages: Ages | None = None) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._ages = ages or Ages()
+        self._tls = cache(_tls)
+        #: By base address; as many as there are instances.
+        self._pools: dict[str, Pool] = {}
 
     async def send(
         self,
@@ -127,94 +99,64 @@ class Upstream:
         Raises:
             UpstreamFailed: no answer came.
         """
-        url = self._url(instance.url, target)
-        fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        assert self._pooled is not None, "start() comes first"
-        assert self._fresh is not None
-        _reused.set(False)
-        try:
-            return Answer(await self._request(self._pooled, method, url, fields, body))
-        except UpstreamFailed as failed:
-            if failed.reason != "closed" or not _reused.get():
-                raise
-        if on_resend is not None:
-            on_resend()
-        return Answer(await self._request(self._fresh, method, url, fields, body))
+        pool = self._pools.get(instance.url) or self._open(instance.url)
+        head = request_head(pool.authority, method, target, headers, body)
+        is_head = method == "HEAD"
+        wire = pool.reuse()
+        if wire is not None:
+            try:
+                return await _ask(wire, head, body, is_head=is_head)
+            except UpstreamFailed as failed:
+                if failed.reason != "closed" or not wire.is_silent:
+                    raise
+            if on_resend is not None:
+                on_resend()
+        return await _ask(await pool.connect(), head, body, is_head=is_head)
 
-    async def _request(
-        self, session: aiohttp.ClientSession, method: str, url: URL, headers: list[tuple[str, str]], body: bytes | None
-    ) -> aiohttp.ClientResponse:
-        # A large body goes out piece by piece, so that other requests are served in between.
-        data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
-        try:
-            return await session.request(
-                method, url, headers=headers, data=data, allow_redirects=False, timeout=self._timeout
-            )
-        except aiohttp.ServerTimeoutError as error:
-            raise UpstreamFailed("connect_timeout") from error
-        except aiohttp.ClientConnectorError as error:
-            raise UpstreamFailed("connect_error") from error
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError) as error:
-            raise UpstreamFailed("closed") from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise UpstreamFailed("protocol") from error
-
-    def _url(self, base: str, target: bytes) -> URL:
-        key = (base, target)
-        url = self._urls.get(key)
-        if url is None:
-            url = self._urls[key] = URL(base + target.decode("ascii"), encoded=True)
-        return url
+    def _open(self, url: str) -> Pool:
+        pool = Pool(url, connect_timeout_s=self._connect_timeout_s, ages=self._ages, tls=self._tls)
+        self._pools[url] = pool
+        return pool
 
     async def close(self) -> None:
         """Close all connections."""
-        for session in (self._pooled, self._fresh):
-            if session is not None:
-                await session.close()
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        await asyncio.sleep(0)  # sockets are closed in the loop's next round
 
 
-class _Protocol(ResponseHandler):
-    """Ends the answer when its connection ends; aiohttp leaves it open for ever where a chunk's size was nonsense."""
+def request_head(authority: bytes, method: str, target: bytes, headers: Headers, body: bytes | None) -> bytes:
+    """The head of a request, the empty line included.
 
-    #: A request has been sent on it.
-    has_served = False
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        answer = self._payload
-        super().connection_lost(exc)
-        if answer is not None and not answer.is_eof() and answer.exception() is None:
-            answer.set_exception(aiohttp.ClientPayloadError("the connection ended within the answer"))
-
-
-def _protocol(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
-    return _Protocol(loop)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """A connector that tells whether a connection had served a request before."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._factory = partial(_protocol, self._loop)
-
-    async def connect(self, *args: Any, **kwargs: Any) -> Any:
-        connection = await super().connect(*args, **kwargs)
-        protocol = connection.protocol
-        assert isinstance(protocol, _Protocol)
-        _reused.set(protocol.has_served)
-        protocol.has_served = True
-        return connection
+    Raises:
+        UpstreamFailed: protocol: a value holds a line break or the target a space, which would let it say more than it
+            may. Servers refuse such requests; this does not rely on it.
+    """
+    lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (method.encode("ascii"), target, authority)]
+    lines += [name + b": " + value for name, value in headers]
+    if body is not None:
+        lines.append(b"Content-Length: %d" % len(body))
+    elif method in WITH_BODY:
+        lines.append(b"Content-Length: 0")
+    head = b"\r\n".join(lines) + b"\r\n\r\n"
+    breaks = len(lines) + 2
+    if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b" " in target or b"\0" in head:
+        raise UpstreamFailed("protocol")
+    return head
 
 
-def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    """A session that changes nothing on the way: no cookies, redirects, decoding, proxies or headers of its own."""
-    return aiohttp.ClientSession(
-        connector=connector,
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        trust_env=False,
-        max_line_size=16 * 1024,
-        max_field_size=16 * 1024,
-        read_bufsize=128 * 1024,
-    )
+async def _ask(wire: Wire, head: bytes, body: bytes | None, *, is_head: bool) -> Answer:
+    try:
+        await wire.ask(head, body, is_head=is_head)
+    except BaseException:
+        wire.abort()
+        raise
+    return Answer(wire)
+
+
+def _tls() -> ssl.SSLContext:
+    """Certificates and names are verified, against the system's authorities or those of SSL_CERT_FILE."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -1,0 +1,96 @@
+"""Where a host name leads: looked up anew every few seconds, the last good answer kept while look-ups fail.
+
+A number needs no look-up. Connecting is `pool.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+#: Seconds an answer holds, and how long a new one is waited for while there is an old one.
+TTL_S = 10.0
+PATIENCE_S = 0.25
+#: Of all addresses of a name, this many are tried.
+MAX_ADDRESSES = 8
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """The addresses of *host* as the system's resolver gives them.
+
+    Raises:
+        OSError: there are none, or nobody could be asked.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # no name could look like this
+        raise OSError("not a host name") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class Addresses:
+    """The addresses of one host.
+
+    Args:
+        host: name or number.
+        port: only told to the resolver.
+        resolve: how names are looked up.
+    """
+
+    def __init__(self, host: str, port: int, resolve: Resolve = resolve) -> None:
+        self._host = host
+        self._port = port
+        self._resolve = resolve
+        self._known: Sequence[str] = ()
+        self._looked_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
+        self._is_number = _is_number(host)
+
+    async def find(self) -> Sequence[str]:
+        """The addresses, best first; at least one.
+
+        Raises:
+            OSError: the name could not be resolved, now or before.
+        """
+        if self._is_number:
+            return (self._host,)
+        loop = asyncio.get_running_loop()
+        if not self._known or loop.time() - self._looked_at >= TTL_S:
+            # One look-up at a time for all who wait; one that nobody waits for any more still brings its answer.
+            if self._looking is None:
+                self._looking = loop.create_task(self._look_up(), name=f"look up {self._host}")
+            await asyncio.wait({self._looking}, timeout=PATIENCE_S if self._known else None)
+        if not self._known:
+            raise OSError("the host name cannot be resolved")
+        return self._known
+
+    def doubt(self) -> None:
+        """Nobody answered there: look the name up before the next connection."""
+        self._looked_at = float("-inf")
+
+    async def _look_up(self) -> None:
+        try:
+            known = await self._resolve(self._host, self._port)
+        except OSError:
+            known = ()  # the last good answer, if any, is better than none
+        finally:
+            self._looking = None
+        self._known = known[:MAX_ADDRESSES] or self._known
+        self._looked_at = asyncio.get_running_loop().time()
+
+    def close(self) -> None:
+        """Give up a look-up that is running."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,144 @@
+"""The connections to one instance: made with a deadline, kept while idle for a few seconds, replaced when old.
+
+What goes over them is `wire.py`'s; when a request is sent once more is `upstream.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from smetric.proxy.addresses import Addresses
+from smetric.proxy.wire import UpstreamFailed, Wire
+
+#: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
+KEEPALIVE_S = 3.0
+#: Seconds after which a connection is replaced: it pins the address it was made to, whatever the name says by then.
+LIFE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """Seconds: how long a connection is kept idle, and after which it is replaced however busy."""
+
+    idle_s: float = KEEPALIVE_S
+    life_s: float = LIFE_S
+
+
+class Pool:
+    """The connections to one instance. Made within the loop that uses it.
+
+    Args:
+        url: the instance's base address.
+        connect_timeout_s: bound on looking up its name, connecting and TLS together.
+        ages: bounds on a connection's age.
+        tls: the context for https; called once, for the first connection that needs it.
+    """
+
+    def __init__(self, url: str, *, connect_timeout_s: float, ages: Ages, tls: Callable[[], ssl.SSLContext]) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "the configuration takes only addresses with a host"
+        self._host = parts.hostname
+        self._is_tls = parts.scheme == "https"
+        self._port = parts.port or (443 if self._is_tls else 80)
+        #: What the Host field says.
+        self.authority = parts.netloc.encode("ascii")
+        self._connect_timeout_s = connect_timeout_s
+        self._ages = ages
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self.addresses = Addresses(self._host, self._port)
+        self._wires: set[Wire] = set()
+        #: Those without a request, the longest idle first.
+        self._idle: list[Wire] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def reuse(self) -> Wire | None:
+        """The connection that was used last, if one is fit for another request."""
+        now = self._loop.time()
+        while self._idle:
+            wire = self._idle.pop()
+            if now - wire.idle_since < self._ages.idle_s and wire.is_fresh:
+                return wire
+            wire.abort()
+        return None
+
+    async def connect(self) -> Wire:
+        """A new connection.
+
+        Raises:
+            UpstreamFailed: connect_error or connect_timeout; closed if this pool is.
+        """
+        if self._is_closed:
+            raise UpstreamFailed("closed")
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                wire = await self._connect()
+        except TimeoutError as error:
+            self.addresses.doubt()
+            raise UpstreamFailed("connect_timeout") from error
+        except OSError as error:  # ssl.SSLError is one
+            self.addresses.doubt()
+            raise UpstreamFailed("connect_error") from error
+        return wire
+
+    async def _connect(self) -> Wire:
+        tls = self._tls() if self._is_tls else None
+        name = self._host if self._is_tls else None
+        deadline = self._loop.time() + self._connect_timeout_s
+        addresses = await self.addresses.find()
+        for nth, address in enumerate(addresses, 1):
+            # An address that swallows packets must not take the time of those behind it.
+            share = (deadline - self._loop.time()) / (len(addresses) - nth + 1)
+            try:
+                async with asyncio.timeout(share):
+                    _, wire = await self._loop.create_connection(
+                        self._wire, address, self._port, ssl=tls, server_hostname=name
+                    )
+                return wire
+            except OSError:  # TimeoutError is one
+                if nth == len(addresses):
+                    raise
+        raise AssertionError("there is at least one address")
+
+    def _wire(self) -> Wire:
+        return Wire(self._loop, self._made, self._idled, self._lost)
+
+    def _made(self, wire: Wire) -> None:
+        self._wires.add(wire)
+
+    def _idled(self, wire: Wire) -> None:
+        now = self._loop.time()
+        if now - wire.born_at >= self._ages.life_s:
+            wire.abort()
+            return
+        wire.idle_since = now
+        self._idle.append(wire)
+        if self._sweep is None:
+            self._sweep = self._loop.call_at(now + self._ages.idle_s, self._drop_old)
+
+    def _lost(self, wire: Wire) -> None:
+        self._wires.discard(wire)
+        if wire in self._idle:
+            self._idle.remove(wire)
+
+    def _drop_old(self) -> None:
+        self._sweep = None
+        now = self._loop.time()
+        while self._idle and now - self._idle[0].idle_since >= self._ages.idle_s:
+            self._idle.pop(0).abort()
+        if self._idle:
+            self._sweep = self._loop.call_at(self._idle[0].idle_since + self._ages.idle_s, self._drop_old)
+
+    def close(self) -> None:
+        """Close all connections, busy ones too, and make no more."""
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self.addresses.close()
+        for wire in list(self._wires):
+            wire.abort()

@@ -1,0 +1,526 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.fleet.instance import Instance
+from smetric.proxy.pool import Ages
+from smetric.proxy.upstream import Answer, Upstream, request_head
+from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Headers, UpstreamFailed
+from tests.fakes import Call, FakeEngine, Script, chunk, head, until
+
+OK = (b"content-length", b"2")
+
+
+class Client:
+    """An upstream that sends to one engine."""
+
+    def __init__(self, engine: FakeEngine, upstream: Upstream) -> None:
+        self.engine = engine
+        self.upstream = upstream
+        self.resent = 0
+
+    async def send(
+        self, method: str = "POST", target: bytes = b"/v1/x", headers: Headers | None = None, body: bytes | None = b"{}"
+    ) -> Answer:
+        async with asyncio.timeout(10):
+            return await self.upstream.send(
+                Instance("e", self.engine.url), method, target, headers or [], body, self._note_resend
+            )
+
+    def _note_resend(self) -> None:
+        self.resent += 1
+
+    async def ask(self, method: str = "POST", body: bytes | None = b"{}") -> tuple[int, bytes]:
+        """Send and read all."""
+        answer = await self.send(method, body=body)
+        data = await rest(answer)
+        answer.finish()
+        return answer.status, data
+
+
+async def rest(answer: Answer) -> bytes:
+    pieces = []
+    async with asyncio.timeout(20):
+        while piece := await answer.read():
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def until_broken(answer: Answer) -> bytes:
+    """What comes before the answer breaks; it must."""
+    pieces = []
+    try:
+        while piece := await answer.read():
+            pieces.append(piece)
+    except AnswerBroken:
+        return b"".join(pieces)
+    raise AssertionError("the answer ended well")
+
+
+@asynccontextmanager
+async def client_of(script: Script, ages: Ages | None = None) -> AsyncIterator[Client]:
+    engine = FakeEngine(script)
+    await engine.start()
+    upstream = Upstream(ages=ages)
+    try:
+        yield Client(engine, upstream)
+    finally:
+        await upstream.close()
+        await engine.stop()
+
+
+def saying(raw: bytes, *more: bytes) -> Script:
+    """Answer with raw bytes, piece by piece, and leave the connection open."""
+
+    async def script(call: Call) -> None:
+        await call.send(raw)
+        for piece in more:
+            await asyncio.sleep(0.01)
+            await call.send(piece)
+
+    return script
+
+
+def ending(raw: bytes) -> Script:
+    """Answer with raw bytes and close."""
+
+    async def script(call: Call) -> None:
+        await call.send(raw)
+        call.close()
+
+    return script
+
+
+WHOLE = head(200, OK) + b"ok"
+
+
+async def test_a_request_arrives_as_it_was_given() -> None:
+    async with client_of(saying(WHOLE)) as client:
+        answer = await client.send("POST", b"/v1/%2F%zz?a=%20", [(b"accept-encoding", b"br"), (b"x-a", b"1")], b"body")
+        assert await rest(answer) == b"ok"
+        (call,) = client.engine.calls
+        host = client.engine.url.removeprefix("http://").encode()
+        assert (call.method, call.target, call.body) == (b"POST", b"/v1/%2F%zz?a=%20", b"body")
+        assert call.headers == [(b"Host", host), (b"accept-encoding", b"br"), (b"x-a", b"1"), (b"Content-Length", b"4")]
+
+
+async def test_the_head_of_an_answer_is_given_as_received() -> None:
+    fields = [(b"Set-Cookie", b"a=1"), (b"SET-cookie", b"b=2"), (b"X-Mixed", b"V"), (b"Content-Encoding", b"gzip")]
+    async with client_of(saying(head(200, *fields, OK) + b"\x1f\x8b")) as client:
+        answer = await client.send()
+        assert list(answer.headers) == [*fields, OK]
+        assert await rest(answer) == b"\x1f\x8b"
+
+
+async def test_a_connection_serves_many_requests() -> None:
+    async with client_of(saying(WHOLE)) as client:
+        assert [await client.ask() for _ in range(20)] == [(200, b"ok")] * 20
+        assert client.engine.connections == 1
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_that_has_no_body_by_its_status_ends_with_its_head(status: int) -> None:
+    async with client_of(saying(head(status, (b"etag", b'"x"')))) as client:
+        assert [await client.ask() for _ in range(3)] == [(status, b"")] * 3
+        assert client.engine.connections == 1
+
+
+@pytest.mark.parametrize("framing", [(b"content-length", b"5000"), (b"transfer-encoding", b"chunked")])
+async def test_an_answer_to_head_ends_with_its_head_and_keeps_the_connection(framing: tuple[bytes, bytes]) -> None:
+    async def script(call: Call) -> None:
+        await call.send(head(200, framing) if call.method == b"HEAD" else WHOLE)
+
+    async with client_of(script) as client:
+        assert await client.ask("HEAD", None) == (200, b"")
+        assert await client.ask() == (200, b"ok")
+        assert await client.ask("HEAD", None) == (200, b"")
+        assert client.engine.connections == 1
+
+
+async def test_interim_answers_are_swallowed() -> None:
+    early = head(100) + head(103, (b"link", b"</x>"))
+    async with client_of(saying(early, head(102), WHOLE)) as client:
+        answer = await client.send()
+        assert (answer.status, await rest(answer), list(answer.headers)) == (200, b"ok", [OK])
+        answer.finish()
+        assert (await client.ask(), client.engine.connections) == ((200, b"ok"), 1)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\x01 garbage\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 099 X\r\ncontent-length: 2\r\n\r\nok",
+        head(200, OK, (b"transfer-encoding", b"chunked")) + chunk(b"ok"),
+        head(200, (b"transfer-encoding", b"chunked"), OK) + chunk(b"ok"),
+        head(200, OK, (b"content-length", b"3")) + b"ok",
+        head(200, (b"content-length", b"+2")) + b"ok",
+        head(200, (b"content-length", b"-2")) + b"ok",
+        head(200, (b"content-length", b"2, 2")) + b"ok",
+        head(200, (b"content-length", b"9" * 25)) + b"ok",
+        head(200, (b"transfer-encoding", b"gzip")) + b"ok",
+        head(200, (b"transfer-encoding", b"gzip, chunked")) + chunk(b"ok"),
+        head(200, (b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"chunked")) + chunk(b"ok"),
+        b"HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"ok"),
+        b"HTTP/1.1 200 OK\ncontent-length: 2\n\nok",
+        b"HTTP/1.1 200 OK\r\nx: a\r\n b\r\ncontent-length: 2\r\n\r\nok",
+        head(200, (b"x", b"a\x00b"), OK) + b"ok",
+        head(101, (b"upgrade", b"x"), (b"connection", b"upgrade")) + b"bytes",
+        head(101),
+        head(200, (b"x-big", b"a" * 70_000), OK) + b"ok",
+        head(200, *[(b"x-%d" % n, b"v") for n in range(300)], OK) + b"ok",
+        head(103, (b"link", b"x" * 1000)) * 100 + WHOLE,
+        head(200, (b"transfer-encoding", b"chunked")) + b"zz-no-size\r\n",
+    ],
+    ids=lambda raw: repr(raw[:60]),
+)
+async def test_what_is_not_http_is_refused_and_its_connection_closed(raw: bytes) -> None:
+    async with client_of(saying(raw)) as client:
+        with pytest.raises(UpstreamFailed) as failed:
+            await client.send()
+        assert failed.value.reason == "protocol"
+        client.engine.script = saying(WHOLE)
+        assert await client.ask() == (200, b"ok")
+        assert (client.engine.connections, client.resent) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [WHOLE, b"junk", head(100), b"x" * 100_000],
+    ids=["a second answer", "junk", "an interim answer", "much"],
+)
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_follows_an_answer_is_given_to_nobody(extra: bytes, together: bool) -> None:
+    async with client_of(saying(WHOLE + extra) if together else saying(WHOLE, extra)) as client:
+        for number in range(1, 6):
+            assert await client.ask() == (200, b"ok")
+            if not together:
+                await until(lambda n=number: len(client.engine.calls) == n)  # type: ignore[misc]
+                await asyncio.sleep(0.03)
+            assert client.engine.connections == number
+
+
+async def test_bytes_that_arrive_while_the_loop_is_busy_are_seen_before_the_next_request() -> None:
+    """The extra answer is in the socket's buffer, unread, when the next request looks for a connection."""
+
+    async def script(call: Call) -> None:
+        await call.send(WHOLE)
+        if call.body == b"first":
+            await call.send(head(200, (b"content-length", b"6")) + b"MARKER")
+
+    async with client_of(script) as client:
+        answer = await client.send(body=b"first")
+        assert await rest(answer) == b"ok"
+        answer.finish()
+        assert await client.ask() == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head(200, (b"content-length", b"100")) + b"abc",
+        head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc"),
+        head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc") + b"5\r\nde",
+        head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc") + b"0\r\n",
+    ],
+)
+async def test_a_body_that_ends_too_early_is_broken_after_what_came_of_it(raw: bytes) -> None:
+    async with client_of(ending(raw)) as client:
+        answer = await client.send()
+        assert (await until_broken(answer)).startswith(b"abc")
+        assert not answer.is_whole
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"zz\r\n", b"-1\r\n", b"3\r\nabcX\r\n", b"\n\n", b"f" * 20 + b"\r\n", b"1;" + b"e" * 70_000],
+    ids=lambda raw: repr(raw[:20]),
+)
+async def test_a_bad_chunk_breaks_the_answer_after_what_came_of_it(nonsense: bytes) -> None:
+    start = head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc")
+    async with client_of(saying(start, nonsense)) as client:
+        answer = await client.send()
+        assert (await until_broken(answer)).startswith(b"abc")
+        answer.finish()
+        client.engine.script = saying(WHOLE)
+        assert await client.ask() == (200, b"ok")
+        assert client.engine.connections == 2
+
+
+async def test_trailers_are_dropped_and_bounded() -> None:
+    start = head(200, (b"transfer-encoding", b"chunked")) + chunk(b"ok")
+    async with client_of(saying(start + b"0\r\nx-trailer: 1\r\nx-more: 2\r\n\r\n")) as client:
+        answer = await client.send()
+        assert (await rest(answer), list(answer.headers)) == (b"ok", [(b"transfer-encoding", b"chunked")])
+        answer.finish()
+        assert (await client.ask(), client.engine.connections) == ((200, b"ok"), 1)
+        client.engine.script = saying(start + b"0\r\nx-trailer: ", *[b"x" * 10_000] * 8)
+        answer = await client.send()
+        assert await until_broken(answer) == b"ok"
+        answer.close()
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_a_body_without_a_length_ends_with_its_connection(version: bytes) -> None:
+    async with client_of(ending(b"HTTP/" + version + b" 200 OK\r\n\r\nuntil the end")) as client:
+        assert await client.ask() == (200, b"until the end")
+        assert await client.ask() == (200, b"until the end")
+        assert client.engine.connections == 2
+
+
+async def test_a_body_without_a_length_that_ends_with_a_reset_is_broken() -> None:
+    async def script(call: Call) -> None:
+        await call.send(head(200) + b"until")
+        await asyncio.sleep(0.02)
+        call.reset()
+
+    async with client_of(script) as client:
+        answer = await client.send()
+        assert await answer.read() == b"until"
+        with pytest.raises(AnswerBroken):
+            await answer.read()
+        answer.close()
+
+
+async def test_a_connection_that_says_close_is_closed() -> None:
+    async with client_of(saying(head(200, OK, (b"connection", b"close")) + b"ok")) as client:
+        assert [await client.ask() for _ in range(3)] == [(200, b"ok")] * 3
+        assert client.engine.connections == 3
+
+
+async def test_one_byte_chunks_come_whole() -> None:
+    text = bytes(range(256)) * 40
+    pieces = b"".join(chunk(text[i : i + 1]) for i in range(len(text)))
+    async with client_of(saying(head(200, (b"transfer-encoding", b"chunked")) + pieces + b"0\r\n\r\n")) as client:
+        assert await client.ask() == (200, text)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.binary(min_size=1, max_size=300), max_size=20),
+    st.lists(st.integers(1, 200), max_size=30),
+    st.booleans(),
+)
+def test_however_an_answer_is_cut_into_segments_it_is_the_same(
+    events: list[bytes], cuts: list[int], is_chunked: bool
+) -> None:
+    body = b"".join(events)
+    if is_chunked:
+        framed = b"".join(map(chunk, events)) + b"0\r\n\r\n"
+        raw = head(200, (b"transfer-encoding", b"chunked")) + framed
+    else:
+        raw = head(200, (b"content-length", b"%d" % len(body))) + body
+
+    async def script(call: Call) -> None:
+        left = raw
+        for piece in segments(left, cuts):
+            await call.send(piece)
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        async with client_of(script) as client:
+            assert await client.ask() == (200, body)
+            assert await client.ask() == (200, body)
+            assert client.engine.connections == 1
+
+    asyncio.run(run())
+
+
+def segments(raw: bytes, cuts: list[int]) -> Iterator[bytes]:
+    for cut in cuts:
+        if raw[:cut]:
+            yield raw[:cut]
+        raw = raw[cut:]
+    if raw:
+        yield raw
+
+
+async def test_reading_pauses_while_nobody_reads() -> None:
+    sent = 0
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        await call.send(head(200, (b"transfer-encoding", b"chunked")))
+        for _ in range(400):
+            await call.send(chunk(b"x" * 65536))
+            sent += 65536
+        await call.send(b"0\r\n\r\n")
+
+    async with client_of(script) as client:
+        answer = await client.send()
+        before = -1
+        while before != sent:  # until the socket's buffers are full as well
+            before = sent
+            await asyncio.sleep(0.1)
+        assert sent < 400 * 65536
+        largest = got = 0
+        while piece := await answer.read():
+            largest, got = max(largest, len(piece)), got + len(piece)
+        assert got == 400 * 65536
+        assert largest < 3 * HIGH_BYTES
+        answer.finish()
+
+
+async def test_a_large_body_arrives_whole_and_waits_for_a_slow_engine() -> None:
+    body = bytes(range(256)) * 40_000
+    async with client_of(saying(WHOLE)) as client:
+        assert await client.ask(body=body) == (200, b"ok")
+        assert await client.ask(body=body) == (200, b"ok")
+        assert [hashlib.sha256(call.body).digest() for call in client.engine.calls] == [
+            hashlib.sha256(body).digest()
+        ] * 2
+        assert client.engine.connections == 1
+
+
+@pytest.mark.parametrize("how", ["keeps the connection", "closes", "closes with all unread"])
+async def test_a_refusal_while_the_body_is_on_its_way_is_delivered(how: str) -> None:
+    refusal = head(413, (b"content-length", b"9")) + b"too large"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(refusal)
+        await writer.drain()
+        if how == "closes":
+            await reader.read(4_000_000)
+        while how == "keeps the connection" and await reader.read(1 << 16):
+            pass
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        ended.append(how)
+
+    ended: list[str] = []
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    engine = FakeEngine()
+    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    upstream = Upstream()
+    client = Client(engine, upstream)
+    for _ in range(20):
+        assert await client.ask(body=b"x" * 20_000_000) == (413, b"too large")
+    await upstream.close()
+    await until(lambda: len(ended) == 20)
+    server.close()
+
+
+async def test_a_cancelled_request_closes_its_connection() -> None:
+    async def script(call: Call) -> None:
+        await asyncio.Event().wait()
+
+    async with client_of(script) as client:
+        waiting = asyncio.create_task(client.send())
+        await until(lambda: len(client.engine.calls) == 1)
+        waiting.cancel()
+        await until(lambda: len(client.engine.aborted) == 1)
+        assert waiting.cancelled()
+
+
+async def test_an_answer_that_is_given_up_closes_its_connection_and_only_that() -> None:
+    async def script(call: Call) -> None:
+        if call.body == b"endless":
+            await call.stream(b"data: 1\n\n", end=False)
+            await asyncio.Event().wait()
+        await call.send(WHOLE)
+
+    async with client_of(script) as client:
+        answer = await client.send(body=b"endless")
+        await answer.read()
+        answer.close()
+        await until(lambda: len(client.engine.aborted) == 1)
+        done = await client.send()
+        await rest(done)
+        done.finish()
+        other = await client.send()  # on the connection that served `done`
+        done.close()
+        assert await rest(other) == b"ok"
+        other.finish()
+        assert client.engine.connections == 2
+
+
+async def test_an_answer_finished_before_its_end_is_not_followed_by_another_on_its_connection() -> None:
+    async with client_of(saying(head(200, (b"content-length", b"4")) + b"ok")) as client:
+        answer = await client.send()
+        assert await answer.read() == b"ok"
+        answer.finish()
+        client.engine.script = saying(WHOLE)
+        assert await client.ask() == (200, b"ok")
+        assert client.engine.connections == 2
+
+
+async def test_an_idle_connection_is_closed_before_engines_close_theirs() -> None:
+    async with client_of(saying(WHOLE), Ages(idle_s=0.1)) as client:
+        await client.ask()
+        await client.ask()
+        assert client.engine.connections == 1
+        await until(lambda: not client.engine._open)
+        await client.ask()
+        assert client.engine.connections == 2
+
+
+async def test_a_connection_is_replaced_when_it_is_old() -> None:
+    async with client_of(saying(WHOLE), Ages(life_s=0.0)) as client:
+        assert [await client.ask() for _ in range(3)] == [(200, b"ok")] * 3
+        assert client.engine.connections == 3
+
+
+async def test_a_reused_connection_that_dies_after_a_byte_of_the_answer_is_not_worth_another_try() -> None:
+    async def script(call: Call) -> None:
+        if call.nth == 1:
+            await call.send(WHOLE)
+        else:
+            await call.send(b"HTT")
+            call.close()
+
+    async with client_of(script) as client:
+        await client.ask()
+        with pytest.raises(UpstreamFailed) as failed:
+            await client.send()
+        assert (failed.value.reason, client.resent) == ("closed", 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "target"),
+    [
+        ([(b"x", b"a\r\nx-smetric-instance: b")], b"/"),
+        ([(b"x", b"a\nb")], b"/"),
+        ([(b"x", b"a\rb")], b"/"),
+        ([(b"x\r\ny", b"a")], b"/"),
+        ([(b"x", b"a\0b")], b"/"),
+        ([], b"/ HTTP/1.1\r\nx: y"),
+        ([], b"/ b"),
+    ],
+)
+def test_nothing_slips_a_line_into_the_head_of_a_request(headers: Headers, target: bytes) -> None:
+    with pytest.raises(UpstreamFailed, match="protocol"):
+        request_head(b"engine", "POST", target, headers, b"")
+
+
+def test_a_request_without_a_body_says_so_where_one_is_expected() -> None:
+    assert request_head(b"engine:1", "GET", b"/x?y", [], None) == b"GET /x?y HTTP/1.1\r\nHost: engine:1\r\n\r\n"
+    assert b"\r\nContent-Length: 0\r\n" in request_head(b"engine:1", "POST", b"/", [], None)
+
+
+async def test_closing_ends_all_connections() -> None:
+    async def script(call: Call) -> None:
+        if call.body == b"wait":
+            await asyncio.Event().wait()
+        await call.send(WHOLE)
+
+    async with client_of(script) as client:
+        await client.ask()
+        waiting = asyncio.create_task(client.send(body=b"wait"))
+        await until(lambda: len(client.engine.calls) == 2)
+        await client.upstream.close()
+        with pytest.raises(UpstreamFailed):
+            await waiting
+        await until(lambda: not client.engine._open)
