@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -18,6 +19,7 @@ from smetric.caches.truth import HitTruth
 from smetric.caches.watch import CacheWatch
 from smetric.config import Settings
 from smetric.features import VOCABULARY
+from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance
@@ -25,6 +27,7 @@ from smetric.policy_file import Generation, PolicyFile
 from smetric.prompt import BLOCK_BYTES
 from smetric.proxy.admin import admin_app
 from smetric.proxy.asgi import App
+from smetric.proxy.draining import drain_routes
 from smetric.proxy.endpoints import Door, data_app
 from smetric.proxy.forward import Deadlines, Plane
 from smetric.proxy.inbox import Limits
@@ -85,6 +88,7 @@ class Application:
             unknown_after_s=settings.scrape.unknown_after,
             health=Health(instances, _tolerance(settings), on_ejected=self.metrics.ejected),
         )
+        self.drains = Drains(self.fleet, Path(settings.state_dir) if settings.state_dir else None)
         self.policy_file = PolicyFile(policy_path(settings.policy), VOCABULARY, settings.params, self._reloaded)
         self.request_tokens = request_tokens(settings, self.fleet, self.metrics)
         self.token_ids = token_ids or self.request_tokens
@@ -211,11 +215,15 @@ class Application:
             metrics=self.metrics,
             caches=self.caches,
             is_ready=lambda: self.is_ready,
-            routes=placement_routes(self.knows.peers) if self.knows.peers is not None else (),
+            routes=[
+                *drain_routes(self.fleet, self.drains),
+                *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
+            ],
         )
 
     async def start(self) -> None:
         """Begin to scrape and to watch the policy file."""
+        self.drains.restore()
         await self.request_tokens.start()
         for part in self.knows.background:
             await part.start()

@@ -20,6 +20,8 @@ COMMANDS = {
     "check": "Check policy files.",
     "test": "Run the tests of policy files.",
     "explain": "Say how a policy decides, or why it decided.",
+    "drain": "Send an instance nothing new.",
+    "undrain": "Let an instance be a candidate again.",
     "doctor": "Say what is wrong with a live set-up, and how to mend it.",
     "emulate": "Run emulated vLLM instances.",
     "config": "Print the settings or their schema.",

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import re
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
+from smetric.cli.admin_port import admin_option, ask, strange
 from smetric.cli.policy_argument import read_one
 from smetric.cli.settings_options import param_values, set_option
 from smetric.cli.snapshot_file import read_situation
 from smetric.errors import ConfigError
 
-UNREACHABLE = 3
-
 _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
-_MOST_BYTES = 4 << 20
-_TIMEOUT_S = 5.0
 
 
 @click.command()
@@ -31,9 +24,7 @@ _TIMEOUT_S = 5.0
 )
 @set_option()
 @click.option("--decision", metavar="ID", help="A decision of a running router: its x-smetric-decision-id.")
-@click.option(
-    "--admin", metavar="URL", default="http://127.0.0.1:9464", show_default=True, help="That router's admin URL."
-)
+@admin_option
 def explain(
     policy: str | None, snapshot: str | None, params: tuple[str, ...], decision: str | None, admin: str
 ) -> None:
@@ -74,32 +65,10 @@ def _recorded(decision: str, admin: str) -> str:
     """The explanation that the router at *admin* keeps of a decision."""
     if not _ID.match(decision):
         raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
-    if not admin.startswith(("http://", "https://")):
-        raise click.BadParameter(f'expected a URL such as http://127.0.0.1:9464, got "{admin}"', param_hint="--admin")
-    try:
-        status, body = _get(admin, f"/admin/decisions/{decision}")
-    except (OSError, http.client.HTTPException) as error:
-        raise _Unreachable(f"{admin} does not answer ({error}); is the router running, is --admin right?") from error
+    status, document = ask(admin, "GET", f"/admin/decisions/{decision}")
     if status == 404:
         raise click.ClickException(f"decision {decision} is not among the last ones of {admin}")
     try:
-        document = json.loads(body)
         return str(document.get("explanation") or document["summary"])  # where no policy ran there is no table
-    except (ValueError, KeyError, AttributeError) as error:
-        raise _Unreachable(f"{admin} answers {status}, but not as SMetric does; is --admin right?") from error
-
-
-def _get(base: str, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET; no proxy and no redirect is followed."""
-    parts = urlsplit(base)
-    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    with contextlib.closing(connect(parts.netloc, timeout=_TIMEOUT_S)) as connection:
-        connection.request("GET", parts.path.rstrip("/") + path)
-        response = connection.getresponse()
-        return response.status, response.read(_MOST_BYTES)
-
-
-class _Unreachable(click.ClickException):
-    """The router does not answer, or something else does."""
-
-    exit_code = UNREACHABLE
+    except (KeyError, AttributeError) as error:
+        raise strange(admin, status) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from smetric.config.address import Network, NetworkRange, PolicyRef
+from smetric.config.address import FolderRef, Network, NetworkRange, PolicyRef
 from smetric.config.kind import Flag, Integer, ParamValue, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.raw import Table
@@ -104,6 +104,11 @@ class Settings:
     limits: Limits = setting(Section(Limits), "What one client connection may ask for.", Limits())
     trace: Trace = setting(Section(Trace), "What stands in spans.", Trace())
     log: Log = setting(Section(Log), "Log lines on standard error.", Log())
+    state_dir: str = setting(
+        FolderRef(empty=True),
+        "Where it is kept over a restart which instances are drained; one router, one folder. Not kept when not set.",
+        "",
+    )
     response_headers: bool = setting(Flag(), "Add the `x-smetric-…` headers to responses.", True)
     trusted_proxies: tuple[Network, ...] = setting(
         ListOf(NetworkRange()),

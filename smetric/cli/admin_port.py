@@ -1,0 +1,76 @@
+"""Asking a running router's admin port, for the commands that do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import click
+
+#: Exit code of a router that does not answer.
+UNREACHABLE = 3
+
+_MOST_BYTES = 4 << 20
+_TIMEOUT_S = 5.0
+
+admin_option = click.option(
+    "--admin", metavar="URL", default="http://127.0.0.1:9464", show_default=True, help="That router's admin URL."
+)
+
+
+class Unreachable(click.ClickException):
+    """The router does not answer, or something else does."""
+
+    exit_code = UNREACHABLE
+
+
+def ask(admin: str, method: str, path: str) -> tuple[int, Any]:
+    """Status and JSON of the answer of the router at *admin*; no proxy and no redirect is followed.
+
+    Raises:
+        click.BadParameter: *admin* is no URL.
+        Unreachable: it does not answer, or not as SMetric does.
+    """
+    if not admin.startswith(("http://", "https://")):
+        raise click.BadParameter(f'expected a URL such as http://127.0.0.1:9464, got "{admin}"', param_hint="--admin")
+    parts = urlsplit(admin)
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        with contextlib.closing(connect(parts.netloc, timeout=_TIMEOUT_S)) as connection:
+            connection.request(method, parts.path.rstrip("/") + path)
+            response = connection.getresponse()
+            status, body = response.status, response.read(_MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"{admin} does not answer ({error}); is the router running, is --admin right?") from error
+    try:
+        return status, json.loads(body)
+    except ValueError as error:
+        raise strange(admin, status) from error
+
+
+def change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:
+    """How *instance* stands after the router at *admin* was told to *verb* it.
+
+    Raises:
+        click.ClickException: the router knows no such instance, or refuses.
+        Unreachable: it does not answer, or not as SMetric does.
+    """
+    status, answer = ask(admin, "POST", f"/admin/instances/{quote(instance, safe='')}/{verb}")
+    if not isinstance(answer, dict):
+        raise strange(admin, status)
+    if status != 200:
+        said = answer.get("error")
+        if not isinstance(said, str):
+            raise strange(admin, status)
+        raise click.ClickException(f"{instance}: {said}")
+    if not answer.keys() >= {"state", "requests", "others", "kept", "not_kept_because"}:
+        raise strange(admin, status)
+    return answer
+
+
+def strange(admin: str, status: int) -> Unreachable:
+    """What to raise where the answer is not that of SMetric."""
+    return Unreachable(f"{admin} answers {status}, but not as SMetric does; is --admin right?")

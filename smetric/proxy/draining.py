@@ -1,0 +1,44 @@
+"""The admin port's routes by which operators drain instances; what draining is, is `smetric.fleet.drains`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from smetric.fleet.drains import Drains
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+
+
+def drain_routes(fleet: Fleet, drains: Drains) -> list[Route]:
+    """`POST /admin/instances/{id}/drain` and `…/undrain`; both answer with how the instance stands then."""
+
+    def route(verb: str, act: Callable[[Instance], str]) -> Route:
+        async def change(request: Request) -> Response:
+            if "origin" in request.headers:
+                # Any page that an operator has open could send this; a browser says so, and cannot be made not to.
+                raise HTTPException(403, "browsers may not drain; use smetric drain, or curl -X POST")
+            instance = fleet.get(request.path_params["id"])
+            if instance is None:
+                raise HTTPException(404, "no instance has this id; GET /admin/instances lists them")
+            not_kept = act(instance)
+            others = sum(1 for one in fleet.instances if one is not instance and not one.draining)
+            answer = {
+                "id": instance.id,
+                "state": instance.state.value,
+                "draining": instance.draining,
+                "requests": instance.own,
+                "others": others,
+                "kept": not not_kept,
+                "not_kept_because": not_kept,
+            }
+            return Response(orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE), media_type="application/json")
+
+        return Route(f"/admin/instances/{{id:path}}/{verb}", change, methods=["POST"])
+
+    return [route("drain", drains.drain), route("undrain", drains.undrain)]

@@ -1,0 +1,74 @@
+"""Drains are kept over a restart, wherever that is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from smetric.features import VOCABULARY
+from smetric.fleet.drains import NAME, Drains
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+
+
+def fleet_of(*ids: str) -> Fleet:
+    return Fleet([Instance(id, f"http://{id}") for id in ids], VOCABULARY)
+
+
+def draining(fleet: Fleet) -> list[str]:
+    return [instance.id for instance in fleet.instances if instance.draining]
+
+
+def test_what_is_drained_stays_so_over_a_restart_and_what_is_undrained_does_not(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "when missing"
+    before = fleet_of("a", "b", "c")
+    drains = Drains(before, folder)
+    drains.restore()
+    assert [drains.drain(before[id]) for id in "abc"] == [""] * 3
+    assert drains.undrain(before["b"]) == ""
+    after = fleet_of("a", "b", "d")
+    Drains(after, folder).restore()
+    assert draining(after) == ["a"]
+    assert [path.name for path in folder.iterdir()] == [NAME]
+
+
+def test_without_a_folder_it_is_said_that_nothing_is_kept() -> None:
+    fleet = fleet_of("a")
+    drains = Drains(fleet, None)
+    drains.restore()
+    assert drains.drain(fleet["a"]) == "state_dir is not set"
+    assert draining(fleet) == ["a"]
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_the_drain_holds(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fleet = fleet_of("a")
+    with capture_logs() as lines:
+        reason = Drains(fleet, tmp_path / "file").drain(fleet["a"])
+    assert reason == f"drained.json cannot be written to {tmp_path / 'file'}: File exists"
+    assert [line["event"] for line in lines if line["log_level"] == "warning"][-1] == "smetric.drains.not_kept"
+    assert draining(fleet) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"[]", "it is not of version 1"),
+        (b'{"version": 2, "drained": []}', "it is not of version 1"),
+        (b'{"version": 1, "drained": "a"}', "`drained` is not a list of ids"),
+        (b'{"version": 1, "drained": [1]}', "`drained` is not a list of ids"),
+        (b" " * 1024 * 1025, "it is larger than 1048576 bytes"),
+    ],
+)
+def test_a_file_that_cannot_be_read_drains_nothing(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / NAME).write_bytes(content)
+    fleet = fleet_of("a")
+    with capture_logs() as lines:
+        Drains(fleet, tmp_path).restore()
+    assert [(line["event"], line["reason"]) for line in lines] == [("smetric.drains.unreadable", reason)]
+    assert draining(fleet) == []

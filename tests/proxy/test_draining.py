@@ -1,0 +1,83 @@
+"""Draining an instance of a running router: over HTTP, by the commands, and over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import orjson
+from click.testing import CliRunner, Result
+
+from smetric.cli import main
+from tests.fakes import DONE, Call, FakeEngine, chunk, delta, fetch, head, until
+from tests.faults.harness import Running, running
+
+
+async def command(router: Running, *arguments: str) -> Result:
+    """A command, as it is typed, in a thread of its own."""
+    return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--admin", router.admin_url])
+
+
+async def test_a_drained_instance_gets_nothing_new_and_ends_what_it_has() -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(head(200, (b"content-type", b"text/event-stream"), (b"transfer-encoding", b"chunked")))
+        await call.send(chunk(delta("one")))
+        await go_on.wait()
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+    async with running(FakeEngine(), FakeEngine()) as router:
+        one, other = router.engines
+        one.script = other.script = script
+        streams = [asyncio.create_task(router.chat(stream=True)) for _ in range(2)]
+        await until(lambda: bool(one.calls and other.calls))
+        drained = await command(router, "drain", "e0")
+        assert (drained.exit_code, drained.stdout) == (0, "e0 gets nothing new; requests under way there: 1\n")
+        assert drained.stderr == "not kept over a restart of the router: state_dir is not set\n"
+        go_on.set()
+        assert [(await stream).body[-len(DONE) :] for stream in streams] == [DONE] * 2
+        answers = [await router.chat(stream=True) for _ in range(4)]
+        assert {answer.value("x-smetric-instance") for answer in answers} == {"e1"}
+        last = await command(router, "drain", "e1")
+        assert "no other instance is left" in last.stderr
+        assert (await router.chat()).status == 503
+        for id in ("e0", "e1"):
+            back = await command(router, "undrain", id)
+            assert (back.exit_code, back.stdout) == (0, f"{id} is no longer drained; its state: warming\n")
+        assert router.lines("smetric.drains.drained")[0]["instance"] == "e0"
+
+
+async def test_drains_outlive_the_router(tmp_path: Path) -> None:
+    engines = FakeEngine(), FakeEngine()
+    async with running(*engines, state_dir=str(tmp_path)) as router:
+        assert (await command(router, "drain", "e0")).stderr == ""
+    async with running(FakeEngine(), FakeEngine(), state_dir=str(tmp_path), check_after=False) as router:
+        assert [instance.draining for instance in router.application.fleet.instances] == [True, False]
+        assert router.lines("smetric.drains.restored")[0]["instances"] == ["e0"]
+
+
+async def test_an_instance_that_is_not_there_is_said_to_be_unknown() -> None:
+    async with running(FakeEngine()) as router:
+        unknown = await command(router, "drain", "gpu/7?")
+        assert (unknown.exit_code, unknown.stderr) == (
+            1,
+            "Error: gpu/7?: no instance has this id; GET /admin/instances lists them\n",
+        )
+
+
+async def test_a_browser_may_not_drain() -> None:
+    async with running(FakeEngine()) as router:
+        for origin in ("http://evil.example", "null"):
+            answer = await fetch(router.admin_url, "POST", "/admin/instances/e0/drain", headers=[("origin", origin)])
+            assert answer.status == 403
+            assert "browsers" in orjson.loads(answer.body)["error"]
+        assert (await router.admin("/admin/instances/e0/drain")).status == 405
+        assert not router.instance_of(router.engines[0]).draining
+
+
+async def test_a_router_that_does_not_answer_ends_with_3() -> None:
+    async with running(FakeEngine()) as router:
+        gone = router.admin_url
+    result = await asyncio.to_thread(CliRunner().invoke, main, ["drain", "e0", "--admin", gone])
+    assert (result.exit_code, "is the router running" in result.stderr) == (3, True)
