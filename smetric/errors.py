@@ -77,8 +77,9 @@ class UpstreamError(HttpError):
     """The chosen instances failed before a response could be passed on.
 
     `reason` is one of a closed list for metrics: connect_error, connect_timeout, timeout, closed, protocol.
+    A 503 says that waiting may help, and how long.
     """
 
     def __init__(self, message: str, *, reason: str, status: int = 502):
-        super().__init__(status, message, "upstream_error")
+        super().__init__(status, message, "upstream_error", retry_after_s=1.0 if status == 503 else None)
         self.reason = reason

@@ -54,6 +54,10 @@ class Trial:
         self._aborted = True
         self._health.aborted(instance)
 
+    def untried(self) -> None:
+        """It was not tried elsewhere as too many were: whether it or the instance is to blame nobody knows."""
+        self._blamed = None
+
     def close(self) -> None:
         """The request is over."""
         if self._failures == 1 and self._blamed is not None:

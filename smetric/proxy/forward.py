@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smetric.caches.watch import CacheWatch
 from smetric.errors import HttpError, UpstreamError
@@ -19,8 +19,9 @@ from smetric.proxy.headers import Headers, first, request_headers, response_head
 from smetric.proxy.inbox import Inbox
 from smetric.proxy.outbox import Outbox
 from smetric.proxy.relay import Observer
+from smetric.proxy.retry_budget import RetryBudget
 from smetric.proxy.upstream import Answer, Upstream
-from smetric.proxy.wire import AnswerBroken, UpstreamFailed
+from smetric.proxy.wire import AnswerBroken, Unreachable, UpstreamFailed
 from smetric.request import InferenceRequest
 from smetric.router import Router, Routing
 from smetric.telemetry.attempt import Attempt
@@ -68,6 +69,7 @@ class Plane:
     caches: CacheWatch
     deadlines: Deadlines
     response_headers: bool = True
+    retries: RetryBudget = field(default_factory=RetryBudget)
 
 
 class Forwarding:
@@ -131,7 +133,8 @@ class Forwarding:
             self._trial.close()
 
     async def _attempts(self) -> None:
-        router = self._plane.router
+        router, retries = self._plane.router, self._plane.retries
+        retries.arrived()
         failure: Failure | None = None
         tried: list[Instance] = []
         while True:
@@ -155,6 +158,10 @@ class Forwarding:
                 return
             failure = attempted
             if tried or not failure.elsewhere or routing.outcome == "pinned":
+                break
+            if not retries.take():
+                self._exchange.telemetry.metrics.retry_refused()
+                self._trial.untried()
                 break
             tried.append(lease.instance)
         await self._give(failure)
@@ -194,7 +201,11 @@ class Forwarding:
             if failed.reason in ("connect_error", "connect_timeout"):
                 instance.healthy = False  # until a scrape succeeds again
             return Failure(
-                UpstreamError("the instance chosen for this request could not be reached", reason=failed.reason),
+                UpstreamError(
+                    "the instance chosen for this request could not be reached",
+                    reason=failed.reason,
+                    status=503 if isinstance(failed, Unreachable) else 502,
+                ),
                 elsewhere=failed.reason != "protocol",
             )
         except asyncio.CancelledError:

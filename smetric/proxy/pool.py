@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from smetric.proxy.addresses import Addresses
-from smetric.proxy.wire import UpstreamFailed, Wire
+from smetric.proxy.wire import Unreachable, UpstreamFailed, Wire
 
 #: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
 KEEPALIVE_S = 3.0
@@ -71,7 +71,8 @@ class Pool:
         """A new connection.
 
         Raises:
-            UpstreamFailed: connect_error or connect_timeout; closed if this pool is.
+            Unreachable: connect_error or connect_timeout.
+            UpstreamFailed: connect_error where TLS could not be agreed on; closed if this pool is.
         """
         if self._is_closed:
             raise UpstreamFailed("closed")
@@ -80,10 +81,12 @@ class Pool:
                 wire = await self._connect()
         except TimeoutError as error:
             self.addresses.doubt()
-            raise UpstreamFailed("connect_timeout") from error
-        except OSError as error:  # ssl.SSLError is one
+            raise Unreachable("connect_timeout") from error
+        except ssl.SSLError as error:
+            raise UpstreamFailed("connect_error") from error  # no matter of waiting
+        except OSError as error:
             self.addresses.doubt()
-            raise UpstreamFailed("connect_error") from error
+            raise Unreachable("connect_error") from error
         return wire
 
     async def _connect(self) -> Wire:

@@ -41,6 +41,10 @@ class UpstreamFailed(Exception):
         self.reason = reason
 
 
+class Unreachable(UpstreamFailed):
+    """Nobody answers there, for now."""
+
+
 class AnswerBroken(Exception):
     """An answer ended before it was complete."""
 

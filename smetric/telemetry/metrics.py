@@ -60,6 +60,7 @@ class Metrics:
         self._tokenizations = _Children(self._counter(names.TOKENIZATIONS))
         self._tokenize_seconds = _Children(self._histogram(names.TOKENIZE_SECONDS))
         self._tokenize_checks = _Children(self._counter(names.TOKENIZE_CHECKS))
+        self._retries_refused = self._counter(names.RETRIES_REFUSED)
         self._scrapes = _Children(self._counter(names.SCRAPES))
         self._scrape_seconds = self._histogram(names.SCRAPE_SECONDS)
         self._prompt_tokens = _Children(self._counter(names.PROMPT_TOKENS_TOTAL))
@@ -108,6 +109,10 @@ class Metrics:
     def attempted(self, instance: str, result: str) -> None:
         """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""
         self._attempts.of(self._instance(instance), result).inc()
+
+    def retry_refused(self) -> None:
+        """A failed request was not tried elsewhere as the retry budget was spent."""
+        self._retries_refused.inc()
 
     def ejected(self, instance: Instance, reason: str) -> None:
         """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""

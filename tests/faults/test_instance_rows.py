@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import socket
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -12,17 +14,22 @@ import pytest
 
 from smetric.config.settings import Forward, Scrape
 from tests.fakes import DONE, Call, FakeEngine, Script, chunk, delta, hang, head, healthy, until
-from tests.faults.harness import CANARY, Running, running
+from tests.faults.harness import CANARY, Running, chat, running
 
 #: So seldom that what a row does to an engine is met by requests first.
 SELDOM = Scrape(interval=60.0, timeout=1.0)
 
 
+async def figure(router: Running, start: str, part: str = "") -> int:
+    """The sum of the router's series that start with *start* and hold *part*."""
+    page = (await router.admin("/metrics")).body.decode()
+    lines = [line for line in page.splitlines() if line.startswith(start)]
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines if part in line))
+
+
 async def attempts(router: Running, result: str) -> int:
     """How many attempts ended with *result*, by the router's own count."""
-    page = (await router.admin("/metrics")).body.decode()
-    lines = [line for line in page.splitlines() if line.startswith("smetric_upstream_attempts_total{")]
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines if f'result="{result}"' in line))
+    return await figure(router, "smetric_upstream_attempts_total{", f'result="{result}"')
 
 
 async def test_d1_a_refused_connection_costs_no_request() -> None:
@@ -54,13 +61,13 @@ async def test_d1_a_connection_that_is_never_accepted_costs_no_request() -> None
         assert await attempts(router, "connect_timeout") >= 1
 
 
-async def test_d1_when_nobody_can_be_reached_the_answer_is_502_and_the_next_success_ends_it() -> None:
+async def test_d1_when_nobody_can_be_reached_the_answer_is_503_and_the_next_success_ends_it() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         ports = [urlsplit(engine.url).port or 0 for engine in router.engines]
         for engine in router.engines:
             await engine.stop()
         answer = await router.chat()
-        assert answer.status == 502
+        assert (answer.status, answer.value("retry-after")) == (503, "1")
         assert orjson.loads(answer.body)["error"]["type"] == "upstream_error"
         for engine, port in zip(router.engines, ports, strict=True):
             await engine.start(port)
@@ -290,3 +297,127 @@ async def test_a_stream_that_ends_well_is_not_mistaken() -> None:
         router.engines[0].script = script
         answer = await router.chat(stream=True)
         assert (answer.complete, answer.body) == (True, TWO + DONE)
+
+
+def many_fields(count: int) -> bytes:
+    return head(200, *[(b"x-%d" % n, b"v") for n in range(count)], (b"content-length", b"2")) + b"ok"
+
+
+async def test_d7_an_answer_of_300_fields_is_answered_502() -> None:
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = lambda call: call.send(many_fields(300))
+        assert (await router.chat()).status == 502
+        router.engines[0].script = lambda call: call.send(many_fields(60))
+        assert (await router.chat()).status == 200
+
+
+async def test_d7_a_connection_that_brought_nonsense_is_never_used_again() -> None:
+    async with running(FakeEngine()) as router:
+        engine = router.engines[0]
+        engine.script = lambda call: call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok")
+        for _ in range(3):
+            assert (await router.chat()).status == 502
+        assert [call.nth for call in engine.calls[1:]] == [1, 1]
+
+
+def shape_of(kind: str) -> list[bytes]:
+    """The events of a stream that ends well."""
+    if kind == "one byte a chunk":
+        text = b"".join(map(delta, "short")) + DONE
+        return [text[i : i + 1] for i in range(len(text))]
+    if kind == "one event of 5 MB":
+        return [delta("x" * 5_000_000), DONE]
+    return [delta(str(number)) for number in range(20_000)] + [DONE]
+
+
+@pytest.mark.parametrize("kind", ["one byte a chunk", "one event of 5 MB", "20,000 tiny events"])
+async def test_d10_whatever_the_shape_of_a_stream_its_bytes_pass_unchanged(kind: str) -> None:
+    events = shape_of(kind)
+
+    async def script(call: Call) -> None:
+        await call.send(head(200, (b"content-type", b"text/event-stream"), CHUNKED))
+        for first in range(0, len(events), 500):
+            await call.send(b"".join(map(chunk, events[first : first + 500])))
+        await call.send(b"0\r\n\r\n")
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat(stream=True)
+        assert (answer.status, answer.complete) == (200, True)
+        assert hashlib.sha256(answer.body).digest() == hashlib.sha256(b"".join(events)).digest()
+
+
+async def test_d11_bodies_and_fields_pass_as_they_are_and_what_belongs_to_a_connection_does_not() -> None:
+    body = gzip.compress(b'{"id":"x"}')
+
+    async def script(call: Call) -> None:
+        await call.answer(
+            200,
+            body,
+            (b"Content-Encoding", b"gzip"),
+            (b"Set-Cookie", b"a=1; Path=/"),
+            (b"set-cookie", b"b=2"),
+            (b"X-MiXed", b"CaSe"),
+            (b"Connection", b"X-Hop"),
+            (b"X-Hop", b"1"),
+            (b"Keep-Alive", b"timeout=5"),
+            (b"Location", b"http://169.254.169.254/"),
+        )
+
+    async with running(FakeEngine()) as router:
+        # By name, as a cookie is kept for a name and not for a number.
+        engine = router.engines[0]
+        router.instance_of(engine).url = engine.url.replace("127.0.0.1", "localhost")
+        engine.script = script
+        first = await router.ask("POST", "/v1/chat/completions", chat(), ("Cookie", "mine=1"), ("X-Own", "a"))
+        second = await router.ask("POST", "/v1/chat/completions", chat())
+        assert first.body == second.body == body
+        assert first.values("set-cookie") == ["a=1; Path=/", "b=2"]
+        assert (first.value("x-mixed"), first.value("content-encoding")) == ("CaSe", "gzip")
+        assert not first.values("x-hop")
+        assert not first.values("keep-alive")
+        sent, after = engine.calls
+        assert (sent.values(b"cookie"), sent.values(b"x-own")) == ([b"mine=1"], [b"a"])
+        names = {name.lower() for name, _ in after.headers}
+        assert names - {b"traceparent"} == {b"host", b"content-type", b"content-length"}
+        assert after.nth == 2
+
+
+async def test_d11_a_redirect_is_passed_on_and_never_followed() -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        target = (b"location", router.engines[1].url.encode() + b"/elsewhere")
+        for engine in router.engines:
+            engine.script = lambda call: call.answer(307, b"", target)
+        answer = await router.chat()
+        assert (answer.status, answer.value("location")) == (307, target[1].decode())
+        assert sum(len(engine.calls) for engine in router.engines) == 1
+
+
+async def test_d16_an_outage_of_all_instances_is_not_multiplied_and_ends_with_them() -> None:
+    async def overloaded(call: Call) -> None:
+        await call.answer(503, b'{"error":{"message":"busy"}}', (b"retry-after", b"3"))
+
+    async with running(FakeEngine(), FakeEngine(), FakeEngine()) as router:
+        for engine in router.engines:
+            engine.script = overloaded
+        answers = [answer for _ in range(10) for answer in await asyncio.gather(*(router.chat() for _ in range(15)))]
+        assert {(answer.status, answer.value("retry-after")) for answer in answers} == {(503, "3")}
+        assert sum(len(engine.calls) for engine in router.engines) <= 1.2 * len(answers) + 1
+        assert await figure(router, "smetric_retries_refused_total ") > 0
+        for engine in router.engines:
+            engine.recover()
+        assert [(await router.chat()).status for _ in range(6)] == [200] * 6
+
+
+async def test_d16_when_all_instances_are_gone_the_answer_is_a_fast_503_and_they_are_asked_again_when_back() -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        ports = [urlsplit(engine.url).port or 0 for engine in router.engines]
+        for engine in router.engines:
+            await engine.stop()
+        answers = [await router.chat() for _ in range(60)]
+        assert {(answer.status, answer.value("retry-after")) for answer in answers} == {(503, "1")}
+        assert await attempts(router, "connect_error") <= 1.2 * len(answers) + 1
+        for engine, port in zip(router.engines, ports, strict=True):
+            await engine.start(port)
+        await until(lambda: all(router.instance_of(engine).healthy for engine in router.engines))
+        assert [(await router.chat()).status for _ in range(6)] == [200] * 6

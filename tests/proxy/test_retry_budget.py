@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.proxy.retry_budget import LEAST, SHARE, WINDOW_S, RetryBudget
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def taken(budget: RetryBudget, wanted: int) -> int:
+    return sum(budget.take() for _ in range(wanted))
+
+
+def test_a_quiet_router_may_retry_more_often_than_an_instance_may_fail_in_a_row() -> None:
+    assert taken(RetryBudget(Clock()), 1000) == LEAST > 5
+
+
+def test_a_busy_router_may_retry_a_fifth_of_its_requests() -> None:
+    budget = RetryBudget(Clock())
+    for _ in range(1000):
+        budget.arrived()
+    assert taken(budget, 1000) == 200
+
+
+def test_what_is_past_the_window_counts_neither_for_nor_against() -> None:
+    clock = Clock()
+    budget = RetryBudget(clock)
+    for _ in range(1000):
+        budget.arrived()
+    assert taken(budget, 150) == 150
+    clock.now += WINDOW_S - 1
+    assert taken(budget, 1000) == 50
+    clock.now += 1
+    assert taken(budget, 1000) == 0  # the requests are forgotten before the retries they allowed
+    clock.now += WINDOW_S
+    assert taken(budget, 1000) == LEAST
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 60), st.integers(0, 60)), max_size=40))
+def test_in_no_window_are_there_more_retries_than_the_budget_says(steps: list[tuple[float, int, int]]) -> None:
+    clock = Clock()
+    budget = RetryBudget(clock)
+    seen: list[tuple[int, int, int]] = []
+    for wait, requests, retries in steps:
+        clock.now += wait
+        for _ in range(requests):
+            budget.arrived()
+        seen.append((int(clock.now), requests, taken(budget, retries)))
+        recent = [one for one in seen if one[0] > int(clock.now) - WINDOW_S]
+        earlier = [one for one in seen if one[0] > int(clock.now) - 2 * WINDOW_S]
+        allowed = max(LEAST, SHARE * sum(requests for _, requests, _ in earlier) + 1)
+        assert sum(count for _, _, count in recent) <= allowed
