@@ -378,6 +378,11 @@ RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process an
 CHANGED_EVENT = Event(
     "smetric.instance.changed", "Warning or info: an instance stands otherwise than before: its `state`."
 )
+DRAINED_EVENT = Event("smetric.drains.drained", "Warning: an operator drains an instance; requests under way there.")
+UNDRAINED_EVENT = Event("smetric.drains.undrained", "Info: an operator lets an instance be a candidate again.")
+DRAINS_RESTORED_EVENT = Event("smetric.drains.restored", "Info: at start, the instances drained before it.")
+DRAINS_UNREADABLE_EVENT = Event("smetric.drains.unreadable", "Warning: the file of drained instances cannot be read.")
+DRAINS_NOT_KEPT_EVENT = Event("smetric.drains.not_kept", "Warning: the file of drained instances cannot be written.")
 PROBE_CRASHED_EVENT = Event("smetric.probe.crashed", "Error: probing an instance raised: a bug; it goes on.")
 SCRAPE_EVENT = Event("smetric.scrape.changed", "Warning: scrapes of an instance began to end otherwise than before.")
 CRASHED_EVENT = Event("smetric.scrape.crashed", "Error: scraping an instance raised: a bug; it goes on.")
