@@ -1,171 +1,148 @@
-"""One client connection as Hypercorn serves it, hardened where its settings cannot, and relieved of what costs most.
+"""The connections of one listener: how many there may be, how each begins and ends, and Hypercorn's part in it.
 
-Each deviation names its reason and has a test. Listening, draining and ending are in `server.py`.
+Hypercorn accepts, counts tasks and drains; from the first byte on a connection is `http1.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+import resource
+from collections.abc import Mapping
 from typing import Any, cast
 
-import h11
+import structlog
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.config import Config
-from hypercorn.events import RawData
-from hypercorn.protocol.h11 import H11Protocol
 
-#: How long a closing connection may wait for its client to take what is buffered.
-CLOSE_TIMEOUT_S = 2.0
+from smetric.errors import HttpError
+from smetric.proxy.asgi import App
+from smetric.proxy.http1 import Http1
+from smetric.proxy.inbox import Limits
+
+log = structlog.get_logger("smetric.server")
+
+#: File descriptors left for what is neither a client's connection nor an instance's.
+RESERVED_FDS = 64
+#: Connections beyond the most allowed that are told so; more are dropped without a word.
+TOLD = 32
+#: Seconds between two log lines on connections turned away.
+LOG_EVERY_S = 10.0
 
 
-class Http1(H11Protocol):
-    """HTTP/1.1 only, and an answer's head in one write with its first piece where that is there already.
+def most_connections() -> int:
+    """How many connections of clients the file descriptors allow: each may need another one to an instance."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, (soft - RESERVED_FDS) // 2)
 
-    `Upgrade: h2c` and the cleartext HTTP/2 preface would let a client tunnel past a front proxy's rules.
+
+class Connections:
+    """The connections of one listener.
+
+    Args:
+        app: what answers their requests.
+        limits: bounds on each.
+        most: how many there may be.
     """
 
-    _head = b""
+    def __init__(self, app: App, limits: Limits, most: int) -> None:
+        self._app = app
+        self._limits = limits
+        self._most = most
+        self._open: set[Http1] = set()
+        self._has_ended = False
+        self._turned_away = 0
+        self._log_at = 0.0
 
-    async def _check_protocol(self, event: h11.Request) -> None:
-        """Ignore every upgrade; the intake refuses whatever is not HTTP/1.x."""
+    async def serve(self, reader: asyncio.StreamReader, transport: asyncio.Transport, state: Mapping[str, Any]) -> None:
+        """Serve one connection, from what *reader* holds of it on, until it is lost and its apps have ended."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
 
-    async def _send_h11_event(self, event: h11.Event) -> None:
-        try:
-            data = self.connection.send(cast(Any, event))
-        except h11.LocalProtocolError:
-            if self.connection.their_state != h11.ERROR:
-                raise
+        def lost(protocol: Http1) -> None:
+            self._open.discard(protocol)
+            if not ended.done():
+                ended.set_result(None)
+
+        early = _already_read(reader)
+        if reader.at_eof():
+            transport.abort()
             return
-        assert data is not None
-        if isinstance(event, h11.Response):
-            self._head = data
-            asyncio.get_running_loop().call_soon(self._write_head)
-            return
-        if self._head:
-            data = self._head + data
-            self._head = b""
-        if data:
-            await self.send(RawData(data))
-
-    def _write_head(self) -> None:
-        """Write the head alone: nothing of the body came in the same tick."""
-        if self._head:
-            cast(Any, self.send).__self__.writer.write(self._head)
-            self._head = b""
-
-    async def _maybe_recycle(self) -> None:
-        self._write_head()
-        await super()._maybe_recycle()
-
-
-class Connection(TCPServer):
-    """A connection whose idle time is a timer, and that never outlives its client."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        assert isinstance(self.config, ListenerConfig)
-        self.idle_task = cast(Any, IdleTimer(self, self.config.idle))
-
-    async def _read_data(self) -> None:
-        """Read until the client leaves, then stop waiting for its next request."""
-        await super()._read_data()
-        await self.idle_task.stop()
-
-    async def _close(self) -> None:
-        """Close, and abort if the client takes nothing: Hypercorn waits for ever for one that never reads."""
-        with contextlib.suppress(NotImplementedError, OSError, RuntimeError):
-            self.writer.write_eof()
+        protocol = Http1(self._app, self._limits, state, lost)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        self._begin(protocol, loop)
+        if early:
+            protocol.data_received(early)
         try:
-            self.writer.close()
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.writer.wait_closed()
-        except TimeoutError:
-            self.writer.transport.abort()
-        except (OSError, RuntimeError, asyncio.CancelledError):
-            pass
-        finally:
-            await self.idle_task.stop()
+            await ended
+        except asyncio.CancelledError:
+            # The listener ends, and its patience with what is under way has.
+            for task in protocol.tasks:
+                task.cancel()
+            if protocol.tasks:
+                await asyncio.wait(protocol.tasks)
+            protocol.abort()
+            raise
+        if protocol.tasks:
+            await asyncio.wait(protocol.tasks)
 
-    async def close_idle(self) -> None:
-        """Close it: no request came in time, or the server ends."""
-        await self._initiate_server_close()
-
-
-class IdleTimer:
-    """Closes a connection that waits too long for its next request, or when its listener ends.
-
-    In place of Hypercorn's task, which starts and cancels two tasks for every request.
-    """
-
-    __slots__ = ("_connection", "_handle", "_idle")
-
-    def __init__(self, connection: Connection, idle: IdleConnections) -> None:
-        self._connection = connection
-        self._idle = idle
-        self._handle: asyncio.TimerHandle | None = None
-
-    async def restart(self, _: object, __: Callable[..., Any]) -> None:
-        """The connection is idle from now on."""
-        await self.stop()
-        connection = self._connection
-        seconds = 0 if self._idle.has_ended else connection.config.keep_alive_timeout
-        self._handle = connection.loop.call_later(seconds, self._idle.close, connection)
-        self._idle.add(connection)
-
-    async def stop(self) -> None:
-        """A request came, or the connection has ended."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-            self._idle.discard(self._connection)
-
-
-class IdleConnections:
-    """The connections of one listener that wait for a request: they have nothing to lose when it ends."""
-
-    def __init__(self) -> None:
-        #: No connection may wait any more.
-        self.has_ended = False
-        self._waiting: set[Connection] = set()
-        self._closing: set[asyncio.Task[None]] = set()
-
-    def add(self, connection: Connection) -> None:
-        """*connection* waits from now on."""
-        self._waiting.add(connection)
-
-    def discard(self, connection: Connection) -> None:
-        """*connection* waits no more."""
-        self._waiting.discard(connection)
-
-    def close(self, connection: Connection) -> None:
-        """Close *connection*."""
-        self.discard(connection)
-        task = connection.loop.create_task(connection.close_idle())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+    def _begin(self, protocol: Http1, loop: asyncio.AbstractEventLoop) -> None:
+        number = len(self._open)
+        if number < self._most + TOLD:
+            self._open.add(protocol)
+        if self._has_ended:
+            protocol.end()
+        elif number >= self._most:
+            self._turned_away += 1
+            if loop.time() >= self._log_at:
+                self._log_at = loop.time() + LOG_EVERY_S
+                log.warning("smetric.connections.full", most=self._most, turned_away=self._turned_away)
+            if number >= self._most + TOLD:
+                protocol.abort()
+            else:
+                busy = HttpError(503, "too many connections", "service_unavailable", retry_after_s=1.0)
+                protocol.turn_away(busy)
 
     def end(self) -> None:
-        """Close all of them, and each that has nothing to do from now on."""
-        self.has_ended = True
-        for connection in list(self._waiting):
-            self.close(connection)
+        """Close those that wait for a request, and each other one as soon as it has nothing under way."""
+        self._has_ended = True
+        for protocol in list(self._open):
+            protocol.end()
 
 
 class ListenerConfig(Config):
-    """Hypercorn's settings for one listener, and its idle connections: the one object every connection is handed."""
+    """Hypercorn's settings for one listener, and its connections: the one object every connection is handed."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Connections) -> None:
         super().__init__()
-        self.idle = IdleConnections()
+        self.connections = connections
 
 
-def protocol_of(app: Any, config: Config, *args: Any) -> H11Protocol:
-    """Hypercorn's choice of a protocol: ours for our listeners."""
-    return (Http1 if isinstance(config, ListenerConfig) else H11Protocol)(app, config, *args)
+async def connection_of(
+    app: Any,
+    loop: asyncio.AbstractEventLoop,
+    config: Config,
+    context: Any,
+    state: Any,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """What Hypercorn does with a connection: ours for our listeners, its own for others in this process."""
+    if isinstance(config, ListenerConfig):
+        await config.connections.serve(reader, cast(asyncio.Transport, writer.transport), state)
+    else:
+        await TCPServer(app, loop, config, context, state, reader, writer)
 
 
-def connection_of(app: Any, loop: asyncio.AbstractEventLoop, config: Config, *args: Any) -> TCPServer:
-    """Hypercorn's choice of a connection: ours for our listeners."""
-    return (Connection if isinstance(config, ListenerConfig) else TCPServer)(app, loop, config, *args)
+def _already_read(reader: asyncio.StreamReader) -> bytes:
+    """What has come before our protocol took over; one step only, for the reader would wait for more."""
+    reading = reader.read(1 << 20)
+    try:
+        reading.send(None)
+    except StopIteration as done:
+        return cast(bytes, done.value)
+    except OSError:
+        reader.feed_eof()  # lost already
+        return b""
+    reading.close()
+    return b""

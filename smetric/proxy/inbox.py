@@ -1,6 +1,7 @@
 """What a client sends: its body, read within bounds and a deadline, and its presence.
 
-A body is never left unread: Hypercorn leaks the connection, its task and its buffers otherwise.
+Any ASGI server will do. Where it is ours the client's presence costs no task; with others one waits for it, and reads
+what is left of a body: stock Hypercorn leaks the connection, its task and its buffers otherwise.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from smetric.errors import RequestError
 from smetric.proxy.asgi import Message, Receive
+from smetric.proxy.transaction import Transaction
 from smetric.proxy.watchdog import Watchdog
 
 #: After an answer to a half-read request, this much more of its body is read and dropped, for at most this long, so
@@ -21,12 +23,14 @@ LINGER_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one request; sizes in bytes, times in seconds."""
+    """Bounds on one request, and on a connection that waits for one; sizes in bytes, times in seconds."""
 
     body_bytes: int = 32 * 1024 * 1024
     header_count: int = 100
     header_bytes: int = 32 * 1024
     target_bytes: int = 8 * 1024
+    idle_timeout_s: float = 10.0
+    head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
 
@@ -44,6 +48,7 @@ class Inbox:
         "_receive",
         "_settled",
         "_task",
+        "_transaction",
         "_watcher",
         "answered",
         "complete",
@@ -55,6 +60,7 @@ class Inbox:
         self, receive: Receive, limits: Limits, watchdog: Watchdog, task: asyncio.Task[Any], *, has_body: bool
     ) -> None:
         self._receive = receive
+        self._transaction = receive if isinstance(receive, Transaction) else None
         self._limits = limits
         self._task = task
         self._watcher: asyncio.Task[None] | None = None
@@ -109,18 +115,29 @@ class Inbox:
 
     def watch(self) -> None:
         """From now on, cancel the request's task as soon as the client leaves."""
-        if self._watcher is None:
+        if self._transaction is not None:
+            self._transaction.on_departure(self._leave)
+        elif self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._wait_until_gone())
+
+    def _leave(self) -> None:
+        self.gone = True
+        if not self.answered:
+            self._task.cancel()
 
     async def _wait_until_gone(self) -> None:
         while not self.gone:
             await self()
-        if not self.answered:
-            self._task.cancel()
+        self._leave()
+
+    @property
+    def must_drain(self) -> bool:
+        """Something is left of the body, and the server leaves it to the app to read that."""
+        return self._transaction is None and not self.complete
 
     def drain(self) -> None:
         """Read and drop what is left of the body, so that the server can go on reading the connection."""
-        if self._watcher is None and not self.complete and not self.gone:
+        if self.must_drain and self._watcher is None and not self.gone:
             self._watcher = asyncio.get_running_loop().create_task(self._drop())
 
     async def _drop(self) -> None:
@@ -144,7 +161,9 @@ class Inbox:
 
         A watcher that is cancelled holds its own traceback and with it itself: garbage that only the collector frees.
         """
-        if self._watcher is not None and not self.answered:
+        if self._transaction is not None:
+            self._transaction.on_departure(None)
+        elif self._watcher is not None and not self.answered:
             self._watcher.cancel()
         self._watcher = None
 

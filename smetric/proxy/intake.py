@@ -15,6 +15,7 @@ from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.error_response import send_error
 from smetric.proxy.inbox import ClientGone, Inbox, Limits, too_large
 from smetric.proxy.outbox import Outbox
+from smetric.proxy.transaction import Transaction
 from smetric.proxy.watchdog import Watchdog
 
 log = structlog.get_logger("smetric.intake")
@@ -22,6 +23,8 @@ log = structlog.get_logger("smetric.intake")
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 #: One value only: which of two would count is a matter of opinion, and opinions differ between servers.
 SINGLE = frozenset({b"host", b"authorization", b"content-type", b"content-length", b"transfer-encoding"})
+#: What announces a body.
+BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
 HOST = re.compile(rb"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 
@@ -35,7 +38,7 @@ class Intake:
 
     def __init__(self, app: App, limits: Limits) -> None:
         self._app = app
-        self._limits = limits
+        self.limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard one request."""
@@ -48,16 +51,16 @@ class Intake:
         task = asyncio.current_task()
         assert task is not None
         watchdog = Watchdog(task)
-        inbox = Inbox(receive, self._limits, watchdog, task, has_body=has_body(scope))
-        outbox = Outbox(send, inbox, self._limits.send_timeout_s)
+        inbox = Inbox(receive, self.limits, watchdog, task, has_body=has_body(scope))
+        outbox = Outbox(send, inbox, self.limits.send_timeout_s)
         try:
-            problem = inspect_head(scope, self._limits)
+            problem = None if isinstance(receive, Transaction) else inspect_head(scope, self.limits)
             if problem is not None:
                 # Where this request ends is in doubt, and with it where the next one begins.
                 outbox.is_last = True
                 await send_error(outbox, scope["path"], problem)
             else:
-                watchdog.arm(self._limits.body_timeout_s, "body")
+                watchdog.arm(self.limits.body_timeout_s, "body")
                 await self._app(scope, inbox, outbox)
         except ClientGone:
             pass
@@ -75,7 +78,7 @@ class Intake:
                     outbox,
                     scope["path"],
                     RequestError(
-                        f"the request body did not arrive within {self._limits.body_timeout_s:g} s",
+                        f"the request body did not arrive within {self.limits.body_timeout_s:g} s",
                         status=408,
                         kind="request_timeout",
                     ),
@@ -113,11 +116,14 @@ def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
     if (host is None and scope["http_version"] == "1.1") or (host and HOST.fullmatch(host) is None):
         return RequestError("the Host header must be one host name or address, with an optional port")
     length = single.get(b"content-length")
-    if b"transfer-encoding" in single:
+    coding = single.get(b"transfer-encoding")
+    if coding is not None:
         if length is not None:
             return RequestError("Content-Length and Transfer-Encoding exclude each other")
         if scope["http_version"] == "1.0":
             return RequestError("Transfer-Encoding needs HTTP/1.1")
+        if coding.lower() != b"chunked":
+            return RequestError("the only Transfer-Encoding taken is `chunked`", status=501, kind="not_implemented")
     if length is not None:
         if not length.isdigit():
             return RequestError("Content-Length must be one number")

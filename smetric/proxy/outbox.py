@@ -9,7 +9,8 @@ from smetric.proxy.inbox import Inbox
 class Outbox:
     """An ASGI `send` that bounds each write in time and closes the connection behind an answer to a half-read request.
 
-    Such an answer must reach a client that is still sending, so the rest of the body is read and dropped meanwhile.
+    Such an answer must reach a client that is still sending, so the rest of the body is read and dropped meanwhile; our
+    own server does that by itself.
     """
 
     __slots__ = ("_inbox", "_lingers", "_send", "_send_timeout_s", "_watchdog", "is_last", "started")
@@ -30,7 +31,7 @@ class Outbox:
         self._watchdog.arm(self._send_timeout_s, "send")
         if message["type"] == "http.response.start":
             self.started = True
-            if not self._inbox.complete:
+            if self._inbox.must_drain:
                 self._lingers = self.is_last = True
                 self._inbox.drain()
             if self.is_last:

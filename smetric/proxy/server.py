@@ -13,7 +13,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
 import hypercorn.asyncio.run
-import hypercorn.protocol
 import structlog
 from hypercorn.asyncio.run import worker_serve
 from hypercorn.config import Sockets
@@ -21,30 +20,31 @@ from hypercorn.utils import wrap_app
 
 from smetric.errors import ConfigError
 from smetric.proxy.asgi import App
-from smetric.proxy.connection import ListenerConfig, connection_of, protocol_of
+from smetric.proxy.connection import Connections, ListenerConfig, connection_of, most_connections
+from smetric.proxy.inbox import Limits
+from smetric.proxy.intake import Intake
 
 if TYPE_CHECKING:
     from hypercorn.typing import Framework
 
 log = structlog.get_logger("smetric.server")
 
-#: The Hypercorn that the deviations below were written against (pyproject.toml holds it to this minor version).
+#: The Hypercorn that `connection.py` was written against.
 KNOWN_HYPERCORN = "0.18."
 #: Connections that wait to be accepted.
 BACKLOG = 1024
 
 
 def harden() -> None:
-    """Let Hypercorn serve our listeners' connections as `connection.py` does; others in this process stay as they are.
+    """Let `connection.py` serve the connections of our listeners; others in this process stay as they are.
 
-    Raises:
-        ConfigError: this Hypercorn is not the one the deviations were written against.
+    A Hypercorn that is not known is left as it is: what it does badly is then done badly, but it serves.
     """
     version = metadata.version("hypercorn")
-    if not version.startswith(KNOWN_HYPERCORN):
-        raise ConfigError(f"Hypercorn {version} is installed, but this router needs {KNOWN_HYPERCORN}x")
-    hypercorn.protocol.H11Protocol = protocol_of  # type: ignore[attr-defined,assignment]
-    hypercorn.asyncio.run.TCPServer = connection_of  # type: ignore[attr-defined,assignment]
+    if version.startswith(KNOWN_HYPERCORN):
+        hypercorn.asyncio.run.TCPServer = connection_of  # type: ignore[attr-defined,assignment]
+    else:
+        log.warning("smetric.hypercorn.unknown", version=version, known=f"{KNOWN_HYPERCORN}x")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -79,32 +79,40 @@ def address_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def hypercorn_config(drain_s: float) -> ListenerConfig:
+def hypercorn_config(connections: Connections, limits: Limits, drain_s: float) -> ListenerConfig:
     """Hypercorn's settings for one listener (units: seconds, bytes)."""
-    config = ListenerConfig()
+    config = ListenerConfig(connections)
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
     config.include_date_header = False  # the engine's own answers carry theirs
-    config.keep_alive_timeout = 10
+    config.keep_alive_timeout = limits.idle_timeout_s
     config.keep_alive_max_requests = 1_000_000
     config.graceful_timeout = drain_s
     config.shutdown_timeout = 10
     config.startup_timeout = 30
-    config.h11_max_incomplete_size = 32 * 1024
+    config.h11_max_incomplete_size = limits.header_bytes
     config.backlog = BACKLOG
     config.accesslog = None
     config.errorlog = None
     return config
 
 
-async def serve(app: App, sock: socket.socket, *, stop: Callable[[], Awaitable[Any]], drain_s: float) -> None:
-    """Serve *app* on *sock* until *stop* returns, then let what is in flight end within *drain_s*."""
+async def serve(
+    app: App, sock: socket.socket, *, stop: Callable[[], Awaitable[Any]], drain_s: float, limits: Limits | None = None
+) -> None:
+    """Serve *app* on *sock* until *stop* returns, then let what is in flight end within *drain_s*.
+
+    *limits* are those of the app's intake unless given.
+    """
     harden()
-    config = hypercorn_config(drain_s)
+    if limits is None:
+        limits = app.limits if isinstance(app, Intake) else Limits()
+    connections = Connections(app, limits, most_connections())
+    config = hypercorn_config(connections, limits, drain_s)
 
     async def until_stopped() -> None:
         await stop()
-        config.idle.end()
+        connections.end()
 
     await worker_serve(
         wrap_app(cast("Framework", app), config.wsgi_max_body_size, "asgi"),

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from tests.fakes import Call, FakeEngine, delta, hang, until
+from smetric.config.settings import Limits
+from smetric.proxy import server
+from tests.fakes import Call, FakeEngine, RawClient, delta, hang, request, until
 from tests.faults.harness import Running, chat, running
 
 DEPARTURES = 100
+MIB = 1024 * 1024
 
 
 async def endless(call: Call) -> None:
@@ -69,6 +76,92 @@ async def test_b2_a_client_that_leaves_between_head_and_body_of_an_answer_aborts
         async with await router.client(chat()) as client:
             assert (await client.head()).status == 200
         await until(lambda: len(engine.aborted) == 1)
+
+
+@pytest.mark.parametrize(
+    "extra", [b"\r\n", b"x", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["CRLF", "x", "GET"]
+)
+async def test_b3_a_client_that_sent_more_than_its_request_and_leaves_aborts_it_at_once(extra: bytes) -> None:
+    async with running(FakeEngine()) as router:
+        engine = router.engines[0]
+        engine.script = hang
+        for _ in range(DEPARTURES // 5):
+            client = await router.client(chat(stream=True))
+            before = len(engine.calls)
+            await client.send(extra)
+            await until(lambda before=before: len(engine.calls) > before)  # type: ignore[misc]
+            client.leave()
+        await until(lambda: len(engine.aborted) == DEPARTURES // 5)
+        await until(lambda: router.counted() == (0, 0, 0))
+
+
+async def test_b5_clients_that_never_read_cost_little_and_are_cut_off() -> None:
+    event = delta("x" * 60_000)
+
+    async def flood(call: Call) -> None:
+        await call.stream(end=False)
+        while True:
+            await call.send(b"%x\r\n%b\r\n" % (len(event), event))
+
+    deaf_clients = 50
+    async with running(FakeEngine(), limits=Limits(send_timeout=1.0)) as router:
+        engine = router.engines[0]
+        engine.script = flood
+        body = request("POST", "/v1/chat/completions", chat(stream=True))
+        port = int(router.url.rpartition(":")[2])
+        before = resident()
+        with ExitStack() as stack:
+            for _ in range(deaf_clients):
+                deaf = stack.enter_context(socket.socket())
+                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                deaf.connect(("127.0.0.1", port))
+                deaf.sendall(body)
+            await until(lambda: len(engine.calls) == deaf_clients)
+            await asyncio.sleep(0.3)
+            full = resident()
+            # Buffers of this process: on the client's side, on the instance's, and the instance's own.
+            assert full - before < deaf_clients * 1.5 * MIB
+            await asyncio.sleep(0.3)
+            assert resident() - full < 2 * MIB
+            await until(lambda: len(engine.aborted) == deaf_clients, within_s=1.0 + 3.0)
+            await until(lambda: router.counted() == (0, 0, 0))
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def test_b6_connections_above_the_most_are_told_so_and_open_streams_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "most_connections", lambda: 20)
+    async with running(FakeEngine()) as router:
+        engine = router.engines[0]
+        engine.script = endless
+        streams = [await router.client(chat(stream=True)) for _ in range(20)]
+        for client in streams:
+            assert (await client.head()).status == 200
+        crowd = [await RawClient.connect(router.url) for _ in range(100)]
+        told = 0
+        for client in crowd:
+            try:
+                answer = await client.response()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                continue  # too many even for that
+            assert (answer.status, answer.value("retry-after")) == (503, "1")
+            told += 1
+        assert told >= 20
+        for client in crowd:
+            client.leave()
+        for client in streams:
+            assert await client.reader.readuntil(b"\n\n")
+        assert 1 <= len(router.lines("smetric.connections.full")) <= 2
+        for client in streams:
+            client.leave()
+        engine.recover()
+        await until(lambda: router.counted() == (0, 0, 0))
+        assert (await router.chat()).status == 200
 
 
 async def test_a_client_that_closes_its_connection_by_header_is_logged_with_the_status_it_got() -> None:

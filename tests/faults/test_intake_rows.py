@@ -16,7 +16,7 @@ from smetric.proxy.error_response import send_error
 from smetric.proxy.inbox import Limits as IntakeLimits
 from smetric.proxy.intake import Intake
 from smetric.proxy.server import address_of, listen, serve
-from tests.fakes import FakeEngine, RawClient, Response, request, until
+from tests.fakes import Call, FakeEngine, RawClient, Response, request, until
 from tests.faults.harness import CANARY, Running, chat, running
 
 MIB = 1024 * 1024
@@ -44,6 +44,112 @@ async def test_a1_content_length_and_transfer_encoding_together_are_refused_and_
             assert orjson.loads(answer.body)["error"]["type"] == "invalid_request_error"
             assert answer.values("connection") == ["close"]
         assert router.engines[0].calls == []
+
+
+LENGTHS = (
+    "Content-Length: 3\r\nContent-Length: 4",
+    "Content-Length: 3\r\nContent-Length: 3",
+    "Content-Length: +3",
+    "Content-Length: 0x3",
+    "Content-Length: -1",
+    "Content-Length: 3, 4",
+    "Content-Length: 3 3",
+    "Content-Length: ",
+    f"Content-Length: {10**24}",
+)
+CODINGS = (
+    "Transfer-Encoding: identity",
+    "Transfer-Encoding: gzip, chunked",
+    "Transfer-Encoding: chunked, chunked",
+    "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+    "Transfer-Encoding: \x0bchunked",
+    "Transfer-Encoding: xchunked",
+    "Transfer-Encoding:",
+    "Transfer-Encoding : chunked",
+)
+
+
+async def test_a2_lengths_and_codings_that_leave_the_bodys_end_in_doubt_are_refused() -> None:
+    """Equal lengths twice are refused too, as engines on uvicorn and nginx do."""
+    async with running(FakeEngine()) as router:
+        body = b"3\r\nabc\r\n0\r\n\r\n" + request("POST", "/v1/chat/completions", chat())
+        for framing in (*LENGTHS, *CODINGS):
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode()
+            assert (await only_answer(router, head + body)).status in (400, 501), framing
+        head = b"POST /v1/chat/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert (await only_answer(router, head + body)).status == 400
+        assert router.engines[0].calls == []
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/chat/completions HTTP/1.1\nHost: x\nContent-Length: 2\n\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nA: b\rc\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nA: b\0c\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\n Host: x\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/chat/completions\xff HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+    ids=["bare LF", "one bare LF", "bare CR", "NUL", "folded line", "leading space", "byte above 127 in the target"],
+)
+async def test_a3_lines_that_servers_read_differently_are_refused(head: bytes) -> None:
+    async with running(FakeEngine()) as router:
+        assert (await only_answer(router, head)).status == 400
+        assert router.engines[0].calls == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"3\nabc\r\n0\r\n\r\n",
+        b"3\r\nabc\n0\r\n\r\n",
+        b"3\r\nabcd\r\n0\r\n\r\n",
+        b"g\r\n",
+        b"-3\r\nabc\r\n",
+        b"0x3\r\nabc\r\n",
+        b"f" * 20 + b"\r\n",
+        b"3;" + b"x" * MIB + b"\r\nabc\r\n0\r\n\r\n",
+        b"2\r\n{}\r\n0\r\nContent-Length: 5\r\n\r\n",
+        b"2\r\n{}\r\n0\r\n" + b"X: y\r\n" * 200_000 + b"\r\n",
+    ],
+    ids=[
+        "bare LF behind a size",
+        "bare LF behind data",
+        "wrong terminator",
+        "no number",
+        "negative",
+        "0x",
+        "overflow",
+        "1 MB extension",
+        "Content-Length as a trailer",
+        "1 MB of trailers",
+    ],
+)
+async def test_a4_a_chunked_body_that_is_not_well_formed_is_refused(body: bytes) -> None:
+    async with running(FakeEngine(), limits=Limits(body_timeout=1.0)) as router:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for pieces in ([head + body], [head, body]):
+            async with await RawClient.connect(router.url) as client:
+                for piece in pieces:
+                    await client.send(piece)
+                    await asyncio.sleep(0.01)
+                answer = await client.response()
+                assert (answer.status, answer.complete) == (400, True)
+                assert await client.at_end()
+        assert router.engines[0].calls == []
+
+
+async def test_a4_trailers_are_dropped() -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        body = chat()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await client.send(head + b"%x;a=b\r\n%b\r\n0\r\nX-Trailer: t\r\n\r\n" % (len(body), body))
+        assert (await client.response()).status == 200
+        (call,) = router.engines[0].calls
+        assert call.body == body
+        assert call.values(b"x-trailer") == []
 
 
 async def upload(client: RawClient, head: bytes, size: int, *, chunked: bool) -> None:
@@ -205,8 +311,70 @@ async def test_a9_a_host_that_is_none_is_refused(host: bytes) -> None:
 
 async def test_a10_no_spelling_of_an_admin_path_is_served_on_the_data_port() -> None:
     async with running(FakeEngine()) as router:
-        for path in ("/admin/policy", "//admin/policy", "/%61dmin/policy", "/v1/..%2fadmin/policy", "/metrics"):
-            assert (await router.ask("GET", path)).status == 404
+        for path in (
+            "/admin/policy",
+            "//admin/policy",
+            "///admin//policy",
+            "/%61dmin/policy",
+            "/%2561dmin/policy",
+            "/admin%2fpolicy",
+            "/v1/..%2fadmin/policy",
+            "/v1/../admin/policy",
+            "/v1/models/../../admin/policy",
+            "/metrics",
+            "/%6detrics",
+        ):
+            assert (await router.ask("GET", path)).status == 404, path
+        assert (await router.ask("GET", f"{router.url}/admin/policy")).status == 400
+
+
+async def test_a11_a_client_that_expects_100_continue_gets_it_before_it_sends_its_body() -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        whole = request("POST", "/v1/chat/completions", chat(), [("Expect", "100-continue")])
+        head, _, body = whole.partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n")
+        assert (await client.head()).status == 100
+        await client.send(body)
+        assert (await client.response()).status == 200
+
+
+async def test_a11_a_body_that_would_be_too_large_is_refused_instead_of_continued() -> None:
+    async with running(FakeEngine(), forward=Forward(max_body=MIB)) as router:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        answer = await only_answer(router, head % (2 * MIB))
+        assert (answer.status, answer.complete) == (413, True)
+
+
+async def test_a11_head_is_answered_without_a_body() -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        for _ in range(2):
+            await client.send(request("HEAD", "/healthz"))
+            answer = await client.response("HEAD")
+            assert (answer.status, answer.value("content-length")) == (200, "3")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a11_an_http10_client_is_answered_up_to_the_connections_end(stream: bool) -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        body = chat(stream=stream)
+        await client.send(b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        answer = await client.response()
+        assert answer.status == 200
+        assert answer.values("transfer-encoding") == []
+        assert answer.body
+        assert await client.at_end()
+
+
+async def test_a11_pipelined_requests_are_answered_in_their_order() -> None:
+    async def echo(call: Call) -> None:
+        await asyncio.sleep(0.05 if b"first" in call.body else 0)
+        await call.answer(200, call.body, (b"content-type", b"application/json"))
+
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        router.engines[0].script = echo
+        bodies = [chat(user=user) for user in ("first", "second", "third")]
+        await client.send(b"".join(request("POST", "/v1/chat/completions", body) for body in bodies))
+        assert [(await client.response()).body for _ in bodies] == bodies
 
 
 async def test_b4_a_body_that_does_not_arrive_is_answered_408() -> None:
@@ -216,4 +384,52 @@ async def test_b4_a_body_that_does_not_arrive_is_answered_408() -> None:
             answer = await client.response()
             assert answer.status == 408
             assert CANARY.encode() not in answer.body
+        assert router.engines[0].calls == []
+
+
+async def trickle(client: RawClient, data: bytes, every_s: float) -> None:
+    """Send *data* byte by byte for as long as the server takes it."""
+    with contextlib.suppress(ConnectionError, RuntimeError):
+        for i in range(len(data)):
+            await client.send(data[i : i + 1])
+            await asyncio.sleep(every_s)
+
+
+async def test_b4_a_head_that_trickles_in_is_answered_408_and_a_silent_connection_closed_at_the_deadline() -> None:
+    limits = IntakeLimits(idle_timeout_s=0.5, head_timeout_s=0.5)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with listen("127.0.0.1", 0) as sock:
+        url = address_of(sock)
+        served = asyncio.create_task(serve(healthy_app, sock, stop=stop.wait, drain_s=1.0, limits=limits))
+        began = loop.time()
+        async with await RawClient.connect(url) as slow, await RawClient.connect(url) as silent:
+            sending = asyncio.create_task(trickle(slow, b"GET / HTTP/1.1\r\nHost: " + b"x" * 1000, 0.02))
+            assert (await slow.response()).status == 408
+            assert await silent.at_end()
+            assert loop.time() - began < 1.5
+            slow.leave()
+            await sending
+        stop.set()
+        async with asyncio.timeout(5):
+            await served
+
+
+async def healthy_app(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "lifespan":
+        for said in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{said}.complete"})
+        return
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+async def test_b4_a_body_that_trickles_in_is_answered_408_at_the_deadline() -> None:
+    async with running(FakeEngine(), limits=Limits(body_timeout=0.5)) as router:
+        async with await RawClient.connect(router.url) as client:
+            sending = asyncio.create_task(trickle(client, request("POST", "/v1/chat/completions", chat()), 0.02))
+            assert (await client.response()).status == 408
+            client.leave()
+            await sending
         assert router.engines[0].calls == []

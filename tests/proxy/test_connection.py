@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
-from smetric.proxy import server
 from smetric.proxy.asgi import Message, Receive, Scope, Send
 from smetric.proxy.inbox import Inbox, Limits
 from smetric.proxy.server import address_of, listen, serve
@@ -37,10 +34,12 @@ class Slow:
 
 
 @asynccontextmanager
-async def serving(app: Slow, *, drain_s: float = 30.0) -> AsyncIterator[tuple[str, asyncio.Event]]:
+async def serving(
+    app: Slow, *, drain_s: float = 30.0, limits: Limits | None = None
+) -> AsyncIterator[tuple[str, asyncio.Event]]:
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as sock:
-        task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=drain_s))
+        task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits))
         try:
             yield address_of(sock), stop
         finally:
@@ -65,25 +64,24 @@ async def test_a_head_whose_body_never_comes_is_sent_before_the_connection_ends(
         assert (response.status, response.complete) == (200, False)
 
 
-async def test_an_idle_connection_is_closed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = server.hypercorn_config(1.0)
-    config.keep_alive_timeout = 0.2
-    monkeypatch.setattr(server, "hypercorn_config", lambda drain_s: config)
+async def test_an_idle_connection_is_closed_when_its_time_is_over() -> None:
     app = Slow()
     app.go.set()
-    async with serving(app) as (url, _), await RawClient.connect(url) as fresh, await RawClient.connect(url) as used:
+    limits = Limits(idle_timeout_s=0.2)
+    async with (
+        serving(app, limits=limits) as (url, _),
+        await RawClient.connect(url) as fresh,
+        await RawClient.connect(url) as used,
+    ):
         await used.send(GET)
         assert (await used.response("GET")).body == b"ok"
         assert await fresh.at_end()
         assert await used.at_end()
 
 
-async def test_a_request_under_way_outlives_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = server.hypercorn_config(1.0)
-    config.keep_alive_timeout = 0.05
-    monkeypatch.setattr(server, "hypercorn_config", lambda drain_s: config)
+async def test_a_request_under_way_outlives_the_idle_time() -> None:
     app = Slow()
-    async with serving(app) as (url, _), await RawClient.connect(url) as client:
+    async with serving(app, limits=Limits(idle_timeout_s=0.05)) as (url, _), await RawClient.connect(url) as client:
         await client.send(GET)
         asyncio.get_running_loop().call_later(0.3, app.go.set)
         assert (await client.response("GET")).body == b"ok"

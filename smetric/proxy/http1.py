@@ -1,0 +1,476 @@
+"""HTTP/1.1 from the wire: requests told apart without doubt, answered in order, no connection that outlives its use.
+
+Parsing is httptools' (llhttp, strict): what it refuses is answered here, and what it lets pass is judged by
+`inspect_head`. Whatever leaves in doubt where a request ends is answered once, and the connection ends behind it.
+One request and its answer are in `transaction.py`, connections in their number and their start and end in
+`connection.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+import structlog
+
+from smetric.errors import HttpError, RequestError
+from smetric.proxy.asgi import App, Scope
+from smetric.proxy.error_response import error_body
+from smetric.proxy.inbox import LINGER_BYTES, LINGER_S, Limits
+from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
+from smetric.proxy.transaction import HIGH_WATER, Stage, Transaction
+
+log = structlog.get_logger("smetric.server")
+
+#: How long a connection whose answer was broken off may wait for its client to take what is buffered, seconds.
+CLOSE_TIMEOUT_S = 2.0
+#: Requests that may wait behind the one being answered before reading pauses, and before no more are taken.
+PIPELINE_PAUSE = 8
+PIPELINE_MOST = 512
+#: A body's framing may cost this many times the body, beyond what a head may.
+FRAMING_SHARE = 16
+
+
+class Http1(asyncio.Protocol):
+    """One connection of a client.
+
+    Args:
+        app: what answers requests.
+        limits: bounds on one request, and on waiting for one.
+        state: the lifespan's state, copied into each scope.
+        lost: called when the connection is no more.
+    """
+
+    def __init__(self, app: App, limits: Limits, state: Mapping[str, Any], lost: Callable[[Http1], object]) -> None:
+        self._app = app
+        self._limits = limits
+        self._state = state
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._scheme = "http"
+        self._peers: tuple[Any, Any] = (None, None)
+        #: The head being read; None between its end and the next request.
+        self._headers: list[tuple[bytes, bytes]] | None = None
+        self._url = b""
+        self._expects_continue = False
+        #: Bytes of the request being read that are not of its body.
+        self._overhead = 0
+        self._body_bytes = 0
+        #: Whose body is arriving.
+        self._receiving: Transaction | None = None
+        #: Who is being answered.
+        self._current: Transaction | None = None
+        self._waiting: deque[Transaction | bytes] = deque()
+        #: Nothing more is read as a request; what still comes is dropped, and counted.
+        self._is_deaf = False
+        self._dropped = 0
+        self._is_closing = False
+        self._is_paused = False
+        self._has_left = False
+        self._drains: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+        self.is_full = False
+        self.is_ending = False
+        #: Apps at work for this connection.
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    # From the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there."""
+        self._transport = cast(asyncio.Transport, transport)
+        if transport.get_extra_info("sslcontext") is not None:
+            self._scheme = "https"
+        self._peers = (_address(transport, "peername"), _address(transport, "sockname"))
+        self._await_request(self._limits.idle_timeout_s)
+
+    def data_received(self, data: bytes) -> None:
+        """*data* has arrived."""
+        if self._is_deaf:
+            self._dropped += len(data)
+            if self._dropped > LINGER_BYTES:
+                self._close(0.0)
+            return
+        self._overhead += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError:
+            log.exception("smetric.connection.failed")
+            self.abort()
+        except httptools.HttpParserError as error:
+            self._refuse(_explain(error))
+        if self._overhead > self._most_overhead() and not self._is_deaf:
+            in_head = self._headers is not None
+            status = (414 if len(self._url) > self._limits.target_bytes else 431) if in_head else 400
+            self._refuse(RequestError("the request takes more bytes around its body than allowed", status=status))
+
+    def eof_received(self) -> None:
+        """The client has closed its side: it waits for nothing any more. The transport closes itself."""
+        self._leave()
+        self._close(CLOSE_TIMEOUT_S)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """The connection is no more."""
+        self._is_closing = True
+        self._leave()
+        self._cancel_timer()
+        self._lost(self)
+
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.is_full = False
+        for drain in self._drains:
+            if not drain.done():
+                drain.set_result(None)
+        self._drains.clear()
+
+    # From the parser
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._headers = []
+        self._url = b""
+        self._expects_continue = False
+        if self._current is None and not self._is_deaf:
+            self._await_request(self._limits.head_timeout_s)
+
+    def on_url(self, piece: bytes) -> None:
+        """*piece* of the request target."""
+        self._url += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header field; those behind a body are dropped."""
+        if self._headers is not None:
+            name = name.lower()
+            value = value.rstrip(b" \t")
+            self._headers.append((name, value))
+            if name == b"expect":
+                self._expects_continue = value.lower() == b"100-continue"
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        headers, self._headers = self._headers, None
+        if self._is_deaf or headers is None:
+            return
+        parser = self._parser
+        raw_path, _, query = self._url.partition(b"?")
+        path = raw_path.decode("ascii")
+        version = parser.get_http_version()
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "method": parser.get_method().decode("ascii"),
+            "scheme": self._scheme,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": headers,
+            "client": self._peers[0],
+            "server": self._peers[1],
+            "state": dict(self._state),
+            "extensions": {},
+        }
+        problem = self._inspect(scope)
+        if problem is not None:
+            self._refuse(problem, scope)
+            return
+        http11 = version == "1.1"
+        transaction = self._receiving = Transaction(
+            self,
+            scope,
+            keep_alive=http11 and parser.should_keep_alive(),
+            expects_continue=http11 and self._expects_continue,
+        )
+        if self._current is None and not self._waiting:
+            self._start(transaction)
+        else:
+            self._waiting.append(transaction)
+            self._set_reading()
+
+    def on_body(self, piece: bytes) -> None:
+        """*piece* of a body."""
+        size = len(piece)
+        self._overhead -= size
+        self._body_bytes += size
+        receiving = self._receiving
+        if receiving is None or self._is_deaf:
+            return
+        receiving.feed(piece)
+        if receiving.buffered > HIGH_WATER:
+            self._set_reading()
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        receiving = self._receiving
+        if receiving is None:
+            return
+        if self._parser.should_upgrade() and has_body(receiving.scope):
+            return  # the parser takes its body for another protocol
+        self._receiving = None
+        self._overhead = self._body_bytes = 0
+        receiving.end_body()
+        if len(self._waiting) >= PIPELINE_MOST:
+            receiving.is_last = self._is_deaf = True
+
+    def _inspect(self, scope: Scope) -> HttpError | None:
+        if scope["http_version"] == "0.9":
+            return RequestError("the request line lacks its HTTP version")
+        if self._parser.should_upgrade() and any(
+            name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]
+        ):
+            return RequestError("WebSockets are not spoken here")
+        return inspect_head(scope, self._limits)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on with HTTP/1.1 behind a request to change to another protocol, with its body first if it has one."""
+        self._parser = httptools.HttpRequestParser(self)
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None and not receiving.complete:
+            # A fresh parser that is told of the same body; `_receiving` is unset so that it starts nothing.
+            framing = b"".join(b"%b: %b\r\n" % field for field in receiving.scope["headers"] if field[0] in BODY_FIELDS)
+            is_deaf, self._is_deaf = self._is_deaf, True
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
+            self._is_deaf = is_deaf
+            self._receiving = receiving
+        self._overhead = 0
+        if rest:
+            self.data_received(rest)
+
+    def _most_overhead(self) -> int:
+        limits = self._limits
+        return limits.header_bytes + limits.target_bytes + 4 * limits.header_count + FRAMING_SHARE * self._body_bytes
+
+    # For transactions
+
+    def write(self, *pieces: bytes) -> None:
+        """Send *pieces*, unless the client has left."""
+        if self._is_closing:
+            return
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
+
+    async def drained(self) -> None:
+        """Wait until the client has taken most of what was sent, or has left."""
+        if self.is_full and not self._has_left:
+            drain: asyncio.Future[None] = self._loop.create_future()
+            self._drains.append(drain)
+            try:
+                await drain
+            finally:
+                if drain in self._drains:
+                    self._drains.remove(drain)
+
+    def taken(self) -> None:
+        """The app has taken what there was of the body."""
+        if self._is_paused:
+            self._set_reading()
+
+    def answered(self, transaction: Transaction) -> None:
+        """The answer is whole: go on with the next request, or end."""
+        self._current = None
+        if transaction.is_last:
+            self._end(transaction)
+        elif self._waiting:
+            self._start(self._waiting.popleft())
+            self._set_reading()
+        elif self.is_ending:
+            self._end(transaction)
+        else:
+            self._await_request(self._limits.idle_timeout_s)
+
+    def failed(self, transaction: Transaction) -> None:
+        """The app has ended before its answer was whole: say so, by a 500 or by the connection's end."""
+        self._current = None
+        if transaction.stage is Stage.WAITING:
+            transaction.stage = Stage.ENDED
+            self._say(HttpError(500, "a fault in the router; its log says where", "internal_error"), transaction.scope)
+        else:
+            transaction.stage = Stage.ENDED
+            self._close(CLOSE_TIMEOUT_S)
+
+    # Waiting and ending
+
+    def _start(self, turn: Transaction | bytes) -> None:
+        if isinstance(turn, bytes):
+            self.write(turn)
+            self._linger()
+            return
+        self._current = turn
+        task = self._loop.create_task(turn.run(self._app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _refuse(self, problem: HttpError, scope: Scope | None = None) -> None:
+        """Answer *problem* when its turn has come; nothing behind it counts."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
+        self._set_reading()
+        broken, self._receiving = self._receiving, None
+        if broken is not None:
+            broken.leave()
+            if broken is self._current:
+                self._current = None
+                if broken.stage is Stage.STARTED:
+                    self._close(CLOSE_TIMEOUT_S)
+                    return
+            else:
+                self._waiting.remove(broken)
+        said = _refusal(problem, scope, self._url)
+        if self._current is None and not self._waiting:
+            self._start(said)
+        else:
+            self._waiting.append(said)
+
+    def _say(self, problem: HttpError, scope: Scope) -> None:
+        self._is_deaf = True
+        self._waiting.clear()
+        self._start(_refusal(problem, scope, b""))
+
+    def _await_request(self, seconds: float) -> None:
+        self._deadline = deadline = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > deadline:
+            self._cancel_timer()
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._check)
+
+    def _check(self) -> None:
+        """The deadline for a request may have passed. It moves without its timer, which would cost more than this."""
+        self._timer = None
+        if self._current is not None or self._is_deaf:
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._check)
+        elif self._headers is None:
+            self._close(self._limits.send_timeout_s)
+        else:
+            seconds = self._limits.head_timeout_s
+            text = f"the request's head did not arrive within {seconds:g} s"
+            self._refuse(RequestError(text, status=408, kind="request_timeout"))
+
+    def _set_reading(self) -> None:
+        """Pause or resume reading: by what waits for the app, and always on when it is dropped anyway."""
+        receiving = self._receiving
+        pause = not self._is_deaf and (
+            (receiving is not None and receiving.buffered > HIGH_WATER) or len(self._waiting) >= PIPELINE_PAUSE
+        )
+        if pause is not self._is_paused and not self._transport.is_closing():
+            self._is_paused = pause
+            if pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _leave(self) -> None:
+        """The client has left: nobody waits for an answer any more."""
+        if self._has_left:
+            return
+        self._has_left = self._is_deaf = True
+        self.resume_writing()
+        self._receiving = None
+        self._waiting.clear()
+        current, self._current = self._current, None
+        if current is not None:
+            current.leave()
+
+    def _end(self, transaction: Transaction) -> None:
+        if transaction.complete and not self._is_deaf:
+            self._close(self._limits.send_timeout_s)
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Let a client that may still be sending read its answer: a reset could overtake it."""
+        self._is_deaf = True
+        self._set_reading()
+        if self._is_closing or self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._is_closing = True
+        self._cancel_timer()
+        self._timer = self._loop.call_later(LINGER_S, self._close, CLOSE_TIMEOUT_S)
+
+    def _close(self, grace_s: float) -> None:
+        """Close, and abort if the client has not taken what is buffered within *grace_s*."""
+        self._is_closing = self._is_deaf = True
+        self._leave()
+        self._cancel_timer()
+        self._transport.close()
+        self._timer = self._loop.call_later(grace_s, self._transport.abort)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def end(self) -> None:
+        """End when nothing is under way."""
+        self.is_ending = True
+        if self._current is None and not self._waiting and not self._is_closing:
+            self._close(self._limits.send_timeout_s)
+
+    def turn_away(self, problem: HttpError) -> None:
+        """Answer *problem* before anything is asked, and end."""
+        self._refuse(problem)
+
+    def abort(self) -> None:
+        """End at once, whatever is under way."""
+        self._is_closing = True
+        self._leave()
+        self._transport.abort()
+
+
+def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
+    address = transport.get_extra_info(name)
+    return (address[0], address[1]) if isinstance(address, tuple) else None
+
+
+def _explain(error: httptools.HttpParserError) -> RequestError:
+    """What httptools refused, in our words: its own could quote the request."""
+    reason = str(error)
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return RequestError("this method is not served here", status=405, kind="method_not_allowed")
+    if "HTTP version" in reason or "PRI" in reason:
+        return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
+    if "Transfer-Encoding" in reason or "Content-Length" in reason:
+        return RequestError("Content-Length and Transfer-Encoding must say once, and plainly, where the body ends")
+    return RequestError("the request is not well-formed HTTP/1.1")
+
+
+def _refusal(problem: HttpError, scope: Scope | None, url: bytes) -> bytes:
+    """A whole answer, with which the connection ends."""
+    path = scope["path"] if scope is not None else url.decode("latin-1")
+    body = error_body(path, problem)
+    lines = [
+        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"date: {formatdate(usegmt=True)}",
+        "connection: close",
+    ]
+    if problem.status == 405:
+        lines.append("allow: GET, HEAD, POST, DELETE")
+    if problem.retry_after_s is not None:
+        lines.append(f"retry-after: {max(1, round(problem.retry_after_s))}")
+    head = "\r\n".join([*lines, "", ""]).encode("ascii")
+    return head if scope is not None and scope["method"] == "HEAD" else head + body

@@ -1,0 +1,259 @@
+"""One HTTP/1 request and its answer, as an ASGI app sees them: `receive`, `send`, and word of the client's departure.
+
+The app's `receive` is the transaction itself. Who finds that it is one knows three things more than ASGI says: the head
+has been inspected, `on_departure` calls back, and what is left unread of a body is the server's business.
+
+What is on the wire around it, and what comes before and after it on the connection, is in `http1.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Protocol
+
+import structlog
+
+from smetric.proxy.asgi import App, Message, Scope
+
+log = structlog.get_logger("smetric.server")
+
+#: Bytes of a body that may wait for the app before reading pauses.
+HIGH_WATER = 256 * 1024
+#: A piece above this size is written beside its framing instead of being copied into one buffer with it.
+COPIED_BYTES = 16 * 1024
+
+_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode() for each in HTTPStatus}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Wire(Protocol):
+    """What a transaction needs of its connection."""
+
+    #: The client takes less than it is sent.
+    is_full: bool
+    #: The connection ends with the answer that is being given.
+    is_ending: bool
+
+    def write(self, *pieces: bytes) -> None:
+        """Send *pieces*."""
+
+    async def drained(self) -> None:
+        """Wait until the client has taken most of what was sent, or has left."""
+
+    def taken(self) -> None:
+        """The app has taken what there was of the body."""
+
+    def answered(self, transaction: Transaction) -> None:
+        """The last of the answer has been written."""
+
+    def failed(self, transaction: Transaction) -> None:
+        """The app has ended before its answer was whole."""
+
+
+class Framing(Enum):
+    """How a client knows where the answer ends."""
+
+    LENGTH = auto()
+    CHUNKED = auto()
+    CLOSE = auto()
+    NO_BODY = auto()
+
+
+class Stage(Enum):
+    """How far the answer is."""
+
+    WAITING = auto()
+    STARTED = auto()
+    ENDED = auto()
+
+
+class Transaction:
+    """One request and its answer.
+
+    Args:
+        wire: the connection.
+        scope: the ASGI scope.
+        keep_alive: the client will send another request on this connection.
+        expects_continue: the client waits for `100 Continue` before it sends the body.
+    """
+
+    __slots__ = (
+        "_delivered",
+        "_departure",
+        "_expects_continue",
+        "_framing",
+        "_pieces",
+        "_remaining",
+        "_waiter",
+        "_wire",
+        "buffered",
+        "complete",
+        "gone",
+        "is_last",
+        "scope",
+        "stage",
+    )
+
+    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        self._wire = wire
+        self._pieces: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._departure: Callable[[], object] | None = None
+        self._delivered = False
+        self._expects_continue = expects_continue
+        self._framing = Framing.NO_BODY
+        self._remaining = 0
+        self.scope = scope
+        #: Bytes of the body that the app has not taken yet.
+        self.buffered = 0
+        #: The whole request has arrived.
+        self.complete = False
+        #: The client has left, or what it sent cannot be made sense of.
+        self.gone = False
+        #: The connection ends behind the answer.
+        self.is_last = not keep_alive
+        self.stage = Stage.WAITING
+
+    async def run(self, app: App) -> None:
+        """Let *app* answer."""
+        try:
+            await app(self.scope, self, self.send)
+        except Exception:
+            log.exception("smetric.request.failed", method=self.scope["method"])
+        finally:
+            self._departure = None
+            if self.stage is not Stage.ENDED and not self.gone:
+                self._wire.failed(self)
+
+    def on_departure(self, call: Callable[[], object] | None) -> None:
+        """Call *call* once when the client leaves before the answer is whole, at once if it has; None: do not."""
+        if self.gone and call is not None:
+            call()
+        else:
+            self._departure = call
+
+    def leave(self) -> None:
+        """The client has left."""
+        self.gone = True
+        self._pieces.clear()
+        self.buffered = 0
+        self._wake()
+        departure, self._departure = self._departure, None
+        if departure is not None and self.stage is not Stage.ENDED:
+            departure()
+
+    def feed(self, piece: bytes) -> None:
+        """*piece* of the body has arrived."""
+        if self.stage is not Stage.ENDED:
+            self._pieces.append(piece)
+            self.buffered += len(piece)
+            self._wake()
+
+    def end_body(self) -> None:
+        """The whole body has arrived."""
+        self.complete = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def __call__(self) -> Message:
+        """ASGI `receive`: all that has arrived of the body, then `http.disconnect` once the client leaves."""
+        if self._expects_continue:
+            self._expects_continue = False
+            if not (self.buffered or self.complete or self.gone) and self.stage is Stage.WAITING:
+                self._wire.write(_CONTINUE)
+        while True:
+            if self.gone or self.stage is Stage.ENDED:
+                return {"type": "http.disconnect"}
+            if self._pieces or (self.complete and not self._delivered):
+                body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+                self._pieces.clear()
+                self.buffered = 0
+                self._delivered = self.complete
+                self._wire.taken()
+                return {"type": "http.request", "body": body, "more_body": not self.complete}
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def send(self, message: Message) -> None:
+        """ASGI `send`; returns once the client has taken most of what it was sent, or has left.
+
+        Raises:
+            RuntimeError: the message is out of place, or more than the answer's Content-Length announced.
+            ValueError: a header field would break the answer's framing.
+        """
+        if self.gone:
+            return
+        kind = message["type"]
+        if kind == "http.response.body" and self.stage is Stage.STARTED:
+            self._write_body(message.get("body", b""), is_last=not message.get("more_body", False))
+        elif kind == "http.response.start" and self.stage is Stage.WAITING:
+            self._write_head(message["status"], message.get("headers", ()))
+        else:
+            raise RuntimeError(f"{kind} is out of place: the answer is {self.stage.name.lower()}")
+        if self._wire.is_full:
+            await self._wire.drained()
+
+    def _write_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        # Where an unread request ends is not known before it has been read.
+        is_last = self.is_last or not self.complete or self._wire.is_ending
+        http11 = self.scope["http_version"] == "1.1"
+        framing = Framing.CHUNKED if http11 else Framing.CLOSE
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        for name, value in headers:
+            if name == b"content-length":
+                framing = Framing.LENGTH
+                self._remaining = int(value)
+            elif name == b"connection":
+                is_last = is_last or b"close" in value.lower()
+                continue
+            elif name == b"transfer-encoding":
+                continue  # the framing is this server's
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if self.scope["method"] == "HEAD" or status in (204, 304):
+            framing = Framing.NO_BODY
+        elif framing is Framing.CHUNKED:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        elif framing is Framing.CLOSE:
+            is_last = True
+        if is_last:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) or b"\0" in head:
+            raise ValueError("a header field of the answer holds a line break or a NUL")
+        self._framing = framing
+        self.is_last = is_last
+        self.stage = Stage.STARTED
+        self._wire.write(head)
+
+    def _write_body(self, body: bytes, *, is_last: bool) -> None:
+        framing = self._framing
+        if framing is Framing.CHUNKED:
+            if not body:
+                if is_last:
+                    self._wire.write(b"0\r\n\r\n")
+            elif len(body) > COPIED_BYTES:
+                self._wire.write(b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n" if is_last else b"\r\n")
+            else:
+                self._wire.write((b"%x\r\n%b\r\n0\r\n\r\n" if is_last else b"%x\r\n%b\r\n") % (len(body), body))
+        elif framing is not Framing.NO_BODY and body:
+            if framing is Framing.LENGTH:
+                self._remaining -= len(body)
+                if self._remaining < 0:
+                    raise RuntimeError("the answer is longer than its Content-Length")
+            self._wire.write(body)
+        if is_last:
+            if framing is Framing.LENGTH and self._remaining:
+                raise RuntimeError("the answer is shorter than its Content-Length")
+            self.stage = Stage.ENDED
+            self._departure = None
+            self._wire.answered(self)
