@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from smetric.proxy.addresses import Addresses
+from smetric.proxy.addresses import Addresses, Resolve
 from smetric.proxy.wire import Unreachable, UpstreamFailed, Wire
 
 #: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
@@ -35,10 +35,13 @@ class Pool:
         url: the instance's base address.
         connect_timeout_s: bound on looking up its name, connecting and TLS together.
         ages: bounds on a connection's age.
+        resolve: how its name is looked up.
         tls: the context for https; called once, for the first connection that needs it.
     """
 
-    def __init__(self, url: str, *, connect_timeout_s: float, ages: Ages, tls: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(
+        self, url: str, *, connect_timeout_s: float, ages: Ages, resolve: Resolve, tls: Callable[[], ssl.SSLContext]
+    ) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None, "the configuration takes only addresses with a host"
         self._host = parts.hostname
@@ -50,7 +53,7 @@ class Pool:
         self._ages = ages
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self.addresses = Addresses(self._host, self._port)
+        self.addresses = Addresses(self._host, self._port, resolve)
         self._wires: set[Wire] = set()
         #: Those without a request, the longest idle first.
         self._idle: list[Wire] = []

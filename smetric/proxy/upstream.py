@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from smetric.fleet.instance import Instance
+from smetric.proxy.addresses import Resolve, resolve
 from smetric.proxy.pool import Ages, Pool
-from smetric.proxy.wire import Headers, UpstreamFailed, Wire
+from smetric.proxy.reply import Headers, Reply
+from smetric.proxy.wire import UpstreamFailed, Wire
 
 #: Methods whose lack of a body is told: some servers wait for one otherwise.
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -23,15 +25,16 @@ WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class Answer:
     """One response: its head, then its body piece by piece. `close` or `finish` must be called, whatever happens."""
 
-    __slots__ = ("_is_over", "_wire", "headers", "status")
+    __slots__ = ("_is_over", "_reply", "_wire", "headers", "status")
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, reply: Reply) -> None:
         self._wire = wire
+        self._reply = reply
         #: Afterwards the connection is somebody else's.
         self._is_over = False
-        self.status = wire.status
+        self.status = reply.status
         #: As received: order, case and duplicates kept.
-        self.headers: Sequence[tuple[bytes, bytes]] = wire.fields
+        self.headers: Sequence[tuple[bytes, bytes]] = reply.fields
 
     async def read(self) -> bytes:
         """Whatever has arrived of the body; empty at its end.
@@ -39,12 +42,12 @@ class Answer:
         Raises:
             AnswerBroken: the connection ended or spoke nonsense in the middle.
         """
-        return await self._wire.read()
+        return await self._wire.read(self._reply)
 
     @property
     def is_whole(self) -> bool:
         """All of the body has been read."""
-        return self._wire.is_whole
+        return self._reply.is_whole
 
     def finish(self) -> None:
         """The body was read to its end: the connection may serve another request."""
@@ -65,11 +68,13 @@ class Upstream:
     Args:
         connect_timeout_s: bound on establishing a connection.
         ages: how long connections are kept.
+        resolve: how names are looked up.
     """
 
-    def __init__(self, *, connect_timeout_s: float = 2.0, ages: Ages | None = None) -> None:
+    def __init__(self, *, connect_timeout_s: float = 2.0, ages: Ages | None = None, resolve: Resolve = resolve) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._ages = ages or Ages()
+        self._resolve = resolve
         self._tls = cache(_tls)
         #: By base address; as many as there are instances.
         self._pools: dict[str, Pool] = {}
@@ -107,14 +112,20 @@ class Upstream:
             try:
                 return await _ask(wire, head, body, is_head=is_head)
             except UpstreamFailed as failed:
-                if failed.reason != "closed" or not wire.is_silent:
+                if failed.reason != "closed" or wire.reply is None or not wire.reply.is_silent:
                     raise
             if on_resend is not None:
                 on_resend()
         return await _ask(await pool.connect(), head, body, is_head=is_head)
 
     def _open(self, url: str) -> Pool:
-        pool = Pool(url, connect_timeout_s=self._connect_timeout_s, ages=self._ages, tls=self._tls)
+        pool = Pool(
+            url,
+            connect_timeout_s=self._connect_timeout_s,
+            ages=self._ages,
+            resolve=self._resolve,
+            tls=self._tls,
+        )
         self._pools[url] = pool
         return pool
 
@@ -148,11 +159,10 @@ def request_head(authority: bytes, method: str, target: bytes, headers: Headers,
 
 async def _ask(wire: Wire, head: bytes, body: bytes | None, *, is_head: bool) -> Answer:
     try:
-        await wire.ask(head, body, is_head=is_head)
+        return Answer(wire, await wire.ask(head, body, is_head=is_head))
     except BaseException:
         wire.abort()
         raise
-    return Answer(wire)
 
 
 def _tls() -> ssl.SSLContext:

@@ -1,7 +1,7 @@
-"""One keep-alive connection to an instance and the answer on it: HTTP/1.1, read by httptools.
+"""One keep-alive connection to an instance: a request goes out over it, in pieces, and its answer comes in.
 
-What is not unmistakably HTTP/1.x is refused, and a connection that did anything odd is never used again. Where
-connections come from and wait between requests is `pool.py`; deadlines are the caller's.
+A connection that did anything odd is never used again. What comes is read by `reply.py`; where connections come from
+and wait between requests is `pool.py`; deadlines are the caller's.
 """
 
 from __future__ import annotations
@@ -11,17 +11,10 @@ import select
 from collections.abc import Callable
 from typing import cast
 
-import httptools
+from smetric.proxy.reply import Reply
 
-Headers = list[tuple[bytes, bytes]]
-
-#: Most bytes of an answer's head, and most bytes within its body that bring none of it (chunk extensions, trailers).
-MAX_HEAD_BYTES = 64 * 1024
-#: Most header fields of an answer, those of interim answers (1xx) included.
-MAX_FIELDS = 256
-#: Reading pauses while this much of an answer waits for its reader; a piece counts for its object too.
+#: Reading pauses while this much of an answer waits for its reader.
 HIGH_BYTES = 256 * 1024
-PIECE_OVERHEAD = 64
 #: A body is handed to the socket in pieces of this size, so that other requests are served in between.
 WRITE_BYTES = 256 * 1024
 #: A body of at most this size is cheaper to copy behind the head than to write apart.
@@ -49,10 +42,6 @@ class AnswerBroken(Exception):
     """An answer ended before it was complete."""
 
 
-class _Refused(Exception):
-    """Raised within the parser's callbacks to stop it."""
-
-
 class Wire(asyncio.Protocol):
     """A connection that carries one request at a time.
 
@@ -64,37 +53,21 @@ class Wire(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_field_bytes",
-        "_field_count",
-        "_has_head",
-        "_has_length",
-        "_is_chunked",
         "_is_congested",
-        "_is_cut_short",
-        "_is_done",
-        "_is_head",
-        "_is_interim",
+        "_is_lost",
         "_is_paused",
-        "_is_reusable",
+        "_is_spoilt",
         "_loop",
-        "_lost",
         "_on_idle",
         "_on_lost",
         "_on_made",
-        "_parser",
-        "_pieces",
         "_poll",
-        "_reason",
-        "_size",
         "_transport",
         "_unsent",
-        "_unspent",
         "_waiter",
         "born_at",
-        "fields",
         "idle_since",
-        "is_silent",
-        "status",
+        "reply",
     )
 
     def __init__(
@@ -109,41 +82,26 @@ class Wire(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._poll = select.poll()
         self._unsent: memoryview | None = None
-        self._is_congested = self._is_paused = self._lost = False
+        self._is_congested = self._is_paused = self._is_lost = False
+        #: It must not carry another request.
+        self._is_spoilt = False
+        #: To the request that is under way, None while there is none.
+        self.reply: Reply | None = None
         #: Seconds on the loop's clock.
         self.born_at = loop.time()
         self.idle_since = 0.0
-        self._reset(is_head=False)
-        self._is_done = True  # nothing has been asked: whatever comes is too much
-
-    def _reset(self, *, is_head: bool) -> None:
-        self._is_head = is_head
-        self.status = 0
-        #: As received: order, case and duplicates kept.
-        self.fields: Headers = []
-        self._field_bytes = self._field_count = 0
-        self._has_head = self._has_length = self._is_chunked = self._is_interim = False
-        self._pieces: list[bytes] = []
-        self._size = 0
-        #: Bytes received since the last that belonged to a body.
-        self._unspent = 0
-        self._is_done = self._is_cut_short = self._is_reusable = False
-        self._reason = ""
-        #: No byte of an answer has come.
-        self.is_silent = True
 
     # What the pool and the answer do with it.
 
     @property
     def is_fresh(self) -> bool:
         """Still open, and nothing has come that nobody asked for, neither bytes nor its end."""
-        return not self._lost and not self._poll.poll(0)
+        return not self._is_lost and not self._poll.poll(0)
 
-    async def ask(self, head: bytes, body: bytes | None, *, is_head: bool) -> None:
+    async def ask(self, head: bytes, body: bytes | None, *, is_head: bool) -> Reply:
         """Send a request and wait for the head of its answer.
 
         Args:
@@ -154,9 +112,7 @@ class Wire(asyncio.Protocol):
         Raises:
             UpstreamFailed: closed or protocol.
         """
-        self._reset(is_head=is_head)
-        if self._parser is None:
-            self._parser = httptools.HttpResponseParser(self)
+        self.reply = reply = Reply(is_head=is_head)
         transport = self._transport
         assert transport is not None
         if body is None or len(body) <= JOIN_BYTES:
@@ -167,47 +123,44 @@ class Wire(asyncio.Protocol):
             self._unsent = memoryview(body)
             transport.write(head)
             self._push()
-        while not self._has_head:
-            if self._reason:
-                raise UpstreamFailed(self._reason)
+        while not reply.has_head:
+            if self._is_lost:
+                reply.close()
+            if reply.reason:
+                raise UpstreamFailed(reply.reason)
             await self._wait()
-        if self._reason == "protocol" and not self._pieces:
+        if reply.reason == "protocol" and not reply.has_piece:
             raise UpstreamFailed("protocol")
+        return reply
 
-    async def read(self) -> bytes:
+    async def read(self, reply: Reply) -> bytes:
         """Whatever has arrived of the body; empty at its end.
 
         Raises:
             AnswerBroken: the connection ended or spoke nonsense in the middle.
         """
-        while not self._pieces:
-            if self._is_done:
+        while not reply.has_piece:
+            if reply.is_done:
                 return b""
-            if self._reason:
-                raise AnswerBroken(self._reason)
+            if reply.reason:
+                raise AnswerBroken(reply.reason)
             await self._wait()
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._pieces = []
-        self._size = 0
-        if self._is_paused and not self._lost:
+        data = reply.take()
+        if self._is_paused and not self._is_lost:
             assert self._transport is not None
             self._is_paused = False
             self._transport.resume_reading()
         return data
 
-    @property
-    def is_whole(self) -> bool:
-        """All of the body has been read."""
-        return self._is_done and not self._pieces
-
     def finish(self) -> None:
         """The answer has been read to its end; keep the connection if it may be kept."""
-        transport = self._transport
+        reply, transport = self.reply, self._transport
+        assert reply is not None
         assert transport is not None
         is_sent = self._unsent is None and not transport.get_write_buffer_size()
-        if self.is_whole and self._is_reusable and is_sent and not self._lost:
-            self.fields = []
+        if reply.is_whole and reply.is_reusable and is_sent and not (self._is_spoilt or self._is_lost):
+            reply.close()
+            self.reply = None
             self._on_idle(self)
         else:
             self.abort()
@@ -215,8 +168,9 @@ class Wire(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once, whatever is still on its way."""
         self._unsent = None
-        self._is_reusable = self._is_paused = False
-        if self._transport is not None and not self._lost:
+        self._is_paused = False
+        self._is_spoilt = True
+        if self._transport is not None and not self._is_lost:
             self._transport.abort()
 
     async def _wait(self) -> None:
@@ -259,107 +213,33 @@ class Wire(asyncio.Protocol):
         self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and wake who waits."""
-        parser = self._parser
-        if self._is_done or self._reason or parser is None:
-            self.abort()  # bytes that nobody asked for, or the rest of nonsense
-            return
-        self.is_silent = False
-        size = self._size
-        try:
-            parser.feed_data(data)
-            if self._size == size:
-                self._unspent += len(data)
-                if self._unspent > MAX_HEAD_BYTES and not self._is_done:
-                    raise _Refused
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, _Refused):
-            if not self._is_done:
-                self._reason = "protocol"
+        """Hand on what has arrived, and wake who waits."""
+        reply = self.reply
+        if reply is None or not reply.feed(data):
             self.abort()
-        if self._size >= HIGH_BYTES and not (self._is_paused or self._is_done or self._reason):
+        elif reply.size >= HIGH_BYTES and not (self._is_paused or reply.is_done):
             assert self._transport is not None
             self._is_paused = True
             self._transport.pause_reading()
-        if self._has_head or self._reason:
+        if reply is None:
+            return
+        if reply.status >= 400 and self._unsent is not None:
+            # It has been refused: what is left need not be sent, and so no other request can follow.
+            self._unsent = None
+            self._is_spoilt = True
+        if reply.has_head or reply.reason:
             self._wake()
 
     def eof_received(self) -> None:
-        """The instance sends no more: that ends a body without a length."""
-        if self._has_head and not (self._has_length or self._is_chunked or self._reason):
-            self._is_done = True
+        """The instance sends no more."""
+        if self.reply is not None:
+            self.reply.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        self._lost = True
-        self._parser = None  # it refers back to this
+        self._is_lost = True
         self._unsent = None
-        if not self._is_done and not self._reason:
-            self._reason = "closed"
+        if self.reply is not None:
+            self.reply.close()
         self._wake()
         self._on_lost(self)
-
-    # What the parser sees.
-
-    def on_message_begin(self) -> None:
-        """An answer begins; there is to be one."""
-        if self._is_done:
-            raise _Refused
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head or of the trailer section."""
-        self._field_count += 1
-        self._field_bytes += len(name) + len(value)
-        if self._field_count > MAX_FIELDS or self._field_bytes > MAX_HEAD_BYTES:
-            raise _Refused
-        if self._has_head:
-            return  # a trailer; these are dropped
-        self.fields.append((name, value))
-        length = len(name)
-        if length == 14 and name.lower() == b"content-length":
-            self._has_length = True
-        elif length == 17 and name.lower() == b"transfer-encoding":
-            # Nobody asked for any other coding, and a second one would have to be undone.
-            if self._is_chunked or value.strip().lower() != b"chunked":
-                raise _Refused
-            self._is_chunked = True
-
-    def on_headers_complete(self) -> None:
-        """The head has come."""
-        parser = self._parser
-        assert parser is not None
-        status, version = parser.get_status_code(), parser.get_http_version()
-        if status < 100 or status == 101 or version not in ("1.1", "1.0") or (self._is_chunked and version == "1.0"):
-            raise _Refused
-        if status < 200:
-            self._is_interim = True
-            self.fields = []
-            self._has_length = self._is_chunked = False
-            return
-        self.status = status
-        self._has_head = True
-        if status >= 400 and self._unsent is not None:
-            self._unsent = None  # it has been refused: what is left need not be sent
-            self._is_cut_short = True
-        if self._is_head:
-            self._complete(parser.should_keep_alive())
-            self._parser = None  # it expects a body
-
-    def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
-        if self._is_done:
-            raise _Refused
-        self._pieces.append(data)
-        self._size += len(data) + PIECE_OVERHEAD
-        self._unspent = 0
-
-    def on_message_complete(self) -> None:
-        """The answer, or an interim one, is complete."""
-        if self._is_interim:
-            self._is_interim = False
-        elif not self._is_done:
-            assert self._parser is not None
-            self._complete(self._parser.should_keep_alive())
-
-    def _complete(self, may_be_kept: bool) -> None:
-        self._is_done = True
-        self._is_reusable = may_be_kept and not self._is_cut_short

@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import hashlib
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 import orjson
 import pytest
+import trustme
 
 from smetric.config.settings import Forward, Scrape
 from tests.fakes import DONE, Call, FakeEngine, Script, chunk, delta, hang, head, healthy, until
@@ -391,6 +393,30 @@ async def test_d11_a_redirect_is_passed_on_and_never_followed() -> None:
         answer = await router.chat()
         assert (answer.status, answer.value("location")) == (307, target[1].decode())
         assert sum(len(engine.calls) for engine in router.engines) == 1
+
+
+async def test_d12_an_instance_whose_certificate_nobody_trusts_gets_no_request() -> None:
+    asked = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.read(1))
+        writer.close()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with running(FakeEngine(), scrape=SELDOM) as router:
+        engine = router.engines[0]
+        instance = router.instance_of(engine)
+        url, instance.url = instance.url, f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        answer = await router.chat()
+        assert answer.status == 502
+        assert b"certificate" not in answer.body
+        assert await attempts(router, "connect_error") == 1
+        assert not asked
+        instance.url = url
+        server.close()
+        await until(lambda: router.instance_of(engine).healthy)
 
 
 async def test_d16_an_outage_of_all_instances_is_not_multiplied_and_ends_with_them() -> None:

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import Instance
+from smetric.proxy import addresses
 from smetric.proxy.pool import Ages
+from smetric.proxy.reply import Headers
 from smetric.proxy.upstream import Answer, Upstream, request_head
-from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Headers, UpstreamFailed
+from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Unreachable, UpstreamFailed
 from tests.fakes import Call, FakeEngine, Script, chunk, head, until
 
 OK = (b"content-length", b"2")
@@ -524,3 +526,87 @@ async def test_closing_ends_all_connections() -> None:
         with pytest.raises(UpstreamFailed):
             await waiting
         await until(lambda: not client.engine._open)
+
+
+async def test_d13_when_a_name_leads_elsewhere_connections_follow_it_and_stay_while_names_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "TTL_S", 0.0)
+    seen: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        seen.append(writer.get_extra_info("sockname")[0])
+        writer.write(WHOLE)
+        await reader.read()
+        writer.close()
+
+    leads_to: list[str] = ["127.0.0.1"]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        assert host == "engine.test"
+        if not leads_to:
+            raise OSError("no such name")
+        return leads_to
+
+    first = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = first.sockets[0].getsockname()[1]
+    second = await asyncio.start_server(serve, "127.0.0.2", port)
+    engine = FakeEngine()
+    engine.url = f"http://engine.test:{port}"
+    upstream = Upstream(ages=Ages(life_s=0.0), resolve=resolve)
+    client = Client(engine, upstream)
+    await client.ask()
+    leads_to[:] = ["127.0.0.3", "127.0.0.2"]  # nobody is at the first
+    await client.ask()
+    leads_to.clear()
+    await client.ask()
+    assert seen == ["127.0.0.1", "127.0.0.2", "127.0.0.2"]
+    await upstream.close()
+    await asyncio.sleep(0.02)
+    first.close()
+    second.close()
+
+
+async def test_a_name_that_leads_nowhere_is_unreachable() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise OSError("no such name")
+
+    with pytest.raises(Unreachable, match="connect_error"):
+        await Upstream(resolve=resolve).send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
+
+
+async def test_a_resolver_that_hangs_takes_no_longer_than_a_connection_may() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    upstream = Upstream(connect_timeout_s=0.1, resolve=resolve)
+    with pytest.raises(Unreachable, match="connect_timeout"):
+        await upstream.send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
+    await upstream.close()
+
+
+async def test_an_upload_that_was_refused_half_way_leaves_its_connection_to_nobody() -> None:
+    """The engine would take another request for the rest of the body."""
+    received: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head(413, OK) + b"no")
+        size = 0
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 20):
+                size += len(data)
+        received.append(size)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    engine = FakeEngine()
+    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = Client(engine, Upstream())
+    for number in range(1, 4):
+        assert await client.ask(body=b"x" * 20_000_000) == (413, b"no")
+        await until(lambda n=number: len(received) == n)  # type: ignore[misc]
+    server.close()
+    assert max(received) < 20_000_000

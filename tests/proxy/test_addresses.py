@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from smetric.proxy import addresses as module
+from smetric.proxy.addresses import MAX_ADDRESSES, Addresses
+
+
+class Resolver:
+    """What names lead to, as a test has it."""
+
+    def __init__(self, *found: str) -> None:
+        self.found: Sequence[str] = found
+        self.asked = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked += 1
+        await self.gate.wait()
+        if not self.found:
+            raise OSError("no such name")
+        return self.found
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TTL_S", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.02)
+
+
+@pytest.mark.parametrize("number", ["127.0.0.1", "::1", "fe80::1%eth0"])
+async def test_a_number_is_not_looked_up(number: str) -> None:
+    resolver = Resolver()
+    assert await Addresses(number, 80, resolver).find() == (number,)
+    assert resolver.asked == 0
+
+
+async def test_an_answer_holds_for_a_while() -> None:
+    resolver = Resolver("10.0.0.1", "10.0.0.2")
+    addresses = Addresses("engine", 80, resolver)
+    assert [await addresses.find() for _ in range(5)] == [("10.0.0.1", "10.0.0.2")] * 5
+    assert resolver.asked == 1
+    addresses.doubt()
+    await addresses.find()
+    assert resolver.asked == 2
+
+
+async def test_d13_a_new_address_is_taken_and_the_last_good_one_kept_while_look_ups_fail(short: None) -> None:
+    resolver = Resolver("10.0.0.1")
+    addresses = Addresses("engine", 80, resolver)
+    assert await addresses.find() == ("10.0.0.1",)
+    resolver.found = ("10.0.0.2",)
+    assert await addresses.find() == ("10.0.0.2",)
+    resolver.found = ()
+    assert [await addresses.find() for _ in range(3)] == [("10.0.0.2",)] * 3
+    resolver.found = ("10.0.0.3",)
+    assert await addresses.find() == ("10.0.0.3",)
+
+
+async def test_d13_a_resolver_that_hangs_delays_nobody_who_knows_an_address(short: None) -> None:
+    resolver = Resolver("10.0.0.1")
+    addresses = Addresses("engine", 80, resolver)
+    await addresses.find()
+    resolver.gate.clear()
+    assert await asyncio.gather(*(addresses.find() for _ in range(20))) == [("10.0.0.1",)] * 20
+    assert resolver.asked == 2
+    resolver.found = ("10.0.0.2",)
+    resolver.gate.set()
+    assert await addresses.find() == ("10.0.0.2",)
+
+
+async def test_a_name_that_leads_nowhere_is_an_error_and_is_asked_again() -> None:
+    resolver = Resolver()
+    addresses = Addresses("engine", 80, resolver)
+    for _ in range(2):
+        with pytest.raises(OSError, match="cannot be resolved"):
+            await addresses.find()
+    resolver.found = ("10.0.0.1",)
+    assert await addresses.find() == ("10.0.0.1",)
+    assert resolver.asked == 3
+
+
+async def test_who_stops_waiting_stops_nobody_else() -> None:
+    resolver = Resolver("10.0.0.1")
+    resolver.gate.clear()
+    addresses = Addresses("engine", 80, resolver)
+    leaving, staying = asyncio.create_task(addresses.find()), asyncio.create_task(addresses.find())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    resolver.gate.set()
+    assert await staying == ("10.0.0.1",)
+    assert resolver.asked == 1
+
+
+async def test_of_very_many_addresses_only_some_are_kept() -> None:
+    found = await Addresses("engine", 80, Resolver(*(f"10.0.0.{n}" for n in range(100)))).find()
+    assert len(found) == MAX_ADDRESSES
+
+
+async def test_the_system_resolves_localhost_and_refuses_what_is_no_name() -> None:
+    assert "127.0.0.1" in await module.resolve("localhost", 80)
+    with pytest.raises(OSError, match="not a host name"):
+        await module.resolve("a" * 70 + ".example", 80)
