@@ -6,6 +6,7 @@ What becomes of one connection is in `connection.py`.
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -45,6 +46,13 @@ def harden() -> None:
         hypercorn.asyncio.run.TCPServer = connection_of  # type: ignore[attr-defined,assignment]
     else:
         log.warning("smetric.hypercorn.unknown", version=version, known=f"{KNOWN_HYPERCORN}x")
+
+
+def raise_fd_limit() -> None:
+    """Let this process open as many files as it may: connections are bounded by that, and the usual 1,024 are few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -105,6 +113,7 @@ async def serve(
     *limits* are those of the app's intake unless given.
     """
     harden()
+    raise_fd_limit()
     if limits is None:
         limits = app.limits if isinstance(app, Intake) else Limits()
     connections = Connections(app, limits, most_connections())

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import orjson
 import pytest
 
 from smetric.config.settings import Limits
 from smetric.proxy import server
-from tests.fakes import Call, FakeEngine, RawClient, delta, hang, request, until
+from tests.fakes import Call, FakeEngine, RawClient, delta, fetch, hang, request, until
 from tests.faults.harness import Running, chat, running
 
 DEPARTURES = 100
@@ -162,6 +165,45 @@ async def test_b6_connections_above_the_most_are_told_so_and_open_streams_go_on(
         engine.recover()
         await until(lambda: router.counted() == (0, 0, 0))
         assert (await router.chat()).status == 200
+
+
+@pytest.mark.slow
+async def test_b6_with_few_file_descriptors_open_streams_go_on_and_service_returns(tmp_path: Path) -> None:
+    engine = FakeEngine(endless)
+    await engine.start()
+    log = tmp_path / "log"
+    serve = f"{sys.executable} -m smetric serve --policy load_only --instance {engine.url} --port 0 --admin-port 0"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", f"ulimit -n 128; exec {serve}"),
+            stderr=errors,
+            env={**os.environ, "SMETRIC_LOG__FORMAT": "json"},
+        )
+    try:
+        await until(lambda: b'"smetric.serving"' in log.read_bytes(), within_s=20)
+        url = next(line for line in map(orjson.loads, log.read_bytes().splitlines()) if "data" in line)["data"]
+        streams = [await RawClient.connect(url) for _ in range(10)]
+        for client in streams:
+            await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
+            assert (await client.head()).status == 200
+        lines = log.read_bytes().count(b"\n")
+        for _ in range(3):
+            crowd = [await RawClient.connect(url) for _ in range(200)]
+            await asyncio.sleep(0.3)
+            for client in streams:
+                assert await client.reader.readuntil(b"\n\n")
+            for client in crowd:
+                client.reset()
+        assert log.read_bytes().count(b"\n") - lines <= 10
+        engine.recover()
+        async with asyncio.timeout(5):
+            assert (await fetch(url, "GET", "/healthz")).status == 200
+        for client in streams:
+            client.leave()
+    finally:
+        process.kill()
+        await process.wait()
+        await engine.stop()
 
 
 async def test_a_client_that_closes_its_connection_by_header_is_logged_with_the_status_it_got() -> None:

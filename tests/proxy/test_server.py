@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 
+import hypercorn.asyncio.run
 import pytest
+from hypercorn.asyncio.tcp_server import TCPServer
 
 from smetric.errors import ConfigError
-from smetric.proxy.server import Shutdown, address_of, listen
-from tests.fakes import Call, FakeEngine, RawClient, delta, until
+from smetric.proxy import server
+from smetric.proxy.connection import RESERVED_FDS, most_connections
+from smetric.proxy.server import Shutdown, address_of, listen, raise_fd_limit
+from tests.fakes import Call, FakeEngine, RawClient, delta, hang, until
 from tests.faults.harness import chat, running
 
 
@@ -31,6 +36,36 @@ def test_a_second_signal_forces_the_end() -> None:
     assert not shutdown.forced.is_set()
     shutdown.signalled()
     assert shutdown.forced.is_set()
+
+
+async def test_a_hypercorn_that_is_not_known_serves_as_it_is_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server.metadata, "version", lambda name: "0.19.2")
+    monkeypatch.setattr(hypercorn.asyncio.run, "TCPServer", TCPServer)
+    async with running(FakeEngine(), check_after=False) as router:  # what it leaves behind is why it is not ours
+        assert hypercorn.asyncio.run.TCPServer is TCPServer
+        (line, _) = router.lines("smetric.hypercorn.unknown")  # one for each port
+        assert (line["level"], line["version"], line["known"]) == ("warning", "0.19.2", "0.18.x")
+        assert (await router.chat(stream=True)).complete
+        engine = router.engines[0]
+        engine.script = hang
+        client = await router.client(chat())
+        await until(lambda: len(engine.calls) == 2)
+        client.leave()
+        await until(lambda: len(engine.aborted) == 1)
+
+
+def test_a_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert most_connections() == (256 - RESERVED_FDS) // 2
+        raise_fd_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert most_connections() > 96
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_client_that_has_left_is_forgotten_at_once() -> None:

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from smetric.proxy import http1
+from smetric.proxy.asgi import Receive, Scope, Send
+from smetric.proxy.inbox import Limits
+from smetric.proxy.server import address_of, listen, serve
+from smetric.proxy.transaction import HIGH_WATER, Transaction
+from tests.fakes import RawClient, request, until
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(endpoint: Endpoint, limits: Limits | None = None) -> AsyncIterator[str]:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for said in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{said}.complete"})
+        else:
+            await endpoint(scope, receive, send)
+
+    stop = asyncio.Event()
+    with listen("127.0.0.1", 0) as sock:
+        task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=1.0, limits=limits))
+        try:
+            yield address_of(sock)
+        finally:
+            stop.set()
+            async with asyncio.timeout(5):
+                await task
+
+
+async def read_body(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        assert message["type"] == "http.request"
+        body += message["body"]
+        if not message["more_body"]:
+            return body
+
+
+async def answer(send: Send, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [*headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with what the request was taken for."""
+    body = await read_body(receive)
+    shown = {"method": scope["method"], "path": scope["path"], "body": body.decode(), "version": scope["http_version"]}
+    await answer(send, orjson.dumps(shown), (b"content-type", b"application/json"))
+
+
+async def told(client: RawClient) -> dict[str, Any]:
+    response = await client.response()
+    assert (response.status, response.complete) == (200, True)
+    shown: dict[str, Any] = orjson.loads(response.body)
+    return shown
+
+
+async def test_the_scope_is_what_asgi_says() -> None:
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await echo(scope, receive, send)
+
+    async with serving(app) as url, await RawClient.connect(url) as client:
+        await client.send(
+            b"POST /a%20b?q=%20 HTTP/1.1\r\nHost: x\r\nX-Up: 1 \r\nx-up: 2\r\nContent-Length: 2\r\n\r\nhi"
+        )
+        assert (await told(client))["body"] == "hi"
+    (scope,) = seen
+    assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/a b", b"/a%20b", b"q=%20")
+    assert scope["headers"] == [(b"host", b"x"), (b"x-up", b"1"), (b"x-up", b"2"), (b"content-length", b"2")]
+    assert (scope["scheme"], scope["method"], scope["http_version"]) == ("http", "POST", "1.1")
+    assert scope["client"][0] == "127.0.0.1"
+    assert scope["server"][1] == int(url.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in one piece", "byte by byte"])
+@pytest.mark.parametrize("framing", ["length", "chunked", "none", "empty"])
+async def test_an_upgrade_is_ignored_and_the_requests_body_is_still_its_body(framing: str, whole: bool) -> None:
+    """Java's HTTP client asks for h2c with every request; the parser by itself would take the body for another one."""
+    head = b"POST /first HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    framed = {
+        "length": b"Content-Length: 5\r\n\r\nhello",
+        "chunked": b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "none": b"\r\n",
+        "empty": b"Content-Length: 0\r\n\r\n",
+    }[framing]
+    body = "hello" if framing in ("length", "chunked") else ""
+    raw = head + framed + request("POST", "/second", b"more")
+    async with serving(echo) as url, await RawClient.connect(url) as client:
+        if whole:
+            await client.send(raw)
+        else:
+            for i in range(len(raw)):
+                await client.send(raw[i : i + 1])
+                await asyncio.sleep(0)
+        first, second = await told(client), await told(client)
+    assert (first["path"], first["body"]) == ("/first", body)
+    assert (second["path"], second["body"]) == ("/second", "more")
+
+
+async def test_an_app_that_fails_is_answered_for_and_the_connection_ends() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("secret")
+
+    async with serving(failing) as url, await RawClient.connect(url) as client:
+        await client.send(GET)
+        response = await client.response("GET")
+        assert (response.status, response.value("connection")) == (500, "close")
+        assert orjson.loads(response.body)["error"]["type"] == "internal_error"
+        assert b"secret" not in response.body
+        assert await client.at_end()
+
+
+@pytest.mark.parametrize("said", [1, 9], ids=["longer than announced", "shorter than announced"])
+async def test_an_answer_that_is_not_as_long_as_it_says_ends_the_connection(said: int) -> None:
+    async def lying(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"hello", (b"content-length", b"%d" % said))
+
+    async with serving(lying) as url, await RawClient.connect(url) as client:
+        await client.send(GET + GET)
+        head = await client.head()
+        assert head.status == 200
+        assert len(await client.reader.read()) <= said - (said == 9)
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\nx: y", b"a\rb", b"a\0b"])
+async def test_a_header_that_would_break_the_answers_framing_is_never_sent(value: bytes) -> None:
+    async def splitting(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"hello", (b"x-a", value))
+
+    async with serving(splitting) as url, await RawClient.connect(url) as client:
+        await client.send(GET)
+        response = await client.response("GET")
+        assert response.status == 500
+        assert response.values("x") == response.values("x-a") == []
+
+
+async def test_a_body_that_the_app_does_not_take_is_not_read_on() -> None:
+    go = asyncio.Event()
+    size = 32 * 1024 * 1024
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await answer(send, b"%d" % len(await read_body(receive)), (b"content-length", b"8"))
+
+    async with serving(slow) as url, await RawClient.connect(url) as client:
+        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+        sent = 0
+        piece = b"x" * 65536
+        while client.writer.transport.get_write_buffer_size() == 0 and sent < size:
+            client.writer.write(piece)
+            sent += len(piece)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        stuck = client.writer.transport.get_write_buffer_size()
+        assert HIGH_WATER < sent < size // 2
+        await asyncio.sleep(0.05)
+        assert client.writer.transport.get_write_buffer_size() == stuck > 0
+        go.set()
+        while sent < size:
+            await client.send(piece)
+            sent += len(piece)
+        assert (await client.response()).body == b"%d" % size
+
+
+async def test_a_stream_waits_for_its_reader() -> None:
+    sent = 0
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            if (await asyncio.wait_for(at_once(receive), 1))["type"] == "http.disconnect":
+                return
+            sent += 1
+
+    async def at_once(receive: Receive) -> Any:
+        """`receive`, if it has something to say."""
+        task = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        if not task.done():
+            task.cancel()
+            return {"type": "nothing"}
+        return task.result()
+
+    async with serving(endless) as url:
+        client = await RawClient.connect(url)
+        await client.send(GET)
+        assert (await client.head()).status == 200
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        stuck = -1
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if sent == stuck:
+                break
+            stuck = sent
+        assert sent == stuck
+        assert sent * 65536 < 16 * 1024 * 1024
+        client.reset()
+
+
+async def test_hundreds_of_pipelined_requests_are_answered_and_more_than_that_end_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1, "PIPELINE_MOST", 30)
+    begun = 0
+
+    async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal begun
+        begun += 1
+        await answer(send, b"%d" % begun, (b"content-length", b"%d" % len(str(begun))))
+
+    async with serving(counting) as url, await RawClient.connect(url) as client:
+        await client.send(GET * 20)
+        assert [(await client.response("GET")).body for _ in range(20)] == [b"%d" % n for n in range(1, 21)]
+        await client.send(GET * 100)
+        bodies = []
+        while (response := await client.response("GET")).values("connection") != ["close"]:
+            bodies.append(response.body)
+        assert 29 <= len(bodies) <= 32
+        assert await client.at_end()
+
+
+async def test_a_request_behind_one_that_is_malformed_is_never_begun() -> None:
+    paths: list[str] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        paths.append(scope["path"])
+        await echo(scope, receive, send)
+
+    async with serving(noting) as url, await RawClient.connect(url) as client:
+        bad = b"POST /bad HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n"
+        await client.send(request("GET", "/good") + bad + request("GET", "/worse"))
+        assert (await told(client))["path"] == "/good"
+        assert (await client.response()).status == 400
+        assert await client.at_end()
+    assert paths == ["/good"]
+
+
+async def test_empty_lines_between_requests_are_bounded() -> None:
+    async with (
+        serving(echo, Limits(header_bytes=1024, target_bytes=1024)) as url,
+        await RawClient.connect(url) as client,
+    ):
+        await client.send(b"\r\n" + request("GET", "/") + b"\r\n\r\n" + request("GET", "/"))
+        assert (await told(client))["path"] == (await told(client))["path"] == "/"
+        for _ in range(8):
+            await client.send(b"\r\n" * 512)
+            await asyncio.sleep(0.01)
+        assert (await client.response()).status == 400
+        assert await client.at_end()
+
+
+async def test_a_half_closed_connection_counts_as_left() -> None:
+    left = asyncio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        assert (await receive())["type"] == "http.disconnect"
+        left.set()
+
+    async with serving(waiting) as url, await RawClient.connect(url) as client:
+        await client.send(GET)
+        await asyncio.sleep(0.02)
+        client.writer.write_eof()
+        async with asyncio.timeout(1):
+            await left.wait()
+
+
+async def test_connections_leave_no_task_behind() -> None:
+    async def ask(times: int) -> None:
+        for _ in range(times):
+            async with await RawClient.connect(url) as client:
+                await client.send(GET)
+                await told(client)
+
+    async with serving(echo) as url:
+        await ask(1)
+        await asyncio.sleep(0.05)
+        before = len(asyncio.all_tasks())
+        await ask(20)
+        await until(lambda: len(asyncio.all_tasks()) <= before)
+
+
+async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        assert isinstance(receive, Transaction)
+        receive.on_departure(receive.leave)  # a cycle, for as long as the request lasts
+        await echo(scope, receive, send)
+
+    async with serving(watched) as url, await RawClient.connect(url) as client:
+        await client.send(GET)
+        await told(client)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                await client.send(GET)
+                await told(client)
+            await asyncio.sleep(0)
+            left = [each for each in gc.get_objects() if isinstance(each, Transaction)]
+            assert len(left) <= 1
+        finally:
+            gc.enable()
