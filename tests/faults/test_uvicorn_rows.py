@@ -1,0 +1,140 @@
+"""Rows of A, B and D with the app under another ASGI server, so that leaving ours stays cheap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import orjson
+import pytest
+import uvicorn
+
+from smetric.app import Application
+from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
+from smetric.proxy.server import address_of, listen
+from tests.fakes import DONE, Call, FakeEngine, RawClient, delta, fetch, hang, request, until
+from tests.faults.harness import chat
+
+MIB = 1024 * 1024
+
+
+@dataclass
+class Served:
+    """A router under uvicorn."""
+
+    application: Application
+    url: str
+    engine: FakeEngine
+
+    def is_idle(self) -> bool:
+        """The ledger counts nothing."""
+        return all(one.own == 0 for one in self.application.fleet.instances)
+
+
+@asynccontextmanager
+async def under_uvicorn(limits: Limits | None = None, forward: Forward | None = None) -> AsyncIterator[Served]:
+    engine = FakeEngine()
+    await engine.start()
+    application = Application(
+        Settings(
+            instances=(InstanceSettings(url=engine.url),),
+            policy="load_only",
+            limits=limits or Limits(),
+            forward=forward or Forward(),
+            scrape=Scrape(interval=0.2, timeout=1.0),
+        ),
+        {},
+    )
+    sock = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(application.data_app(), log_config=None, http="httptools", lifespan="on"))
+    served = asyncio.create_task(server.serve([sock]))
+    try:
+        await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
+        yield Served(application, address_of(sock), engine)
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(10):
+            await served
+        await engine.stop()
+
+
+async def test_a1_content_length_and_transfer_encoding_together_are_refused_under_uvicorn() -> None:
+    async with under_uvicorn() as router, await RawClient.connect(router.url) as client:
+        framing = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + framing)
+        assert (await client.response()).status == 400
+        assert router.engine.calls == []
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: %d", b"Transfer-Encoding: chunked"], ids=["length", "chunked"])
+async def test_a5_a_body_over_the_limit_is_answered_413_under_uvicorn(framing: bytes) -> None:
+    async with under_uvicorn(forward=Forward(max_body=MIB)) as router, await RawClient.connect(router.url) as client:
+        size = MIB + 1
+        line = framing % size if b"%d" in framing else framing
+        body = b"x" * size if b"%d" in framing else b"%x\r\n%b\r\n" % (size, b"x" * size)
+        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + line + b"\r\n\r\n" + body)
+        answer = await client.response()
+        assert (answer.status, answer.complete) == (413, True)
+        assert orjson.loads(answer.body)["error"]["type"] == "request_too_large"
+
+
+async def test_a10_no_spelling_of_an_admin_path_is_served_under_uvicorn() -> None:
+    async with under_uvicorn() as router:
+        for path in ("/admin/policy", "//admin/policy", "/%61dmin/policy", "/v1/..%2fadmin/policy", "/metrics"):
+            assert (await fetch(router.url, "GET", path)).status == 404
+
+
+async def test_a11_pipelined_requests_are_answered_in_their_order_under_uvicorn() -> None:
+    async def echo(call: Call) -> None:
+        await asyncio.sleep(0.05 if b"first" in call.body else 0)
+        await call.answer(200, call.body, (b"content-type", b"application/json"))
+
+    async with under_uvicorn() as router, await RawClient.connect(router.url) as client:
+        router.engine.script = echo
+        bodies = [chat(user=user) for user in ("first", "second", "third")]
+        await client.send(b"".join(request("POST", "/v1/chat/completions", body) for body in bodies))
+        assert [(await client.response()).body for _ in bodies] == bodies
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+async def test_b2_a_client_that_leaves_during_prefill_aborts_it_under_uvicorn(how: str, stream: bool) -> None:
+    async with under_uvicorn() as router:
+        router.engine.script = hang
+        for n in range(10):
+            client = await RawClient.connect(router.url)
+            await client.send(request("POST", "/v1/chat/completions", chat(stream=stream)))
+            await until(lambda n=n: len(router.engine.calls) == n + 1)  # type: ignore[misc]
+            client.reset() if how == "RST" else client.leave()
+        await until(lambda: len(router.engine.aborted) == 10)
+        await until(router.is_idle)
+
+
+async def test_b4_a_body_that_does_not_arrive_is_answered_408_under_uvicorn() -> None:
+    async with under_uvicorn(Limits(body_timeout=0.3)) as router, await RawClient.connect(router.url) as client:
+        await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
+        assert (await client.response()).status == 408
+        assert router.engine.calls == []
+
+
+async def test_d4_a_stream_that_breaks_off_ends_with_an_error_event_under_uvicorn() -> None:
+    async def break_off(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        call.close()
+
+    async with under_uvicorn() as router, await RawClient.connect(router.url) as client:
+        router.engine.script = break_off
+        await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
+        answer = await client.response()
+        assert not answer.complete
+        assert answer.body.startswith(delta("a") + b'data: {"error":')
+        assert b"[DONE]" not in answer.body
+
+
+async def test_a_whole_stream_passes_untouched_under_uvicorn() -> None:
+    async with under_uvicorn() as router:
+        answer = await fetch(router.url, "POST", "/v1/chat/completions", chat(stream=True))
+        assert (answer.status, answer.complete) == (200, True)
+        assert answer.body == delta("o") + delta("k") + DONE
