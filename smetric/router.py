@@ -214,7 +214,7 @@ class Router:
             raise RequestError(
                 "the response or conversation this request continues is not held by any instance here",
                 status=404,
-                param="previous_response_id",
+                param="response_id",
             )
         lease = instance.charge(request.prompts, request.prompt_len) if leased else instance.charge(0, 0)
         return Routing(generation, None, lease, None, "pinned", 0.0, 0.0)

@@ -52,6 +52,8 @@ class _Quantity:
             count = value / self._units[unit]
             if count >= 1 and abs(count - round(count)) < 1e-9:
                 return f"{round(count)}{unit}"
+        if value == 0:
+            return f"0{next(unit for unit, size in self._units.items() if size == 1)}"
         smallest = self._shown[-1]
         return f"{value / self._units[smallest]:.6f}".rstrip("0").rstrip(".") + smallest
 

@@ -26,7 +26,7 @@ def test_a_size_that_is_shown_reads_as_itself(count: int, unit: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.02, "20ms"), (90.0, "90s"), (180.0, "3m"), (0.0, "0us"), (1.5, "1500ms"), (0.00025, "250us")],
+    [(0.02, "20ms"), (90.0, "90s"), (180.0, "3m"), (0.0, "0s"), (1.5, "1500ms"), (0.00025, "250us")],
 )
 def test_a_time_is_shown_in_the_largest_unit_that_keeps_it_whole(value: float, shown: str) -> None:
     assert Duration().show(value) == shown
