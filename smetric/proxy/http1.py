@@ -55,7 +55,6 @@ class Http1(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self._scheme = "http"
         self._peers: tuple[Any, Any] = (None, None)
         #: The head being read; None between its end and the next request.
         self._headers: list[tuple[bytes, bytes]] | None = None
@@ -88,8 +87,6 @@ class Http1(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
         self._transport = cast(asyncio.Transport, transport)
-        if transport.get_extra_info("sslcontext") is not None:
-            self._scheme = "https"
         self._peers = (_address(transport, "peername"), _address(transport, "sockname"))
         self._await_request(self._limits.idle_timeout_s)
 
@@ -101,19 +98,26 @@ class Http1(asyncio.Protocol):
                 self._close(0.0)
             return
         self._overhead += len(data)
+        while data:
+            data = self._parse(data)
+        if self._overhead > self._most_overhead() and not self._is_deaf:
+            in_head = self._headers is not None
+            status = (414 if len(self._url) > self._limits.target_bytes else 431) if in_head else 400
+            self._refuse(RequestError("the request takes more bytes around its body than allowed", status=status))
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse *data*; what is returned of it has not been parsed, and is to be."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
+            self._ignore_upgrade()
+            return b"" if self._is_deaf else data[upgrade.args[0] :]
         except httptools.HttpParserCallbackError:
             log.exception("smetric.connection.failed")
             self.abort()
         except httptools.HttpParserError as error:
             self._refuse(_explain(error))
-        if self._overhead > self._most_overhead() and not self._is_deaf:
-            in_head = self._headers is not None
-            status = (414 if len(self._url) > self._limits.target_bytes else 431) if in_head else 400
-            self._refuse(RequestError("the request takes more bytes around its body than allowed", status=status))
+        return b""
 
     def eof_received(self) -> None:
         """The client has closed its side: it waits for nothing any more. The transport closes itself."""
@@ -176,7 +180,7 @@ class Http1(asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": version,
             "method": parser.get_method().decode("ascii"),
-            "scheme": self._scheme,
+            "scheme": "http",  # TLS belongs to the gateway
             "path": unquote(path) if "%" in path else path,
             "raw_path": raw_path,
             "query_string": query,
@@ -238,7 +242,7 @@ class Http1(asyncio.Protocol):
             return RequestError("WebSockets are not spoken here")
         return inspect_head(scope, self._limits)
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
+    def _ignore_upgrade(self) -> None:
         """Go on with HTTP/1.1 behind a request to change to another protocol, with its body first if it has one."""
         self._parser = httptools.HttpRequestParser(self)
         receiving, self._receiving = self._receiving, None
@@ -249,9 +253,6 @@ class Http1(asyncio.Protocol):
             self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
             self._is_deaf = is_deaf
             self._receiving = receiving
-        self._overhead = 0
-        if rest:
-            self.data_received(rest)
 
     def _most_overhead(self) -> int:
         limits = self._limits

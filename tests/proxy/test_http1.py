@@ -47,7 +47,8 @@ async def read_body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         assert message["type"] == "http.request"
-        body += message["body"]
+        piece: bytes = message["body"]
+        body += piece
         if not message["more_body"]:
             return body
 
@@ -114,6 +115,18 @@ async def test_an_upgrade_is_ignored_and_the_requests_body_is_still_its_body(fra
         first, second = await told(client), await told(client)
     assert (first["path"], first["body"]) == ("/first", body)
     assert (second["path"], second["body"]) == ("/second", "more")
+
+
+async def test_a_thousand_upgrades_in_one_piece_are_ignored_or_end_the_connection() -> None:
+    upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    async with serving(echo) as url, await RawClient.connect(url) as client:
+        await client.send(upgrade * 1000)
+        answered = 0
+        while not (response := await client.response("GET")).values("connection"):
+            assert response.status == 200
+            answered += 1
+        assert answered >= 512
+        assert await client.at_end()
 
 
 async def test_an_app_that_fails_is_answered_for_and_the_connection_ends() -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from importlib import metadata
 
 import hypercorn.asyncio.run
 import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from smetric.errors import ConfigError
-from smetric.proxy import server
 from smetric.proxy.connection import RESERVED_FDS, most_connections
 from smetric.proxy.server import Shutdown, address_of, listen, raise_fd_limit
 from tests.fakes import Call, FakeEngine, RawClient, delta, hang, until
@@ -41,10 +41,10 @@ def test_a_second_signal_forces_the_end() -> None:
 async def test_a_hypercorn_that_is_not_known_serves_as_it_is_and_a_warning_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server.metadata, "version", lambda name: "0.19.2")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.19.2")
     monkeypatch.setattr(hypercorn.asyncio.run, "TCPServer", TCPServer)
     async with running(FakeEngine(), check_after=False) as router:  # what it leaves behind is why it is not ours
-        assert hypercorn.asyncio.run.TCPServer is TCPServer
+        assert vars(hypercorn.asyncio.run)["TCPServer"] is TCPServer
         (line, _) = router.lines("smetric.hypercorn.unknown")  # one for each port
         assert (line["level"], line["version"], line["known"]) == ("warning", "0.19.2", "0.18.x")
         assert (await router.chat(stream=True)).complete
