@@ -439,6 +439,13 @@ KV_CRASHED_EVENT = Event("smetric.kv_events.crashed", "Error: reading events rai
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
 ENDPOINT_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
+HYPERCORN_EVENT = Event(
+    "smetric.hypercorn.unknown", "Warning: a Hypercorn this version does not know; its own HTTP/1.1 serves instead."
+)
+CONNECTIONS_FULL_EVENT = Event(
+    "smetric.connections.full", "Warning: the connection cap is reached; so many clients were turned away."
+)
+CONNECTION_FAILED_EVENT = Event("smetric.connection.failed", "Error: serving a connection raised: a bug.")
 STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
 TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")
 DOCTOR_EVENT = Event("smetric.doctor.failed", "Critical: a check of `smetric doctor` raised: a bug.")

@@ -95,7 +95,7 @@ async def test_a_response_nobody_holds_is_404_and_reaches_no_engine() -> None:
         for method, path, sent in (("POST", "/v1/responses", body), ("GET", "/v1/responses/resp_nope", b"")):
             answer = await router.ask(method, path, sent)
             assert answer.status == 404
-            assert orjson.loads(answer.body)["error"]["param"] == "previous_response_id"
+            assert orjson.loads(answer.body)["error"]["param"] == "response_id"
         assert router.engines[0].calls == []
 
 
