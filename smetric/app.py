@@ -28,13 +28,14 @@ from smetric.prompt import BLOCK_BYTES
 from smetric.proxy.admin import admin_app
 from smetric.proxy.asgi import App
 from smetric.proxy.draining import drain_routes
-from smetric.proxy.endpoints import Door, data_app
+from smetric.proxy.endpoints import Door, UnderWay, data_app
 from smetric.proxy.forward import Deadlines, Plane
 from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
 from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import Shutdown, address_of, listen, serve
+from smetric.proxy.supervisor import ADMIN, DATA, handed_over, notify
 from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
 from smetric.resources import policy_path
@@ -56,6 +57,10 @@ from smetric.tokens import INITIAL, TokenRatio
 
 #: Longest time that the start waits for instances to say which process they are, seconds.
 FIRST_LOOK_S = 2.0
+#: Seconds that requests which are cut off have to end before the server drops their connections.
+CUT_OFF_S = 2.0
+#: Exit codes of a router that was told to end; 0 when every request ended by itself.
+FORCED, CUT = 1, 4
 
 log = structlog.get_logger("smetric.app")
 
@@ -77,6 +82,7 @@ class Application:
         self, settings: Settings, environ: Mapping[str, str] = os.environ, token_ids: TokenIds | None = None
     ) -> None:
         self.settings = settings
+        self._environ = environ
         self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
         instances = [
             Instance(one.id, one.url, models=one.models, role=one.role, pool=one.pool, zone=one.zone)
@@ -140,6 +146,7 @@ class Application:
         self.metrics.register(CacheGauges(lambda: self.fleet.instances, self.caches.disagreements))
         self.tokens = TokenRatio()
         self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout)
+        self.under_way = UnderWay()
         self.is_ready = False
         self._watch: asyncio.Task[None] | None = None
 
@@ -186,6 +193,7 @@ class Application:
             ),
             settings.models,
             settings.trusted_proxies,
+            self.under_way,
         )
 
         @asynccontextmanager
@@ -233,6 +241,13 @@ class Application:
             await self.knows.scraper.first_look(FIRST_LOOK_S)
         self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
         self.is_ready = True
+        log.info("smetric.ready")
+        notify(self._environ, "READY=1")
+
+    def drain(self) -> None:
+        """No new request is welcome any more; those under way go on."""
+        self.is_ready = False
+        notify(self._environ, "STOPPING=1")
 
     async def stop(self) -> None:
         """End what `start` began; traces are sent or given up within two seconds."""
@@ -270,10 +285,11 @@ def run(settings: Settings) -> int:
     logs.configure(settings.log.level, settings.log.format)
     application = Application(settings)
     _spare_the_collector()
-    data = listen(settings.listen.host, settings.listen.port)
-    admin = listen(settings.admin.host, settings.admin.port)
+    given = handed_over(os.environ, os.getpid())
+    data = given.get(DATA) or listen(settings.listen.host, settings.listen.port)
+    admin = given.get(ADMIN) or listen(settings.admin.host, settings.admin.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve_ports(application, data, admin))
+        return runner.run(serve_ports(application, data, admin, is_admin_shared=ADMIN in given))
 
 
 def _spare_the_collector() -> None:
@@ -287,17 +303,33 @@ def _spare_the_collector() -> None:
     gc.set_threshold(10_000, 20, 10)
 
 
-async def serve_ports(application: Application, data: socket.socket, admin: socket.socket) -> int:
-    """Both ports, until a signal; the admin port stays up while the data port drains. 1 if a second signal cut it."""
+async def serve_ports(
+    application: Application, data: socket.socket, admin: socket.socket, *, is_admin_shared: bool = False
+) -> int:
+    """Both ports, until a signal; returns the exit code.
+
+    The admin port stays up while the data port drains, unless its socket is shared: then the next process has it.
+    """
     shutdown = Shutdown()
     shutdown.install()
     drained = asyncio.Event()
-    drain_s = application.settings.drain.deadline
+    settings = application.settings
 
     async def until_draining() -> None:
         await shutdown.draining.wait()
-        application.is_ready = False
-        log.info("smetric.draining", deadline_s=drain_s)
+        application.drain()
+        log.info("smetric.draining", deadline_s=settings.drain.deadline)
+        await asyncio.sleep(settings.drain.announce)
+
+    async def at_deadline() -> None:
+        await shutdown.draining.wait()
+        await asyncio.sleep(settings.drain.announce + settings.drain.deadline)
+        log.warning("smetric.cut_off", requests=application.under_way.cut_off())
+
+    async def serve_admin() -> None:
+        leave = shutdown.draining if is_admin_shared else drained
+        await serve(application.admin_app(), admin, stop=leave.wait, drain_s=1.0)
+        await drained.wait()
 
     policy = application.policy_file.current.policy
     log.info(
@@ -307,8 +339,11 @@ async def serve_ports(application: Application, data: socket.socket, admin: sock
         policy=f"{policy.name}@{policy.digest}",
         instances=len(application.fleet.instances),
     )
-    admin_port = asyncio.create_task(serve(application.admin_app(), admin, stop=drained.wait, drain_s=1.0))
-    data_port = asyncio.create_task(serve(application.data_app(), data, stop=until_draining, drain_s=drain_s))
+    admin_port = asyncio.create_task(serve_admin())
+    data_port = asyncio.create_task(
+        serve(application.data_app(), data, stop=until_draining, drain_s=settings.drain.deadline + CUT_OFF_S)
+    )
+    deadline = asyncio.create_task(at_deadline())
     forced = asyncio.create_task(shutdown.forced.wait())
     try:
         await asyncio.wait({data_port, admin_port, forced}, return_when=asyncio.FIRST_COMPLETED)
@@ -317,9 +352,12 @@ async def serve_ports(application: Application, data: socket.socket, admin: sock
         for port in (data_port, admin_port):
             if port.done() and not port.cancelled() and (error := port.exception()) is not None:
                 raise error
-        return 1 if forced.done() else 0
+        if forced.done():
+            return FORCED
+        return CUT if application.under_way.cut else 0
     finally:
         drained.set()
         forced.cancel()
-        await asyncio.gather(data_port, admin_port, forced, return_exceptions=True)
+        deadline.cancel()
+        await asyncio.gather(data_port, admin_port, deadline, forced, return_exceptions=True)
         log.info("smetric.stopped")

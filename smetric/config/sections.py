@@ -243,8 +243,13 @@ class Forward:
 class Drain:
     """Ending."""
 
+    announce: float = setting(
+        Duration("0s", "10m"),
+        "Time after SIGTERM in which `/readyz` says 503 but clients are still served, so that a load balancer notices.",
+        0.0,
+    )
     deadline: float = setting(
-        Duration("0s", "1h"), "Time that running requests get after SIGTERM before they are cut off.", 180.0
+        Duration("0s", "1h"), "Time that running requests get after that before they are cut off.", 180.0
     )
 
 

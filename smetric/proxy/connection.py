@@ -25,6 +25,8 @@ log = structlog.get_logger("smetric.server")
 RESERVED_FDS = 64
 #: Connections beyond the most allowed that are told so; more are dropped without a word.
 TOLD = 32
+#: Seconds in which a connection may still bring a request once the listener ends: it may be on its way already.
+LAST_REQUEST_S = 0.5
 #: Seconds between two log lines on connections turned away.
 LOG_EVERY_S = 10.0
 
@@ -49,6 +51,8 @@ class Connections:
         self._limits = limits
         self._most = most
         self._open: set[Http1] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
         self._has_ended = False
         self._turned_away = 0
         self._log_at = 0.0
@@ -60,6 +64,8 @@ class Connections:
 
         def lost(protocol: Http1) -> None:
             self._open.discard(protocol)
+            if not self._open:
+                self._none_open.set()
             if not ended.done():
                 ended.set_result(None)
 
@@ -90,8 +96,9 @@ class Connections:
         number = len(self._open)
         if number < self._most + TOLD:
             self._open.add(protocol)
+            self._none_open.clear()
         if self._has_ended:
-            protocol.end()
+            self._end_soon(protocol, loop)
         elif number >= self._most:
             self._turned_away += 1
             if loop.time() >= self._log_at:
@@ -104,10 +111,24 @@ class Connections:
                 protocol.turn_away(busy)
 
     def end(self) -> None:
-        """Close those that wait for a request, and each other one as soon as it has nothing under way."""
+        """Close each as soon as it has nothing under way, those that wait for a request a moment later."""
         self._has_ended = True
-        for protocol in list(self._open):
+        loop = asyncio.get_running_loop()
+        for protocol in self._open:
+            self._end_soon(protocol, loop)
+
+    def _end_soon(self, protocol: Http1, loop: asyncio.AbstractEventLoop) -> None:
+        protocol.is_ending = True
+        loop.call_later(LAST_REQUEST_S, self._end, protocol)
+
+    def _end(self, protocol: Http1) -> None:
+        if protocol in self._open:
             protocol.end()
+
+    async def all_ended(self) -> None:
+        """Wait until there is none. Hypercorn waits only for those that had begun when it stopped accepting."""
+        await asyncio.sleep(0)  # what was accepted last has begun by then
+        await self._none_open.wait()
 
 
 class ListenerConfig(Config):

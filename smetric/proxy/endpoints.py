@@ -5,10 +5,11 @@ Starlette routes; nothing of it is on the way of a byte (its Request and Streami
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from starlette.routing import BaseRoute, Route, Router
 from smetric.body import patch_model
 from smetric.errors import HttpError
 from smetric.proxy.asgi import App, Receive, Scope, Send
-from smetric.proxy.error_response import send_error
+from smetric.proxy.error_response import error_event, send_error
 from smetric.proxy.forward import CLIENT_CLOSED, Forwarding, Plane
 from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
@@ -51,6 +52,41 @@ CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+#: Seconds that a client which is cut off may take to be told so.
+LAST_WORDS_S = 1.0
+CUT_OFF = HttpError(
+    503,
+    "the router stops, and this request outlived the time it gives; send it again",
+    "shutting_down",
+    retry_after_s=1.0,
+)
+
+
+class UnderWay:
+    """The requests that are being served, so that what outlives the drain deadline can be cut off."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: How many were cut off.
+        self.cut = 0
+
+    def begin(self) -> asyncio.Task[Any]:
+        """The current task serves a request from now on, until `end`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        return task
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """It serves none any more."""
+        self._tasks.discard(task)
+
+    def cut_off(self) -> int:
+        """End all of them, each client being told in its API's own shape; returns how many there are."""
+        for task in self._tasks:
+            task.cancel()
+        return len(self._tasks)
+
 
 @dataclass(frozen=True, slots=True)
 class Door:
@@ -69,6 +105,7 @@ class Door:
     reading: Reading
     aliases: Mapping[str, str]
     trusted: Sequence[Network]
+    under_way: UnderWay = field(default_factory=UnderWay)
 
 
 class Inference:
@@ -101,6 +138,8 @@ class Inference:
         door = self._door
         client = scope.get("client")
         exchange = door.telemetry.begin(scope, self._route, trusted=client is not None and self._is_trusted(client[0]))
+        task = door.under_way.begin()
+        forwarding: Forwarding | None = None
         try:
             body: bytes | None = await inbox.body()
             assert body is not None
@@ -117,8 +156,28 @@ class Inference:
             exchange.end(error.status, error_type=error.kind)
         except ClientGone:
             exchange.end(CLIENT_CLOSED, error_type="client_gone")
+        except asyncio.CancelledError:
+            if not inbox.gone and inbox.watchdog.expired is None:
+                await self._cut_off(scope["path"], inbox, outbox, forwarding)
+                exchange.end(CUT_OFF.status, error_type="shutdown")
+            raise
         finally:
+            door.under_way.end(task)
             exchange.end(500, error_type="internal_error")  # counts only if nothing above has ended it
+
+    async def _cut_off(self, path: str, inbox: Inbox, outbox: Outbox, forwarding: Forwarding | None) -> None:
+        """The router stops before this request has ended: say so, and end without the mark of a good end."""
+        self._door.under_way.cut += 1
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                if not outbox.started:
+                    outbox.is_last = True
+                    await send_error(outbox, path, CUT_OFF)
+                elif forwarding is not None and forwarding.awaits_events:
+                    event = error_event(path, CUT_OFF)
+                    await outbox({"type": "http.response.body", "body": event, "more_body": True})
+        except TimeoutError:
+            pass  # it does not read; the connection is closed over its head
 
     def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
         request = parse(self._api, body, scope["headers"], self._door.plane.tokens, self._door.reading)

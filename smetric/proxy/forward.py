@@ -392,5 +392,10 @@ class Forwarding:
         return headers
 
     @property
+    def awaits_events(self) -> bool:
+        """The client is in the middle of a stream of events."""
+        return self._observer is not None and self._observer.is_stream and not self._observer.ended
+
+    @property
     def _bytes_out(self) -> int:
         return self._observer.size if self._observer is not None else 0

@@ -63,11 +63,12 @@ class Observer:
         is_stream: the answer is a stream of events.
     """
 
-    __slots__ = ("_api", "_head", "_is_stream", "_markers", "_tail", "ended", "size")
+    __slots__ = ("_api", "_head", "_markers", "_tail", "ended", "is_stream", "size")
 
     def __init__(self, api: Api, *, is_stream: bool) -> None:
         self._api = api
-        self._is_stream = is_stream
+        #: The answer is a stream of events.
+        self.is_stream = is_stream
         self._markers = END_MARKERS.get(api, ()) if is_stream else ()
         self._head = b""
         #: A stream begins at the beginning of a line.
@@ -99,7 +100,7 @@ class Observer:
 
     def usage(self) -> Usage | None:
         """The last usage object seen, or None."""
-        found = _last_usage(self._tail) or (_last_usage(self._head) if self._is_stream else None)
+        found = _last_usage(self._tail) or (_last_usage(self._head) if self.is_stream else None)
         if found is None:
             return None
         details = found.prompt_tokens_details or found.input_tokens_details

@@ -6,6 +6,7 @@ What becomes of one connection is in `connection.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import signal
 import socket
@@ -20,7 +21,7 @@ from hypercorn.config import Sockets
 from hypercorn.utils import wrap_app
 
 from smetric.errors import ConfigError
-from smetric.proxy.asgi import App
+from smetric.proxy.asgi import App, Message, Receive, Scope, Send
 from smetric.proxy.connection import Connections, ListenerConfig, connection_of, most_connections
 from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
@@ -96,7 +97,7 @@ def hypercorn_config(connections: Connections, limits: Limits, drain_s: float) -
     config.keep_alive_timeout = limits.idle_timeout_s
     config.keep_alive_max_requests = 1_000_000
     config.graceful_timeout = drain_s
-    config.shutdown_timeout = 10
+    config.shutdown_timeout = drain_s + 10
     config.startup_timeout = 30
     config.h11_max_incomplete_size = limits.header_bytes
     config.backlog = BACKLOG
@@ -123,8 +124,20 @@ async def serve(
         await stop()
         connections.end()
 
+    async def outlived(scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, told to shut down only when the last of its connections has ended."""
+
+        async def receive_in_order() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(connections.all_ended(), drain_s)
+            return message
+
+        await app(scope, receive_in_order if scope["type"] == "lifespan" else receive, send)
+
     await worker_serve(
-        wrap_app(cast("Framework", app), config.wsgi_max_body_size, "asgi"),
+        wrap_app(cast("Framework", outlived), config.wsgi_max_body_size, "asgi"),
         config,
         sockets=Sockets(secure_sockets=[], insecure_sockets=[sock], quic_sockets=[]),
         shutdown_trigger=until_stopped,

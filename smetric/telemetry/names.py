@@ -438,6 +438,7 @@ KV_FAILED_EVENT = Event("smetric.kv_events.failed", "Error: an address cannot be
 KV_CRASHED_EVENT = Event("smetric.kv_events.crashed", "Error: reading events raised: a bug; it begins again.")
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
 ENDPOINT_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
+READY_EVENT = Event("smetric.ready", "Info: requests are served.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 HYPERCORN_EVENT = Event(
     "smetric.hypercorn.unknown", "Warning: a Hypercorn this version does not know; its own HTTP/1.1 serves instead."
@@ -446,6 +447,10 @@ CONNECTIONS_FULL_EVENT = Event(
     "smetric.connections.full", "Warning: the connection cap is reached; so many clients were turned away."
 )
 CONNECTION_FAILED_EVENT = Event("smetric.connection.failed", "Error: serving a connection raised: a bug.")
+CUT_OFF_EVENT = Event(
+    "smetric.cut_off", "Warning: the drain deadline has come; so many requests, maybe none, were cut off."
+)
+NOT_TOLD_EVENT = Event("smetric.supervisor.not_told", "Warning: the supervisor that asks to be told cannot be reached.")
 STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
 TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")
 DOCTOR_EVENT = Event("smetric.doctor.failed", "Critical: a check of `smetric doctor` raised: a bug.")

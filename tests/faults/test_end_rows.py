@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import orjson
 import pytest
 
-from tests.fakes import DONE, Call, FakeEngine, RawClient, delta, fetch, until
+from smetric.proxy.server import address_of, listen
+from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, delta, fetch, healthy, request, until
 from tests.faults.harness import chat, running
+from tests.faults.process import Process, process
 
 STREAMS = 200
+#: Seconds in which a router must serve again. Two of them on a machine of its own, more beside other tests.
+STARTED_S = 10.0
 
 
 @pytest.mark.slow
@@ -90,3 +99,222 @@ async def test_g2_a_stream_longer_than_the_drain_deadline_is_cut_off_and_aborted
     assert router.counted() == (0, 0, 0)
     assert b"[DONE]" not in await client.reader.read()
     client.leave()
+
+
+@asynccontextmanager
+async def engine_of(script: Script) -> AsyncIterator[FakeEngine]:
+    """An engine that runs, and is stopped whatever happens."""
+    engine = FakeEngine(script)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def endless(seen: list[Call]) -> Script:
+    """An engine that begins a stream and never ends it."""
+
+    async def script(call: Call) -> None:
+        seen.append(call)
+        if b'"stream":true' in call.body:
+            await call.stream(delta("a"), end=False)
+        await asyncio.Event().wait()
+
+    return script
+
+
+async def test_g2_at_the_deadline_each_client_is_told_in_its_apis_shape_and_the_exit_code_says_so(
+    tmp_path: Path,
+) -> None:
+    calls: list[Call] = []
+    message = {"role": "user", "content": "x"}
+    asked: dict[str, dict[str, object]] = {
+        "/v1/chat/completions": {"stream": True, "messages": [message]},
+        "/v1/messages": {"stream": True, "messages": [message], "max_tokens": 1},
+        "/v1/completions": {"prompt": "x"},
+    }
+    environ = {"SMETRIC_DRAIN__DEADLINE": "500ms"}
+    async with (
+        engine_of(endless(calls)) as engine,
+        process(tmp_path / "log", "--instance", engine.url, environ=environ) as router,
+    ):
+        clients = {path: await RawClient.connect(router.data) for path in asked}
+        for path, fields in asked.items():
+            await clients[path].send(request("POST", path, orjson.dumps({"model": "tiny", **fields})))
+        await until(lambda: len(calls) == 3)
+        router.terminate()
+        answers = {path: await client.response() for path, client in clients.items()}
+        assert await router.ended() == 4
+        assert [line["requests"] for line in router.lines("smetric.cut_off")] == [3]
+        stream = answers["/v1/chat/completions"]
+        assert not stream.complete
+        event = stream.body.removeprefix(delta("a"))
+        assert orjson.loads(event.removeprefix(b"data: "))["error"]["type"] == "shutting_down"
+        assert b"[DONE]" not in stream.body
+        assert answers["/v1/messages"].body.startswith(delta("a") + b"event: error\ndata: ")
+        unanswered = answers["/v1/completions"]
+        assert (unanswered.status, unanswered.complete) == (503, True)
+        assert unanswered.value("retry-after") == "1"
+        assert len(engine.aborted) == 3
+        for client in clients.values():
+            client.leave()
+
+
+async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(tmp_path: Path) -> None:
+    calls: list[Call] = []
+    async with (
+        engine_of(endless(calls)) as engine,
+        process(tmp_path / "log", "--instance", engine.url) as router,
+        await RawClient.connect(router.data) as client,
+    ):
+        await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
+        await until(lambda: len(calls) == 1)
+        router.terminate()
+        await until(lambda: bool(router.lines("smetric.draining")))
+        router.terminate()
+        assert await router.ended() == 1
+
+
+async def test_a_load_balancer_may_notice_before_the_port_closes(tmp_path: Path) -> None:
+    environ = {"SMETRIC_DRAIN__ANNOUNCE": "1s"}
+    async with (
+        engine_of(healthy) as engine,
+        process(tmp_path / "log", "--instance", engine.url, environ=environ) as router,
+    ):
+        router.terminate()
+        await until(lambda: bool(router.lines("smetric.draining")))
+        assert (await fetch(router.data, "GET", "/readyz")).status == 503
+        assert (await fetch(router.data, "POST", "/v1/chat/completions", chat())).status == 200
+        assert await router.ended() == 0
+
+
+@pytest.mark.slow
+async def test_an_upgrade_over_a_socket_that_is_handed_on_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    statuses: list[tuple[int, bool]] = []
+
+    async def keep_asking(url: str) -> None:
+        while not stop.is_set():
+            answer = await fetch(url, "POST", "/v1/chat/completions", chat(stream=True))
+            statuses.append((answer.status, answer.complete))
+
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(engine_of(healthy))
+        data, admin = stack.enter_context(listen("127.0.0.1", 0)), stack.enter_context(listen("127.0.0.1", 0))
+
+        async def begin(number: int) -> Process:
+            sockets = [("data", data), ("admin", admin)]
+            router = process(tmp_path / str(number), "--instance", engine.url, sockets=sockets)
+            return await stack.enter_async_context(router)
+
+        acting = await begin(0)
+        async with asyncio.TaskGroup() as asking:
+            for _ in range(4):
+                asking.create_task(keep_asking(address_of(data)))
+            for number in range(1, 4):
+                successor = await begin(number)
+                acting.terminate()
+                assert await acting.ended() == 0
+                assert (await fetch(address_of(admin), "GET", "/readyz")).status == 200
+                acting = successor
+            enough = len(statuses) + 20
+            await until(lambda: len(statuses) > enough)
+            stop.set()
+        assert set(statuses) == {(200, True)}
+        assert len(statuses) > 100
+
+
+@pytest.mark.slow
+async def test_g3_killed_and_started_again_it_serves_at_once_and_leaves_nothing_stale(tmp_path: Path) -> None:
+    calls: list[Call] = []
+    folder = tmp_path / "index"
+    folder.mkdir()
+    environ = {"SMETRIC_PREFIX_INDEX__FOLDER": str(folder), "SMETRIC_PREFIX_INDEX__SAVE_EVERY": "100ms"}
+    async with engine_of(endless(calls)) as engine:
+        async with (
+            process(tmp_path / "first", "--instance", engine.url, environ=environ) as router,
+            await RawClient.connect(router.data) as client,
+        ):
+            await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
+            await until(lambda: len(calls) == 1)
+            router.process.kill()
+            await router.ended()
+            await until(lambda: len(engine.aborted) == 1)
+            assert not (await client.response()).complete
+        port = router.data.rpartition(":")[2]
+        engine.recover()
+        killed_at = time.monotonic()
+        async with process(tmp_path / "second", "--instance", engine.url, "--port", port, environ=environ) as router:
+            assert (await fetch(router.data, "POST", "/v1/chat/completions", chat())).status == 200
+            assert time.monotonic() - killed_at < STARTED_S
+            router.terminate()
+            assert await router.ended() == 0
+        assert len(os.listdir(folder)) == 1
+
+
+async def test_g4_a_router_that_dies_beside_another_on_the_same_socket_takes_no_stream_with_it(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        await go_on.wait()
+        await call.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE))
+
+    with listen("127.0.0.1", 0) as data:
+        sockets, url = [("data", data)], address_of(data)
+        async with (
+            engine_of(script) as engine,
+            process(tmp_path / "one", "--instance", engine.url, sockets=sockets) as one,
+            process(tmp_path / "other", "--instance", engine.url, sockets=sockets) as other,
+        ):
+            clients = [await RawClient.connect(url) for _ in range(20)]
+            for client in clients:
+                await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
+            await until(lambda: len(engine.calls) == 20)
+            (instance,) = orjson.loads((await fetch(one.admin, "GET", "/admin/instances")).body)["instances"]
+            one.process.kill()
+            assert await one.ended() not in (0, 4)
+            await until(lambda: len(engine.aborted) == instance["own"])
+            go_on.set()
+            answers = await asyncio.gather(*(client.response() for client in clients))
+            assert sum(answer.complete for answer in answers) == 20 - instance["own"]
+            async with process(tmp_path / "again", "--instance", engine.url, sockets=sockets):
+                assert (await fetch(url, "POST", "/v1/chat/completions", chat(stream=True))).complete
+            other.terminate()
+            assert await other.ended() == 0
+            for client in clients:
+                client.leave()
+
+
+#: What runs a command as nobody, with every file system read-only and no home.
+UNPRIVILEGED = (
+    *("unshare", "--mount", "--propagation", "private", "bash", "-c"),
+    "mount -o remount,bind,ro / && "
+    'exec env -u HOME setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all "$@"',
+    "unprivileged",
+)
+
+
+def can_drop_privileges() -> bool:
+    """Whether this process may give them up as above: it is root, and mounts are its to make."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        return False
+    probe = [*UNPRIVILEGED, sys.executable, "-c", "import smetric.app"]
+    return subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0
+
+
+async def test_h11_it_serves_as_nobody_on_a_read_only_file_system(tmp_path: Path) -> None:
+    if not can_drop_privileges():
+        pytest.skip("needs root, unshare and setpriv, and a checkout that others may read")
+    async with (
+        engine_of(healthy) as engine,
+        process(tmp_path / "log", "--instance", engine.url, before=UNPRIVILEGED) as router,
+    ):
+        status = await asyncio.to_thread(Path(f"/proc/{router.process.pid}/status").read_text)
+        assert "Uid:\t65534\t65534\t65534\t65534" in status
+        assert "CapEff:\t0000000000000000" in status
+        assert (await fetch(router.data, "POST", "/v1/chat/completions", chat())).status == 200
+        router.terminate()
+        assert await router.ended() == 0
+        assert "Traceback" not in await asyncio.to_thread(router.log.read_text)
