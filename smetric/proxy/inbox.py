@@ -171,7 +171,7 @@ class Inbox:
 def too_large(limits: Limits) -> RequestError:
     """413 for a body above the limit."""
     return RequestError(
-        f"the request body is larger than {limits.body_bytes} bytes (setting limits.body)",
+        f"the request body is larger than {limits.body_bytes} bytes (setting forward.max_body)",
         status=413,
         kind="request_too_large",
     )

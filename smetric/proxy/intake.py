@@ -78,7 +78,7 @@ class Intake:
                     outbox,
                     scope["path"],
                     RequestError(
-                        f"the request body did not arrive within {self.limits.body_timeout_s:g} s",
+                        f"the request body did not arrive within {self.limits.body_timeout_s:g} s (setting limits.body_timeout)",
                         status=408,
                         kind="request_timeout",
                     ),
@@ -101,7 +101,7 @@ def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
         return RequestError(f"the request target is longer than {limits.target_bytes} bytes", status=414)
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     if len(headers) > limits.header_count:
-        return RequestError(f"more than {limits.header_count} header fields", status=431)
+        return RequestError(f"more than {limits.header_count} header fields (setting limits.max_headers)", status=431)
     size = 0
     single: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -111,7 +111,9 @@ def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
                 return RequestError(f"the header `{name.decode('ascii')}` stands more than once")
             single[name] = value
     if size > limits.header_bytes:
-        return RequestError(f"header fields of more than {limits.header_bytes} bytes", status=431)
+        return RequestError(
+            f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
+        )
     host = single.get(b"host")
     if (host is None and scope["http_version"] == "1.1") or (host and HOST.fullmatch(host) is None):
         return RequestError("the Host header must be one host name or address, with an optional port")
