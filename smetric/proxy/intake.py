@@ -78,7 +78,8 @@ class Intake:
                     outbox,
                     scope["path"],
                     RequestError(
-                        f"the request body did not arrive within {self.limits.body_timeout_s:g} s (setting limits.body_timeout)",
+                        f"the request body did not arrive within {self.limits.body_timeout_s:g} s "
+                        "(setting limits.body_timeout)",
                         status=408,
                         kind="request_timeout",
                     ),
