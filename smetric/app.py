@@ -18,6 +18,7 @@ from smetric.caches.breaks import CacheBreaks
 from smetric.caches.truth import HitTruth
 from smetric.caches.watch import CacheWatch
 from smetric.config import Settings
+from smetric.config.credential import credential
 from smetric.features import VOCABULARY
 from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import Fleet
@@ -25,10 +26,13 @@ from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance
 from smetric.policy_file import Generation, PolicyFile
 from smetric.prompt import BLOCK_BYTES
+from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
+from smetric.proxy.admin_guard import AdminGuard
 from smetric.proxy.asgi import App
 from smetric.proxy.draining import drain_routes
 from smetric.proxy.endpoints import Door, UnderWay, data_app
+from smetric.proxy.exposure import refuse_open_admin, refuse_self
 from smetric.proxy.forward import Deadlines, Plane
 from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
@@ -36,6 +40,7 @@ from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import Shutdown, address_of, listen, serve
 from smetric.proxy.supervisor import ADMIN, DATA, handed_over, notify
+from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
 from smetric.resources import policy_path
@@ -85,7 +90,15 @@ class Application:
         self._environ = environ
         self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
         instances = [
-            Instance(one.id, one.url, models=one.models, role=one.role, pool=one.pool, zone=one.zone)
+            Instance(
+                one.id,
+                one.url,
+                models=one.models,
+                role=one.role,
+                pool=one.pool,
+                zone=one.zone,
+                key=credential(f"instances: {one.id}: api_key_file", one.api_key, one.api_key_file),
+            )
             for one in settings.instances
         ]
         self.fleet = Fleet(
@@ -145,8 +158,15 @@ class Application:
         )
         self.metrics.register(CacheGauges(lambda: self.fleet.instances, self.caches.disagreements))
         self.tokens = TokenRatio()
-        self.upstream = Upstream(connect_timeout_s=settings.forward.connect_timeout)
+        self.upstream = Upstream(
+            connect_timeout_s=settings.forward.connect_timeout, resolve=resolve_within(settings.instance_networks)
+        )
         self.under_way = UnderWay()
+        self.admin_token = credential("admin.token_file", settings.admin.token, settings.admin.token_file, least=16)
+        secret = credential("tenants.secret_file", settings.tenants.secret, settings.tenants.secret_file, least=16)
+        self._salt = None
+        if settings.tenants.cache_salt == "tenant" and secret is not None:
+            self._salt = TenantSalt(settings.tenant_header.lower(), secret)
         self.is_ready = False
         self._watch: asyncio.Task[None] | None = None
 
@@ -193,6 +213,7 @@ class Application:
             ),
             settings.models,
             settings.trusted_proxies,
+            self._salt,
             self.under_way,
         )
 
@@ -216,7 +237,7 @@ class Application:
 
     def admin_app(self) -> App:
         """What the admin port serves."""
-        return admin_app(
+        app = admin_app(
             fleet=self.fleet,
             policy_file=self.policy_file,
             decisions=self.telemetry.decisions,
@@ -228,6 +249,7 @@ class Application:
                 *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
             ],
         )
+        return AdminGuard(app, self.admin_token)
 
     async def start(self) -> None:
         """Begin to scrape and to watch the policy file."""
@@ -288,6 +310,8 @@ def run(settings: Settings) -> int:
     given = handed_over(os.environ, os.getpid())
     data = given.get(DATA) or listen(settings.listen.host, settings.listen.port)
     admin = given.get(ADMIN) or listen(settings.admin.host, settings.admin.port)
+    refuse_open_admin(admin, has_token=application.admin_token is not None)
+    refuse_self([one.url for one in settings.instances], [data, admin])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve_ports(application, data, admin, is_admin_shared=ADMIN in given))
 

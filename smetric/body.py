@@ -1,7 +1,7 @@
 """The top level of a JSON body: its members, found without decoding their values, and where each one lies.
 
-What the values mean is in `smetric.request`. The body itself is forwarded as it came; only `patch_model` makes a new
-one. Nothing a client sent is quoted in an error.
+What the values mean is in `smetric.request`. The body itself is forwarded as it came; only `patch_model` and
+`patch_member` make a new one. Nothing a client sent is quoted in an error.
 """
 
 from __future__ import annotations
@@ -96,6 +96,22 @@ def spans(body: bytes, found: Mapping[str, Raw]) -> Iterator[tuple[str, int, int
 
 
 _TWICE = "the body gives a top-level field twice, and readers differ in which one counts; send each field once"
+
+
+def patch_member(body: bytes, member: str, text: str) -> bytes:
+    """*body* with its top-level *member*, or a new one, holding the string *text*; all other bytes stay.
+
+    *body* is one that `members` takes, and *member* needs no escapes.
+    """
+    found = _DECODER.decode(body)
+    value = msgspec.json.encode(text)
+    for name, start, end in spans(body, found):
+        if name == member:
+            return body[:start] + value + body[end:]
+    match = _OPEN.match(body)
+    assert match is not None, "the body is an object"
+    comma = b"," if found else b""
+    return body[: match.end()] + b'"%b":%b%b' % (member.encode(), value, comma) + body[match.end() :]
 
 
 def patch_model(body: bytes, model: str) -> bytes:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 LOCKS = {
     "requirements.lock": ["project"],
     "requirements-build.lock": ["build"],
+    "requirements-audit.lock": ["audit"],
     "requirements-dev.lock": ["project", "build", "dev"],
 }
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import click
+
+from smetric.config.credential import credential
 
 #: Exit code of a router that does not answer.
 UNREACHABLE = 3
@@ -40,15 +43,24 @@ def ask(admin: str, method: str, path: str) -> tuple[int, Any]:
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
         with contextlib.closing(connect(parts.netloc, timeout=_TIMEOUT_S)) as connection:
-            connection.request(method, parts.path.rstrip("/") + path)
+            connection.request(method, parts.path.rstrip("/") + path, headers=_authorization())
             response = connection.getresponse()
             status, body = response.status, response.read(_MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{admin} does not answer ({error}); is the router running, is --admin right?") from error
+    if status == 401:
+        raise Unreachable(f"{admin} wants its token: set SMETRIC_ADMIN__TOKEN, or SMETRIC_ADMIN__TOKEN_FILE")
     try:
         return status, json.loads(body)
     except ValueError as error:
         raise strange(admin, status) from error
+
+
+def _authorization() -> dict[str, str]:
+    """The admin token, from where the router itself would take it."""
+    environ = {name: os.environ.get(f"SMETRIC_ADMIN__{name}", "") for name in ("TOKEN", "TOKEN_FILE")}
+    token = credential("SMETRIC_ADMIN__TOKEN_FILE", environ["TOKEN"], environ["TOKEN_FILE"])
+    return {"Authorization": f"Bearer {token.text}"} if token is not None else {}
 
 
 def change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +14,10 @@ from smetric.config.raw import Raw, Scalar, wrong
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+#: Where clouds hand credentials to whoever asks from within, beside the link-local addresses.
+_METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")))
+#: What other readers of URLs take for an IPv4 address: 127.1, 2130706433, 0x7f.0.0.1, 0177.0.0.1.
+_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?\Z", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?\Z")
 
 
@@ -39,7 +44,12 @@ class BaseUrl(Kind[str]):
             parts = urlsplit(text)
             host, port = parts.hostname or "", parts.port
             if ":" in host:
-                host = f"[{ipaddress.IPv6Address(host)}]"
+                address = ipaddress.IPv6Address(host)
+                if address.ipv4_mapped is not None:
+                    raise wrong(raw, name, f"{self._RULE}; write {address.ipv4_mapped} for this host")
+                host = f"[{address}]"
+            elif _NUMBER.match(host) and not _is_address(host):
+                raise wrong(raw, name, f"{self._RULE}; an IPv4 address is four decimal numbers")
             elif not _HOST.match(host):
                 raise ValueError(host)
         except ValueError as error:
@@ -53,6 +63,42 @@ class BaseUrl(Kind[str]):
         """A string."""
         url = r"https?://[^/@?#\s]+/?"
         return interpolated({"type": "string", "pattern": f"^(?:{url})?$" if self._empty else f"^{url}$"})
+
+
+def odd_host(url: str, allowed: Sequence[Network]) -> str:
+    """Why the host of *url* is no place for an instance, if it is an address; empty for nothing to say."""
+    host = urlsplit(url).hostname or ""
+    return odd_address(host, allowed) if _is_address(host) else ""
+
+
+def odd_address(text: str, allowed: Sequence[Network]) -> str:
+    """Why the address *text* is no place for an instance, unless one of *allowed* holds it; empty for nothing to say.
+
+    A URL, or a name that leads there, would make the router ask for what only this machine may.
+    """
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if any(address.version == network.version and address in network for network in allowed):
+        return ""
+    for is_so, reason in (
+        (address in _METADATA, "the address of a cloud's metadata service"),
+        (address.is_link_local, "a link-local address, as those of clouds' metadata services are"),
+        (address.is_multicast, "a multicast address"),
+        (address.is_unspecified, "the unspecified address"),
+        (address.version == 4 and address.is_reserved, "a reserved address"),
+    ):
+        if is_so:
+            return reason
+    return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class NetworkRange(Kind[Network]):
@@ -94,23 +140,25 @@ class PolicyRef(Kind[str]):
         return {"type": "string"}
 
 
-class FolderRef(Kind[str]):
-    """A folder by its path.
+class PathRef(Kind[str]):
+    """A folder, or a file, by its path.
 
     Args:
         empty: nothing at all may stand there too.
+        what: what it is the path of, in errors.
     """
 
-    def __init__(self, *, empty: bool = False) -> None:
+    def __init__(self, *, empty: bool = False, what: str = "a folder") -> None:
         self._empty = empty
+        self._rule = f"the path of {what}"
 
     def parse(self, raw: Raw, name: str) -> str:
         """The path; one that stands in a file starts from that file's folder."""
         if self._empty and isinstance(raw, Scalar) and not raw.text:
             return ""
-        scalar = scalar_of(raw, name, "the path of a folder")
+        scalar = scalar_of(raw, name, self._rule)
         if "\0" in scalar.text or len(scalar.text) > 4096:
-            raise wrong(raw, name, "the path of a folder")
+            raise wrong(raw, name, self._rule)
         return str(scalar.folder / Path(scalar.text)) if scalar.folder is not None else scalar.text
 
     def schema(self) -> dict[str, Any]:

@@ -76,19 +76,21 @@ class Text(Kind[str]):
 
 
 class Secret(Kind[str]):
-    """A text of 16 printable characters and more that no error and no listing shows; may be empty."""
+    """A text of *least* printable characters and more that no error and no listing shows; may be empty."""
 
-    _RULE = "16 to 256 printable ASCII characters without spaces"
+    def __init__(self, least: int = 16) -> None:
+        self._pattern = f"[\\x21-\\x7e]{{{least},256}}"
+        self._rule = f"{least} to 256 printable ASCII characters without spaces"
 
     def parse(self, raw: Raw, name: str) -> str:
         """The text."""
-        if not isinstance(raw, Scalar) or (raw.text and not re.fullmatch(r"[\x21-\x7e]{16,256}", raw.text)):
-            raise wrong(raw, name, self._RULE, got="something else, which is not shown")
+        if not isinstance(raw, Scalar) or (raw.text and not re.fullmatch(self._pattern, raw.text)):
+            raise wrong(raw, name, self._rule, got="something else, which is not shown")
         return raw.text
 
     def schema(self) -> dict[str, Any]:
         """A string."""
-        return interpolated({"type": "string", "pattern": "^(?:[\\x21-\\x7e]{16,256})?$"})
+        return interpolated({"type": "string", "pattern": f"^(?:{self._pattern})?$"})
 
     def show(self, value: str) -> str:
         """As many asterisks for any text."""

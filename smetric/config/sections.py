@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smetric.config.address import BaseUrl, FolderRef
+from smetric.config.address import BaseUrl, PathRef
 from smetric.config.kind import Choice, Flag, Integer, Secret, Text
 from smetric.config.quantity import Duration, Size
 from smetric.config.section import ListOf, MapOf, setting
@@ -26,6 +26,7 @@ _ENDPOINT = Text(
     "a ZeroMQ address such as tcp://{host}:5557",
     empty=True,
 )
+_SECRET_FILE = PathRef(empty=True, what="a file")
 _TOPIC = Text(r"[\x21-\x7e]{0,256}", "at most 256 printable ASCII characters", empty=True)
 
 
@@ -43,6 +44,12 @@ class Admin:
 
     host: str = setting(_HOST, "Address that serves `/metrics`, health and `/admin/…`; keep it private.", "127.0.0.1")
     port: int = setting(_PORT, "Its port; 0 takes a free one.", 9464)
+    token: str = setting(
+        Secret(),
+        "What `/admin/…` is opened with, as `Authorization: Bearer …`; needed where `host` is not loopback.",
+        "",
+    )
+    token_file: str = setting(_SECRET_FILE, "A file that holds it; read again when it changes.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,10 @@ class InstanceSettings:
     role: str = setting(Choice("both", "prefill", "decode"), "The stage it serves; policies read it.", "both")
     pool: str = setting(_LABEL, "A free label that policies may read.", "")
     zone: str = setting(_LABEL, "A free label that policies may read.", "")
+    api_key: str = setting(
+        Secret(least=1), "What it wants as `Authorization: Bearer …`; the client's own is passed on when not set.", ""
+    )
+    api_key_file: str = setting(_SECRET_FILE, "A file that holds that key; read again when it changes.", "")
     kv_events: str = setting(_ENDPOINT, "Its own address of KV events, instead of `kv_events.endpoint`.", "")
     kv_replay: str = setting(_ENDPOINT, "Its own replay address, instead of `kv_events.replay`.", "")
 
@@ -114,7 +125,7 @@ class PrefixIndexSettings:
         600.0,
     )
     folder: str = setting(
-        FolderRef(empty=True),
+        PathRef(empty=True),
         "Where it is kept over a restart, hashes only; one router, one folder. Not kept when not set.",
         "",
     )
@@ -204,7 +215,7 @@ class TokenizerSettings:
         2.0,
     )
     folders: Mapping[str, str] = setting(
-        MapOf(FolderRef()),
+        MapOf(PathRef()),
         "local: models, and the folder with each one's `tokenizer.json`, `tokenizer_config.json` and chat template; "
         '`"*"` stands for every other model.',
         {},
@@ -261,6 +272,21 @@ class Limits:
     max_header_bytes: int = setting(Size("1KiB", "1MiB"), "Most bytes of a request's head.", 32 << 10)
     body_timeout: float = setting(Duration("100ms", "1h"), "Longest time a request body may take to arrive.", 60.0)
     send_timeout: float = setting(Duration("100ms", "1h"), "Longest wait for a client that does not read.", 60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenants:
+    """Keeping apart, in the engines, the tenants that `tenant_header` names."""
+
+    cache_salt: str = setting(
+        Choice("client", "tenant"),
+        "client: it passes as the client sends it. tenant: it is set from the tenant's name and the secret, so that "
+        "tenants share no prefix cache and cannot guess each other's prompts by its timing; requests of no tenant are "
+        "refused.",
+        "client",
+    )
+    secret: str = setting(Secret(), "What those salts are made with; the same in all routers.", "")
+    secret_file: str = setting(_SECRET_FILE, "A file that holds it; read again when it changes.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from smetric.config.address import FolderRef, Network, NetworkRange, PolicyRef
+from smetric.config.address import Network, NetworkRange, PathRef, PolicyRef, odd_host
 from smetric.config.kind import Flag, Integer, ParamValue, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.raw import Table
@@ -34,6 +34,7 @@ from smetric.config.sections import (
     PeersSettings,
     PrefixIndexSettings,
     Scrape,
+    Tenants,
     TokenizerSettings,
     Trace,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "PrefixIndexSettings",
     "Scrape",
     "Settings",
+    "Tenants",
     "TokenizerSettings",
     "Trace",
     "from_table",
@@ -105,7 +107,7 @@ class Settings:
     trace: Trace = setting(Section(Trace), "What stands in spans.", Trace())
     log: Log = setting(Section(Log), "Log lines on standard error.", Log())
     state_dir: str = setting(
-        FolderRef(empty=True),
+        PathRef(empty=True),
         "Where it is kept over a restart which instances are drained; one router, one folder. Not kept when not set.",
         "",
     )
@@ -114,6 +116,12 @@ class Settings:
         ListOf(NetworkRange()),
         "Peers whose `traceparent` is continued; from others a new trace is started and linked.",
         tuple(ipaddress.ip_network(text) for text in _PRIVATE),
+    )
+    tenants: Tenants = setting(Section(Tenants), "Keeping tenants apart in the engines.", Tenants())
+    instance_networks: tuple[Network, ...] = setting(
+        ListOf(NetworkRange()),
+        "Networks of instances that are refused otherwise: link-local, multicast, metadata services of clouds.",
+        (),
     )
     trust_session_headers: bool = setting(
         Flag(), "Let the header `x-session-turn` override the turn that the request's history says.", False
@@ -199,6 +207,32 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
     everywhere = {"0.0.0.0", "::"}
     if listen.port == admin.port != 0 and (listen.host == admin.host or everywhere & {listen.host, admin.host}):
         found.append((("admin", "port"), f"{admin.port} is listen.port too; use another port"))
+    for i, instance in enumerate(settings.instances):
+        if instance.api_key and instance.api_key_file:
+            found.append((("instances", i, "api_key_file"), "set, and api_key too; drop one"))
+        odd = odd_host(instance.url, settings.instance_networks)
+        if odd:
+            found.append(
+                (
+                    ("instances", i, "url"),
+                    f"{instance.url} is {odd}, which is no place for an instance; if it is meant, name its network in "
+                    "instance_networks",
+                )
+            )
+    for section, text, path in (
+        ("admin", settings.admin.token, settings.admin.token_file),
+        ("tenants", settings.tenants.secret, settings.tenants.secret_file),
+    ):
+        if text and path:
+            name = "token" if section == "admin" else "secret"
+            found.append(((section, f"{name}_file"), f"set, and {section}.{name} too; drop one"))
+    if settings.tenants.cache_salt == "tenant":
+        if not settings.tenant_header:
+            found.append((("tenants", "cache_salt"), "tenant, but tenant_header is not set; name the header"))
+        if not (settings.tenants.secret or settings.tenants.secret_file):
+            found.append(
+                (("tenants", "cache_salt"), "tenant, but tenants.secret is not set; any long random text will do")
+            )
     if settings.tokenizer.source == "local" and not settings.tokenizer.folders:
         found.append(
             (

@@ -27,3 +27,9 @@ def is_here(ip: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def local_url(host: str, port: int) -> str:
+    """How what listens at *host* and *port* of this machine is reached."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 
-from smetric.doctor.address import is_here, resolve
+from smetric.doctor.address import is_here, local_url, resolve
 from smetric.doctor.finding import Finding, error, shown, warning
 from smetric.doctor.site import Site
 from smetric.doctor.wire import NoAnswer
@@ -154,9 +154,3 @@ async def _is_router(site: Site, host: str, port: int, path: str) -> bool:
     except NoAnswer:
         return False
     return answer.status in (200, 503) and (path != "/admin/policy" or isinstance(answer.json(), dict))
-
-
-def local_url(host: str, port: int) -> str:
-    """How what listens at *host* and *port* of this machine is reached."""
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"

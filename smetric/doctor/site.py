@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from smetric.app import Application
 from smetric.config.settings import PeersSettings, Settings
+from smetric.doctor.address import local_url
 from smetric.doctor.engine import Engine, look
 from smetric.doctor.wire import Wire
 from smetric.errors import ConfigError
@@ -63,7 +64,11 @@ async def visit(settings: Settings, *, may_probe: bool, may_wait: bool) -> Async
         ConfigError: the settings cannot be used.
     """
     router, policy_problem = _router(settings)
-    async with Wire() as wire:
+    admin = settings.admin
+    keys = {instance.url: instance.key for instance in router.fleet.instances if instance.key is not None}
+    if router.admin_token is not None:
+        keys[local_url(admin.host, admin.port)] = router.admin_token
+    async with Wire(keys) as wire:
         await router.start()
         try:
             engines, _ = await asyncio.gather(

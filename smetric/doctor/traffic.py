@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from smetric.doctor.address import local_url
 from smetric.doctor.check import Skipped
 from smetric.doctor.finding import Finding, info, shown, warning
-from smetric.doctor.sidecars import local_url
 from smetric.doctor.site import Site
 from smetric.doctor.wire import NoAnswer
 

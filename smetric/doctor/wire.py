@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+
+from smetric.config.credential import Credential
 
 #: Largest answer that is read, bytes.
 MAX_BYTES = 8 * 1024 * 1024
@@ -41,9 +44,14 @@ class Answer:
 
 
 class Wire:
-    """Asks; open while it is entered."""
+    """Asks; open while it is entered.
 
-    def __init__(self) -> None:
+    Args:
+        keys: by the base URL that they are shown to, and to no other.
+    """
+
+    def __init__(self, keys: Mapping[str, Credential] | None = None) -> None:
+        self._keys = keys or {}
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -81,6 +89,10 @@ class Wire:
     ) -> Answer:
         assert self._session is not None, "enter it first"
         answer = bytearray()
+        parts = urlsplit(url)
+        key = self._keys.get(f"{parts.scheme}://{parts.netloc}")
+        if key is not None:
+            headers = {"Authorization": f"Bearer {key.text}", **headers}
         try:
             async with self._session.request(
                 method,

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from smetric.config.credential import Credential
+
 #: Two start times this close, in seconds, are those of one process, told with different rounding.
 SAME_START_S = 1.0
 
@@ -76,6 +78,7 @@ class Instance:
         role: prefill, decode or both.
         pool: free label.
         zone: free label.
+        key: what it wants to be shown; None: what the client shows is passed on.
     """
 
     __slots__ = (
@@ -85,6 +88,7 @@ class Instance:
         "healthy",
         "id",
         "incarnation",
+        "key",
         "models",
         "models_fixed",
         "own",
@@ -110,6 +114,7 @@ class Instance:
         role: str = "both",
         pool: str = "",
         zone: str = "",
+        key: Credential | None = None,
     ) -> None:
         self.id = id
         self.url = url
@@ -121,6 +126,7 @@ class Instance:
         self.role = role
         self.pool = pool
         self.zone = zone
+        self.key = key
         #: These three are what `smetric.fleet.health` says of it.
         self.healthy = True
         self.draining = False

@@ -10,6 +10,12 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
+import structlog
+
+from smetric.config.address import Network, odd_address
+
+log = structlog.get_logger("smetric.addresses")
+
 #: Seconds an answer holds, and how long a new one is waited for while there is an old one.
 TTL_S = 10.0
 PATIENCE_S = 0.25
@@ -30,6 +36,23 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     except UnicodeError as error:  # no name could look like this
         raise OSError("not a host name") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def resolve_within(allowed: Sequence[Network]) -> Resolve:
+    """`resolve` without the addresses that are no place for an instance; a name that changes cannot lead there.
+
+    Those within *allowed* are given all the same.
+    """
+
+    async def guarded(host: str, port: int) -> Sequence[str]:
+        found = await resolve(host, port)
+        fit = [address for address in found if not odd_address(address, allowed)]
+        if found and not fit:
+            log.warning("smetric.instance.odd_address", host=host, reason=odd_address(found[0], allowed))
+            raise OSError("the host name leads to addresses that are no place for an instance")
+        return fit
+
+    return guarded
 
 
 class Addresses:

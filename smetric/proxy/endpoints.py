@@ -25,6 +25,7 @@ from smetric.proxy.error_response import error_event, send_error
 from smetric.proxy.forward import CLIENT_CLOSED, Forwarding, Plane
 from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
+from smetric.proxy.tenant_salt import TenantSalt
 from smetric.request import Api, InferenceRequest, Reading, parse
 from smetric.telemetry.exchange import Telemetry
 
@@ -97,7 +98,9 @@ class Door:
         telemetry: one exchange per request.
         reading: how requests are read.
         aliases: model aliases: the name a client sends to the one that is sent on.
-        trusted: peers whose trace is continued.
+        trusted: peers whose trace is continued, and whose word on tenants is taken.
+        salt: keeps tenants apart; None: `cache_salt` passes as it comes.
+        under_way: the requests that are being served.
     """
 
     plane: Plane
@@ -105,6 +108,7 @@ class Door:
     reading: Reading
     aliases: Mapping[str, str]
     trusted: Sequence[Network]
+    salt: TenantSalt | None = None
     under_way: UnderWay = field(default_factory=UnderWay)
 
 
@@ -137,12 +141,15 @@ class Inference:
         inbox, outbox = cast(Inbox, receive), cast(Outbox, send)
         door = self._door
         client = scope.get("client")
-        exchange = door.telemetry.begin(scope, self._route, trusted=client is not None and self._is_trusted(client[0]))
+        is_trusted = client is not None and self._is_trusted(client[0])
+        exchange = door.telemetry.begin(scope, self._route, trusted=is_trusted)
         task = door.under_way.begin()
         forwarding: Forwarding | None = None
         try:
             body: bytes | None = await inbox.body()
             assert body is not None
+            if door.salt is not None and self._leased:
+                body = door.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
             request = self._read(scope, body)
             if request.model in door.aliases:
                 request.model = door.aliases[request.model]

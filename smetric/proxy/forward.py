@@ -6,6 +6,7 @@ The bytes pass untouched in both directions. Which instance is the router's busi
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -69,6 +70,8 @@ class Plane:
     caches: CacheWatch
     deadlines: Deadlines
     response_headers: bool = True
+    #: This router, among those that a request may pass.
+    id: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())
     retries: RetryBudget = field(default_factory=RetryBudget)
 
 
@@ -109,7 +112,7 @@ class Forwarding:
         self._exchange = exchange
         self._request = request
         self._body = body
-        self._headers = request_headers(scope["headers"])
+        self._headers = request_headers(scope["headers"], plane.id)
         self._observer: Observer | None = None
         self._trial = Trial(plane.router.fleet.health)
         #: The last attempt.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from smetric.errors import HttpError
+
 Headers = list[tuple[bytes, bytes]]
 
 #: RFC 9110 §7.6.1, and what belongs to one connection in practice.
@@ -27,21 +29,43 @@ OURS = frozenset({b"host", b"content-length", b"traceparent", b"tracestate", b"b
 NOT_FORWARDED = HOP_BY_HOP | OURS
 #: What gateways and this router tell each other; from a client it is a forgery.
 RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
+#: The routers that a request has passed, so that it does not go round in circles; most of them in a row.
+VIA = b"x-smetric-via"
+MOST_ROUTERS = 8
 
 
-def request_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
+def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> Headers:
     """The client's header fields that go to the instance; names are lower-case as ASGI gives them.
 
     Fields that only the router may set are dropped: `x-smetric-…`, with underscores too, which some servers take for
-    dashes.
+    dashes. One is added: the routers passed, the one called *router* last.
+
+    Raises:
+        HttpError: 508, the request has been here before, or has passed too many routers.
     """
+    passed_by = [one for name, value in received if name == VIA for one in value.replace(b" ", b"").split(b",")]
+    if router in passed_by or len(passed_by) >= MOST_ROUTERS:
+        raise HttpError(
+            508,
+            "the request goes round in circles: an instance leads back to a router; take it out of `instances`",
+            "loop_detected",
+        )
     passed = [
         (name, value)
         for name, value in received
         if name not in NOT_FORWARDED and not (name[:1] == b"x" and name.replace(b"_", b"-").startswith(RESERVED))
     ]
     named = _named_by_connection(received)
-    return [field for field in passed if field[0] not in named] if named else passed
+    if named:
+        passed = [field for field in passed if field[0] not in named]
+    passed.append((VIA, b", ".join([*passed_by, router])))
+    return passed
+
+
+def with_key(headers: Headers, key: str) -> Headers:
+    """*headers* with the instance's own *key* in place of what the client showed."""
+    kept = [field for field in headers if field[0] not in (b"authorization", b"x-api-key")]
+    return [*kept, (b"authorization", b"Bearer " + key.encode())]
 
 
 def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:

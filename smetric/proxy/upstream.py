@@ -14,6 +14,7 @@ from functools import cache
 
 from smetric.fleet.instance import Instance
 from smetric.proxy.addresses import Resolve, resolve
+from smetric.proxy.headers import with_key
 from smetric.proxy.pool import Ages, Pool
 from smetric.proxy.reply import Headers, Reply
 from smetric.proxy.wire import UpstreamFailed, Wire
@@ -105,6 +106,8 @@ class Upstream:
             UpstreamFailed: no answer came.
         """
         pool = self._pools.get(instance.url) or self._open(instance.url)
+        if instance.key is not None:
+            headers = with_key(headers, instance.key.text)
         head = request_head(pool.authority, method, target, headers, body)
         is_head = method == "HEAD"
         wire = pool.reuse()

@@ -153,7 +153,7 @@ class VllmSource:
         seen = self._seen[instance]
         sent_at, own = self._clock(), instance.own
         try:
-            text = await self._get(instance.url + "/metrics", MAX_PAGE_BYTES)
+            text = await self._get(instance, "/metrics", MAX_PAGE_BYTES)
             page = parse_page(text) if len(text) <= INLINE_PAGE_BYTES else await asyncio.to_thread(parse_page, text)
             result = self._take(instance, seen, page, sent_at, own)
         except _Unreadable as error:
@@ -213,7 +213,7 @@ class VllmSource:
         """Take the names an instance serves; what cannot be read leaves those known before."""
         seen.models_due = self._clock() + MODELS_INTERVAL_S
         try:
-            cards = _CARDS.decode(await self._get(instance.url + "/v1/models", MAX_MODELS_BYTES))
+            cards = _CARDS.decode(await self._get(instance, "/v1/models", MAX_MODELS_BYTES))
         except (_Unreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = str(error) if isinstance(error, _Unreadable) else "bad_page"
             log.warning("smetric.models.unreadable", instance=instance.id, result=reason)
@@ -221,7 +221,7 @@ class VllmSource:
         instance.models = frozenset(card.id for card in cards.data[:MAX_MODELS])
         instance.adapters = frozenset(card.id for card in cards.data[:MAX_MODELS] if card.parent is not None)
 
-    async def _get(self, url: str, limit: int) -> bytes:
+    async def _get(self, instance: Instance, path: str, limit: int) -> bytes:
         """The body of a 200 answer of at most *limit* bytes.
 
         Raises:
@@ -229,8 +229,9 @@ class VllmSource:
         """
         assert self._session is not None, "start() comes first"
         body = bytearray()
+        headers = {"Authorization": f"Bearer {instance.key.text}"} if instance.key is not None else {}
         try:
-            async with self._session.get(url, allow_redirects=False) as response:
+            async with self._session.get(instance.url + path, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     raise _Unreadable("http_error")
                 if "Content-Encoding" in response.headers:

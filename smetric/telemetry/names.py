@@ -438,6 +438,17 @@ KV_FAILED_EVENT = Event("smetric.kv_events.failed", "Error: an address cannot be
 KV_CRASHED_EVENT = Event("smetric.kv_events.crashed", "Error: reading events raised: a bug; it begins again.")
 SERVING_EVENT = Event("smetric.serving", "Info: both ports are open.")
 ENDPOINT_EVENT = Event("smetric.request.failed", "Error: an endpoint raised, and the client was answered 500: a bug.")
+ADMIN_REFUSED_EVENT = Event(
+    "smetric.admin.refused",
+    "Warning: somebody asked the admin port without its token, or a web page did; at most ten a minute of one address.",
+)
+ADMIN_CHANGED_EVENT = Event("smetric.admin.changed", "Info: an operator changed something over the admin port.")
+CREDENTIAL_EVENT = Event(
+    "smetric.credential.kept", "Warning: a secret's file changed but cannot be read; the secret it held before is used."
+)
+ODD_ADDRESS_EVENT = Event(
+    "smetric.instance.odd_address", "Warning: an instance's name leads to addresses where none can be; none is used."
+)
 READY_EVENT = Event("smetric.ready", "Info: requests are served.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 HYPERCORN_EVENT = Event(

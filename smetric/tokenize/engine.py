@@ -130,11 +130,14 @@ class EngineEncoder:
     async def _post(self, instance: Instance, body: bytes) -> array[int]:
         assert self._session is not None, "start() comes first"
         answer = bytearray()
+        headers = {"Content-Type": "application/json"}
+        if instance.key is not None:
+            headers["Authorization"] = f"Bearer {instance.key.text}"
         try:
             async with self._session.post(
                 instance.url + "/tokenize",
                 data=body,
-                headers={"Content-Type": "application/json"},
+                headers=headers,
                 allow_redirects=False,
             ) as response:
                 if response.status in _REFUSING:

@@ -128,6 +128,11 @@ class Running:
         assert CANARY not in self.log.getvalue()
 
 
+def instances_of(engines: Sequence[FakeEngine]) -> tuple[InstanceSettings, ...]:
+    """The settings of *engines*: `e0`, `e1` and so on."""
+    return tuple(InstanceSettings(url=engine.url, id=f"e{i}") for i, engine in enumerate(engines))
+
+
 @asynccontextmanager
 async def running(
     *engines: FakeEngine,
@@ -153,12 +158,11 @@ async def running(
             stack.push_async_callback(engine.stop)
         application = Application(
             Settings(
-                instances=tuple(InstanceSettings(url=engine.url, id=f"e{i}") for i, engine in enumerate(engines)),
                 policy=policy,
                 forward=forward or Forward(),
                 limits=limits or Limits(),
                 scrape=scrape or Scrape(interval=0.2, timeout=1.0),
-                **settings,
+                **{"instances": instances_of(engines), **settings},
             ),
             environ or {},
             token_ids,

@@ -381,7 +381,7 @@ async def test_d11_bodies_and_fields_pass_as_they_are_and_what_belongs_to_a_conn
         sent, after = engine.calls
         assert (sent.values(b"cookie"), sent.values(b"x-own")) == ([b"mine=1"], [b"a"])
         names = {name.lower() for name, _ in after.headers}
-        assert names - {b"traceparent"} == {b"host", b"content-type", b"content-length"}
+        assert names - {b"traceparent", b"x-smetric-via"} == {b"host", b"content-type", b"content-length"}
         assert after.nth == 2
 
 

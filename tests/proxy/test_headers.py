@@ -1,9 +1,21 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.proxy.headers import HOP_BY_HOP, first, request_headers, response_headers
+from smetric.errors import HttpError
+from smetric.proxy.headers import HOP_BY_HOP, MOST_ROUTERS, VIA, Headers, first, response_headers, with_key
+from smetric.proxy.headers import request_headers as forwarded
+
+OUR = (VIA, b"r1")
+
+
+def request_headers(fields: Headers) -> Headers:
+    """What passes, without what the router adds."""
+    *passed, own = forwarded(fields, b"r1")
+    assert own == OUR
+    return passed
 
 
 def test_end_to_end_fields_pass_in_order_with_their_duplicates() -> None:
@@ -54,3 +66,20 @@ def test_what_passes_is_what_came_less_what_belongs_to_the_connection(fields: li
     named = {token.strip().lower() for name, value in fields if name == b"connection" for token in value.split(b",")}
     expected = [field for field in fields if field[0] not in HOP_BY_HOP and field[0] not in named]
     assert request_headers(fields) == response_headers(fields) == expected
+
+
+def test_the_routers_a_request_has_passed_are_told_in_order() -> None:
+    fields = [(VIA, b"a, b"), (b"accept", b"*/*"), (VIA, b"c")]
+    assert forwarded(fields, b"r1") == [(b"accept", b"*/*"), (VIA, b"a, b, c, r1")]
+
+
+@pytest.mark.parametrize("via", [b"r1", b"a,r1,b", b", ".join([b"x"] * MOST_ROUTERS)])
+def test_a_request_that_goes_round_in_circles_is_refused(via: bytes) -> None:
+    with pytest.raises(HttpError) as refused:
+        forwarded([(VIA, via)], b"r1")
+    assert refused.value.status == 508
+
+
+def test_an_instances_own_key_takes_the_place_of_whatever_the_client_showed() -> None:
+    fields = [(b"authorization", b"Bearer client"), (b"accept", b"*/*"), (b"x-api-key", b"client")]
+    assert with_key(fields, "own") == [(b"accept", b"*/*"), (b"authorization", b"Bearer own")]

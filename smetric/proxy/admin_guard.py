@@ -1,0 +1,109 @@
+"""Who may use the admin port: whoever knows its token, and wrong ones only so often. What is there is in `admin.py`.
+
+Metrics and health are open, for those who scrape and probe carry no token: they tell numbers and names of instances.
+Placements have a token of their own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import time
+from collections.abc import Callable, Iterable
+
+import orjson
+import structlog
+from cachetools import LRUCache
+
+from smetric.config.credential import Credential
+from smetric.proxy.asgi import App, Receive, Scope, Send
+from smetric.proxy.headers import first
+from smetric.sources.peers import PATH as PLACEMENTS
+
+log = structlog.get_logger("smetric.admin")
+
+OPEN = frozenset({"/metrics", "/healthz", "/readyz", PLACEMENTS})
+#: So many refusals of one address in so many seconds; beyond them it is not even compared, and not logged.
+MOST_REFUSALS, WINDOW_S = 10, 60.0
+_READING = frozenset({"GET", "HEAD"})
+
+
+class AdminGuard:
+    """Wraps the admin port's app.
+
+    Args:
+        app: what answers those who may.
+        token: what they must know; None on a loopback address, where every local user may.
+        clock: seconds.
+    """
+
+    def __init__(self, app: App, token: Credential | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._token = token
+        self._clock = clock
+        #: By address: when the window began, and refusals in it.
+        self._refusals: LRUCache[str, tuple[float, int]] = LRUCache(1024)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        if scope["type"] != "http" or scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        client = (scope.get("client") or ("unknown", 0))[0]
+        problem = self._problem(scope, client)
+        if problem is not None:
+            await self._refuse(scope, send, client, *problem)
+            return
+        if scope["method"] not in _READING:
+            log.info("smetric.admin.changed", client=client, method=scope["method"], path=scope["path"][:200])
+        await self._app(scope, receive, send)
+
+    def _problem(self, scope: Scope, client: str) -> tuple[int, str] | None:
+        """Status and reason, if *client* may not."""
+        if self._token is None:
+            return _from_a_browser(scope["method"], scope["headers"])
+        began, refusals = self._refusals.get(client, (0.0, 0))
+        if refusals >= MOST_REFUSALS and self._clock() - began < WINDOW_S:
+            return 429, "too many requests without the right token"
+        given = first(scope["headers"], b"authorization") or b""
+        if hmac.compare_digest(given, b"Bearer " + self._token.text.encode()):
+            return None
+        return 401, "send the token of admin.token as `Authorization: Bearer …`"
+
+    async def _refuse(self, scope: Scope, send: Send, client: str, status: int, reason: str) -> None:
+        now = self._clock()
+        began, refusals = self._refusals.get(client, (now, 0))
+        if now - began >= WINDOW_S:
+            began, refusals = now, 0
+        self._refusals[client] = began, refusals + 1
+        if refusals < MOST_REFUSALS:
+            log.warning("smetric.admin.refused", client=client, status=status, path=scope["path"][:200])
+        body = orjson.dumps({"error": reason})
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if status == 429:
+            headers.append((b"retry-after", str(int(WINDOW_S)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _from_a_browser(method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
+    """Why a request may be that of a web page, whose name was made to lead here or which sends forms here."""
+    fields = list(headers)
+    if method not in _READING and first(fields, b"origin") is not None:
+        # Any page that an operator has open could send this; a browser says so, and cannot be made not to.
+        return 403, "browsers may change nothing here; use the commands, such as smetric drain, or curl -X POST"
+    host = (first(fields, b"host") or b"").decode("latin-1").rpartition(":")
+    name = host[0] or host[2]
+    if "." in name and not _is_address(name):
+        return 403, "ask by address or by `localhost`; set admin.token to use other names"
+    return None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""Keeps tenants apart in the engines' prefix caches: each request gets a `cache_salt` that only its tenant has.
+
+What is known of hits goes by the salt too, so nothing here speaks of routing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Iterable
+
+import msgspec
+
+from smetric.body import members, patch_member
+from smetric.config.credential import Credential
+from smetric.errors import RequestError
+from smetric.proxy.headers import first
+from smetric.request import Api
+
+_STRING = msgspec.json.Decoder(str | None)
+#: Longest name of a tenant.
+MAX_NAME = 256
+
+
+class TenantSalt:
+    """Salts requests by the tenant that the gateway names.
+
+    Args:
+        header: the gateway's header that names the tenant, in lower case.
+        secret: makes salts that nobody else can compute.
+    """
+
+    def __init__(self, header: str, secret: Credential) -> None:
+        self._header = header.encode()
+        self._shown = header
+        self._secret = secret
+
+    def salted(self, api: Api, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, trusted: bool) -> bytes:
+        """*body* with its `cache_salt` set: HMAC-SHA256 of the tenant and of the salt the client sent, if it did.
+
+        Raises:
+            RequestError: no tenant is named, or not by a trusted proxy; or the API has no salts.
+        """
+        named = [value for name, value in headers if name == self._header] if trusted else []
+        if len(named) != 1 or not 0 < len(named[0]) <= MAX_NAME:
+            raise RequestError(
+                f"a trusted proxy must name the tenant, once, in `{self._shown}`", status=403, kind="permission_error"
+            )
+        if api is Api.OTHER and not (first(headers, b"content-type") or b"").startswith(b"application/json"):
+            return body  # a file to transcribe: there is no prefix to share
+        found = members(body)
+        try:
+            sent = _STRING.decode(found.get("cache_salt", b"null"))
+        except msgspec.DecodeError:
+            raise RequestError("`cache_salt` must be a string", param="cache_salt") from None
+        tenant = named[0]
+        signed = b"%d:%b%b" % (len(tenant), tenant, b"" if sent is None else b"+" + sent.encode())
+        digest = hmac.digest(self._secret.text.encode(), signed, "sha256")
+        return patch_member(body, "cache_salt", base64.urlsafe_b64encode(digest)[:43].decode())

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.config.credential import Credential
+from smetric.errors import RequestError
+from smetric.proxy.tenant_salt import TenantSalt
+from smetric.request import Api
+
+SALT = TenantSalt("x-tenant", Credential("tenants.secret", "a-secret-of-17-ch", ""))
+NAMED = [(b"x-tenant", b"red"), (b"content-type", b"application/json")]
+
+
+def salted(body: bytes, headers: list[tuple[bytes, bytes]] = NAMED, api: Api = Api.CHAT) -> bytes:
+    return SALT.salted(api, headers, body, trusted=True)
+
+
+def test_all_other_bytes_stay() -> None:
+    body = b' { "model" : "m", "cache_salt":  "mine" , "x": [1.10, "\\u00e9"] }'
+    before, after = body.split(b'"mine"')
+    new = salted(body)
+    assert new.startswith(before)
+    assert new.endswith(after)
+    assert salted(b"{}") == b'{"cache_salt":"%b"}' % json.loads(salted(b"{}"))["cache_salt"].encode()
+
+
+def test_the_salt_is_what_engines_take() -> None:
+    salt = json.loads(salted(b"{}"))["cache_salt"]
+    assert len(salt) <= 128
+    assert not set(salt) & set("@/\\\0")
+
+
+PAIR = st.tuples(
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20), st.none() | st.text()
+)
+
+
+@given(PAIR, PAIR)
+def test_salts_are_equal_where_tenant_and_sent_salt_are(
+    one: tuple[str, str | None], other: tuple[str, str | None]
+) -> None:
+    def salt(pair: tuple[str, str | None]) -> Any:
+        body = json.dumps({} if pair[1] is None else {"cache_salt": pair[1]}).encode()
+        return json.loads(salted(body, [(b"x-tenant", pair[0].encode())]))["cache_salt"]
+
+    assert (salt(one) == salt(other)) == (one == other)
+
+
+def test_a_salt_that_is_no_text_is_refused() -> None:
+    with pytest.raises(RequestError, match="cache_salt"):
+        salted(b'{"cache_salt": 1}')
+
+
+def test_a_file_to_transcribe_passes_as_it_is() -> None:
+    headers = [(b"x-tenant", b"red"), (b"content-type", b"multipart/form-data; boundary=x")]
+    assert salted(b"--x--", headers, Api.OTHER) == b"--x--"
+    with pytest.raises(RequestError):
+        salted(b"--x--", headers, Api.CHAT)
