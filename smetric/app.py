@@ -1,17 +1,17 @@
-"""The composition root: builds every part from the settings, hands them to each other, and runs them. No logic here."""
+"""The composition root: builds every part from the settings and hands them to each other. No logic here.
+
+What serves its ports is `smetric.serving`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
-import uvloop
 from starlette.applications import Starlette
 
 from smetric.caches.breaks import CacheBreaks
@@ -32,14 +32,12 @@ from smetric.proxy.admin_guard import AdminGuard
 from smetric.proxy.asgi import App
 from smetric.proxy.draining import drain_routes
 from smetric.proxy.endpoints import Door, UnderWay, data_app
-from smetric.proxy.exposure import refuse_open_admin, refuse_self
 from smetric.proxy.forward import Deadlines, Plane
 from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
 from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
-from smetric.proxy.server import Shutdown, address_of, listen, serve
-from smetric.proxy.supervisor import ADMIN, DATA, handed_over, notify
+from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
@@ -48,7 +46,6 @@ from smetric.router import LookupDeadline, Router
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.stack import require_token_ids, source_stack
-from smetric.telemetry import logs
 from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
@@ -62,10 +59,6 @@ from smetric.tokens import INITIAL, TokenRatio
 
 #: Longest time that the start waits for instances to say which process they are, seconds.
 FIRST_LOOK_S = 2.0
-#: Seconds that requests which are cut off have to end before the server drops their connections.
-CUT_OFF_S = 2.0
-#: Exit codes of a router that was told to end; 0 when every request ended by itself.
-FORCED, CUT = 1, 4
 
 log = structlog.get_logger("smetric.app")
 
@@ -300,88 +293,3 @@ def _tolerance(settings: Settings) -> Tolerance:
 def create_app(settings: Settings) -> App:
     """The data port's ASGI app alone, for another server; it starts and stops with its lifespan."""
     return Application(settings).data_app()
-
-
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, drain, and return the exit code."""
-    logs.configure(settings.log.level, settings.log.format)
-    application = Application(settings)
-    _spare_the_collector()
-    given = handed_over(os.environ, os.getpid())
-    data = given.get(DATA) or listen(settings.listen.host, settings.listen.port)
-    admin = given.get(ADMIN) or listen(settings.admin.host, settings.admin.port)
-    refuse_open_admin(admin, has_token=application.admin_token is not None)
-    refuse_self([one.url for one in settings.instances], [data, admin])
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve_ports(application, data, admin, is_admin_shared=ADMIN in given))
-
-
-def _spare_the_collector() -> None:
-    """Let the garbage collector pass over what start-up made, and come less often.
-
-    All of it lives as long as the process. Walking it stopped every stream for tens of milliseconds; the last thousand
-    decisions, which are kept as objects, made that happen every few hundred requests.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 10)
-
-
-async def serve_ports(
-    application: Application, data: socket.socket, admin: socket.socket, *, is_admin_shared: bool = False
-) -> int:
-    """Both ports, until a signal; returns the exit code.
-
-    The admin port stays up while the data port drains, unless its socket is shared: then the next process has it.
-    """
-    shutdown = Shutdown()
-    shutdown.install()
-    drained = asyncio.Event()
-    settings = application.settings
-
-    async def until_draining() -> None:
-        await shutdown.draining.wait()
-        application.drain()
-        log.info("smetric.draining", deadline_s=settings.drain.deadline)
-        await asyncio.sleep(settings.drain.announce)
-
-    async def at_deadline() -> None:
-        await shutdown.draining.wait()
-        await asyncio.sleep(settings.drain.announce + settings.drain.deadline)
-        log.warning("smetric.cut_off", requests=application.under_way.cut_off())
-
-    async def serve_admin() -> None:
-        leave = shutdown.draining if is_admin_shared else drained
-        await serve(application.admin_app(), admin, stop=leave.wait, drain_s=1.0)
-        await drained.wait()
-
-    policy = application.policy_file.current.policy
-    log.info(
-        "smetric.serving",
-        data=address_of(data),
-        admin=address_of(admin),
-        policy=f"{policy.name}@{policy.digest}",
-        instances=len(application.fleet.instances),
-    )
-    admin_port = asyncio.create_task(serve_admin())
-    data_port = asyncio.create_task(
-        serve(application.data_app(), data, stop=until_draining, drain_s=settings.drain.deadline + CUT_OFF_S)
-    )
-    deadline = asyncio.create_task(at_deadline())
-    forced = asyncio.create_task(shutdown.forced.wait())
-    try:
-        await asyncio.wait({data_port, admin_port, forced}, return_when=asyncio.FIRST_COMPLETED)
-        if forced.done():
-            data_port.cancel()
-        for port in (data_port, admin_port):
-            if port.done() and not port.cancelled() and (error := port.exception()) is not None:
-                raise error
-        if forced.done():
-            return FORCED
-        return CUT if application.under_way.cut else 0
-    finally:
-        drained.set()
-        forced.cancel()
-        deadline.cancel()
-        await asyncio.gather(data_port, admin_port, deadline, forced, return_exceptions=True)
-        log.info("smetric.stopped")

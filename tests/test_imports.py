@@ -1,4 +1,4 @@
-"""Imports point one way: cli → app → proxy → router → {sources, fleet, features, request, telemetry} → policy."""
+"""Imports point one way: each layer of `LAYERS` uses those below it."""
 
 import ast
 import sys
@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "smetric"
 LAYERS = (
     {"cli", "__main__"},
     {"demo", "doctor"},
+    {"serving"},
     {"app"},
     {"proxy"},
     {"router", "policy_file"},

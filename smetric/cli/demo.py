@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from smetric.app import Application, serve_ports
+from smetric.app import Application
 from smetric.cli.policy_argument import read_one
 from smetric.demo import stage
 from smetric.demo.play import Play, perform
@@ -20,6 +20,7 @@ from smetric.demo.session import load_sessions
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError, load
 from smetric.proxy.server import address_of, listen
+from smetric.serving import serve_ports
 from smetric.telemetry import logs
 
 POLICIES = ("smetric", "load_only", "bailian")

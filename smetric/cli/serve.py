@@ -27,8 +27,8 @@ def serve(config: Path | None, params: tuple[str, ...], **options: str | tuple[s
         raise ConfigError(
             "no instances to route to: add --instance http://HOST:PORT, or `instances:` in the file of --config"
         )
-    from smetric.app import run
     from smetric.policy import PolicyError
+    from smetric.serving import run
 
     try:
         code = run(settings)
