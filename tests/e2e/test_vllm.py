@@ -134,10 +134,13 @@ def grown(api: str, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
     filler = f"Case {number}. " + "Read the files one after the other and say what they do. " * 12
     body = body | {"model": MODEL, "max_output_tokens" if api == "responses" else "max_tokens": 1}
     if api == "completions":
-        prompt = body["prompt"]
-        if isinstance(prompt, str):
-            return body | {"prompt": filler + prompt}
-        return body | {"prompt": [*range(number, number + 80), *prompt]} if isinstance(prompt[0], int) else None
+        prompts = body["prompt"]
+        listed = isinstance(prompts, list) and not isinstance(prompts[0], int)
+        if listed and len(prompts) > 1:
+            return None
+        prompt = prompts[0] if listed else prompts
+        prompt = filler + prompt if isinstance(prompt, str) else [*range(number, number + 80), *prompt]
+        return body | {"prompt": [prompt] if listed else prompt, "stream": False}
     name = "input" if api == "responses" else "messages"
     turns = body[name]
     if isinstance(turns, str):
@@ -188,7 +191,7 @@ async def test_token_ids_are_those_of_the_events_in_every_api(engines: list[Real
     note(
         f"token ids, {source}", {"equal": dict(equal), "unknown": dict(unknown), "refused_by_the_engine": dict(refused)}
     )
-    assert min(equal[api] for api in ("chat", "messages", "responses")) >= 20
+    assert min(equal[api] for api in PATHS) >= 20
 
 
 async def test_the_prefix_index_predicts_without_events_or_tokens(engines: list[RealEngine]) -> None:
