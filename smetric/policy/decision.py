@@ -23,6 +23,8 @@ class Outcome(enum.Enum):
 
     ROUTE = "route"
     REJECT = "reject"
+    #: Not now: the request waits for a change of load, and is decided again.
+    HOLD = "hold"
     #: A `keep` left no candidate: 503, named after the filter.
     NOBODY = "nobody"
 
@@ -30,6 +32,7 @@ class Outcome(enum.Enum):
 _OUTCOMES = {
     StatementKind.ROUTE: Outcome.ROUTE,
     StatementKind.REJECT: Outcome.REJECT,
+    StatementKind.HOLD: Outcome.HOLD,
     StatementKind.KEEP: Outcome.NOBODY,
 }
 
@@ -90,6 +93,7 @@ class Decision:
         "stops",
         "survivors",
         "used",
+        "wait_s",
     )
 
     def __init__(
@@ -106,6 +110,7 @@ class Decision:
         score: list[float] | None,
         site: int,
         retry_after_s: float | None,
+        wait_s: float = 0.0,
     ) -> None:
         #: The policy that decided.
         self.policy = policy
@@ -129,6 +134,8 @@ class Decision:
         self.site = site
         #: Seconds a rejected client should wait, if the rule says.
         self.retry_after_s = retry_after_s
+        #: Seconds a held request may be held in all, what it has been held already (`req.held`) included.
+        self.wait_s = wait_s
 
     def __repr__(self) -> str:
         return f"<Decision {self.policy.name}: {self.rule} → {self.instance or self.outcome.value}>"

@@ -194,6 +194,7 @@ class StatementKind(enum.Enum):
     PREFER = "prefer"
     ROUTE = "route"
     REJECT = "reject"
+    HOLD = "hold"
 
     @property
     def is_filter(self) -> bool:
@@ -206,11 +207,11 @@ class Step:
     """One filter or outcome, in the order of the file.
 
     Args:
-        kind: keep, prefer, route or reject.
+        kind: keep, prefer, route, reject or hold.
         label: as written after `as`, else a stable one such as `route_1`.
         span: the statement's place.
         guards: conjuncts of its `when`.
-        value: the mask, the pick, or the seconds after `retry` (None without).
+        value: the mask, the pick, or the seconds after `retry` (None without) or `for`.
         status: HTTP status of a reject.
         message: text of a reject.
     """
