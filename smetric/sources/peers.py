@@ -1,8 +1,8 @@
 """Tells the other sidecars in front of the same instances what was sent where, and hears it from them.
 
 Only a router's own placements are sent, so nothing goes round in circles. Nothing here holds up a request: what cannot
-be sent in time is dropped and counted, and who missed something knows it by the numbers. The form of what is sent is
-in `placement.py` and `index_image.py`; the routes that receive it are in `smetric.proxy.placements`.
+be sent in time is dropped and counted, and who missed something knows it (`senders.py`). The form of what is sent is in
+`placement.py` and `index_image.py`; the routes that receive it are in `smetric.proxy.placements`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import enum
 import hmac
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ from smetric.sources import index_image, placement
 from smetric.sources.index_image import IndexImage, UnreadableImage, pack, unpack
 from smetric.sources.placement import Placement
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.senders import Senders
 from smetric.telemetry import names
 from smetric.telemetry.gauges import PeerFigures
 
@@ -38,6 +39,8 @@ BATCH_BYTES = 1024 * 1024
 MAX_QUEUED = 32
 #: Seconds after which an empty batch is sent, so that both sides know the other is there and nothing is missing.
 HEARTBEAT_S = 2.0
+#: Heartbeats that may fail to come before a peer's placements count as missing.
+MISSING_HEARTBEATS = 3
 #: Longest wait for a peer, and for all of them at the start, seconds.
 TIMEOUT_S = 2.0
 #: Seconds for the last batch at the end.
@@ -47,8 +50,6 @@ PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 #: Seconds between two times of asking all peers for what was missed.
 CATCH_UP_EVERY_S = 5.0
-#: Senders remembered; each restart of a peer is a new one.
-MAX_SENDERS = 1024
 #: Blocks taken in before others may run.
 STRETCH = 4096
 
@@ -82,23 +83,31 @@ class Peers:
         urls: admin ports of the peers; this router's own may be among them.
         token: what all of them know; empty for none.
         interval_s: seconds for which placements are gathered.
+        heartbeat_s: seconds after which an empty batch is sent.
     """
 
     def __init__(
-        self, index: PrefixIndex, fleet: Fleet, urls: Sequence[str], *, token: str = "", interval_s: float = 0.2
+        self,
+        index: PrefixIndex,
+        fleet: Fleet,
+        urls: Sequence[str],
+        *,
+        token: str = "",
+        interval_s: float = 0.2,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._index = index
         self._fleet = fleet
         self._peers = [_Peer(url) for url in urls]
         self._token = token
         self._interval_s = interval_s
+        self._heartbeat_s = heartbeat_s
         self._sender = secrets.token_hex(8)
         self._number = 0
         self._pending: list[Placement] = []
         self._pending_bytes = 0
         self._flushed_at = 0.0
-        #: By sender, the number of its next batch.
-        self._expected: OrderedDict[str, int] = OrderedDict()
+        self._senders = Senders(silence_s=MISSING_HEARTBEATS * heartbeat_s)
         self._caught_up_at = float("-inf")
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,12 +139,13 @@ class Peers:
         await self._catch_up()
         self._tasks = [asyncio.create_task(self._send(peer), name=f"peer {peer.url}") for peer in self._peers]
         self._tasks.append(asyncio.create_task(self._flush_for_ever(), name="placements"))
+        self._tasks.append(asyncio.create_task(self._watch_senders(), name="senders"))
         for task in self._tasks:
             task.add_done_callback(_ended)
 
     async def stop(self) -> None:
-        """Send what is left, for at most `LAST_S`, and close the connections."""
-        self._flush()
+        """Send what is left and say goodbye, for at most `LAST_S`, and close the connections."""
+        self._flush(is_last=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await asyncio.gather(*(peer.idle.wait() for peer in self._peers if peer.is_up))
@@ -163,15 +173,11 @@ class Peers:
         batch = placement.decode(data)
         if batch.sender == self._sender:
             return Reception.OWN
-        expected = self._expected.pop(batch.sender, 0)
-        if batch.number > expected:
+        if self._senders.heard(batch.sender, batch.number, is_last=batch.is_last):
             self._index.missed(self._fleet.instances)
             if self._catching_up is None or self._catching_up.done():
                 self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
                 self._catching_up.add_done_callback(_ended)
-        self._expected[batch.sender] = max(expected, batch.number + 1)
-        if len(self._expected) > MAX_SENDERS:
-            self._expected.popitem(last=False)
         left = STRETCH
         for one in batch.placements:
             instance = self._fleet.get(one.instance)
@@ -194,9 +200,10 @@ class Peers:
         if self._pending_bytes >= BATCH_BYTES:
             self._flush()
 
-    def _flush(self) -> None:
+    def _flush(self, *, is_last: bool = False) -> None:
         """Close the batch and put it in every peer's queue."""
-        item = placement.encode(self._sender, self._number, self._pending), len(self._pending)
+        body = placement.encode(self._sender, self._number, self._pending, is_last=is_last)
+        item = body, len(self._pending)
         self._number += 1
         self._pending, self._pending_bytes = [], 0
         self._flushed_at = time.monotonic()
@@ -210,8 +217,17 @@ class Peers:
     async def _flush_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            if self._pending or time.monotonic() - self._flushed_at >= HEARTBEAT_S:
+            if self._pending or time.monotonic() - self._flushed_at >= self._heartbeat_s:
                 self._flush()
+
+    async def _watch_senders(self) -> None:
+        """While a sender is silent, what it places is missed: cut off from here, it may still be asked by clients."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            for sender in self._senders.fallen_silent():
+                log.warning("smetric.peer.silent", sender=sender, silence_s=MISSING_HEARTBEATS * self._heartbeat_s)
+            if self._senders.is_any_silent():
+                self._index.missed(self._fleet.instances)
 
     async def _send(self, peer: _Peer) -> None:
         """Send *peer* its batches in order; one that fails is not sent again."""

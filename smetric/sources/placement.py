@@ -39,21 +39,23 @@ class Batch(msgspec.Struct, array_like=True):
         sender: drawn at random by each process.
         number: 0 for a sender's first batch, then one more each time.
         placements: its own only, never what others told it.
+        is_last: the sender ends, and places nothing any more.
     """
 
     version: int
     sender: str
     number: int
     placements: list[Placement]
+    is_last: bool = False
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
 
-def encode(sender: str, number: int, placements: list[Placement]) -> bytes:
+def encode(sender: str, number: int, placements: list[Placement], *, is_last: bool = False) -> bytes:
     """A batch as bytes."""
-    return _ENCODER.encode(Batch(VERSION, sender, number, placements))
+    return _ENCODER.encode(Batch(VERSION, sender, number, placements, is_last))
 
 
 def decode(data: bytes) -> Batch:

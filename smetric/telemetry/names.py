@@ -88,7 +88,8 @@ RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, TIMEOUT, CLOSED, PROTOCOL, STATUS
 STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "draining")
 PROBE = "probe"
 CONNECT = "connect"
-EJECTION_REASONS = (PROBE, CONNECT, CLOSED, PROTOCOL, TIMEOUT, STATUS_5XX)
+SLOW = "slow"
+EJECTION_REASONS = (PROBE, CONNECT, CLOSED, PROTOCOL, TIMEOUT, STATUS_5XX, SLOW)
 
 # Results of a look-up at a service.
 LOOKUP_OK = "ok"
@@ -406,6 +407,9 @@ HITS_DISAGREE_EVENT = Event(
 HITS_AGREE_EVENT = Event("smetric.hits.agree", "Info: they are wrong by less than a tenth again.")
 PEER_CHANGED_EVENT = Event("smetric.peer.changed", "Warning: a peer began to take placements, or to fail otherwise.")
 PEER_NO_IMAGE_EVENT = Event("smetric.peer.no_image", "Info or warning: a peer did not say what it knows.")
+PEER_SILENT_EVENT = Event(
+    "smetric.peer.silent", "Warning: another router has not been heard for three heartbeats; what it places is missed."
+)
 PEER_FAILED_EVENT = Event("smetric.peer.failed", "Error: sharing placements raised and has ended: a bug.")
 LOOKUP_SUSPENDED_EVENT = Event(
     "smetric.lookup.suspended", "Warning: a lookup service failed several times in a row; it is left alone for a while."

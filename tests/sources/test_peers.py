@@ -30,13 +30,15 @@ BLOCK_TOKENS = BLOCK_BYTES / 4
 class Sidecar:
     """An index and its exchange, with instances a and b."""
 
-    def __init__(self, *urls: str, started_at: float = 1000.0, token: str = "", seen_empty: bool = True) -> None:
+    def __init__(
+        self, *urls: str, started_at: float = 1000.0, token: str = "", seen_empty: bool = True, heartbeat_s: float = 2.0
+    ) -> None:
         instances = [Instance(id, f"http://{id}") for id in "ab"]
         for instance in instances:
             instance.started_at, instance.seen_empty = started_at, seen_empty
         self.fleet = Fleet(instances, VOCABULARY)
         self.index = PrefixIndex()
-        self.peers = Peers(self.index, self.fleet, urls, token=token, interval_s=0.01)
+        self.peers = Peers(self.index, self.fleet, urls, token=token, interval_s=0.01, heartbeat_s=heartbeat_s)
 
     def serve(self, id: str, letter: str, blocks: int = 2) -> None:
         """Send *blocks* blocks of *letter* to the instance *id*."""
@@ -138,6 +140,24 @@ async def test_a_missing_batch_makes_misses_unknown_and_what_is_known_stays() ->
     assert one.hits("x") == [2, 0]
     await one.peers.receive(encode("s", 3, []))
     assert one.hits("x") == [2, None]
+
+
+async def test_a_peer_that_falls_silent_makes_misses_unknown_and_one_that_says_goodbye_does_not() -> None:
+    listener = Sidecar(heartbeat_s=0.02)
+    await listener.peers.start()
+    async with running(listener) as urls:
+        ended = Sidecar(*urls, heartbeat_s=0.02)
+        await ended.peers.start()
+        ended.serve("a", "x")
+        await until(lambda: listener.hits("x") == [2, 0])
+        await ended.peers.stop()
+        with capture_logs() as logs:
+            await asyncio.sleep(0.2)
+            assert listener.hits("x") == [2, 0]
+            await listener.peers.receive(encode("cut off", 0, []))
+            await until(lambda: listener.hits("x") == [2, None])
+    assert [(line["event"], line["sender"]) for line in logs] == [("smetric.peer.silent", "cut off")]
+    await listener.peers.stop()
 
 
 async def test_who_missed_something_asks_the_peers_for_it() -> None:
