@@ -22,8 +22,9 @@ from smetric.config.credential import credential
 from smetric.features import VOCABULARY
 from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import Fleet
-from smetric.fleet.health import Health, Tolerance
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
+from smetric.fleet.tolerance import Tolerance
 from smetric.policy_file import Generation, PolicyFile
 from smetric.prompt import BLOCK_BYTES
 from smetric.proxy.addresses import resolve_within
@@ -282,6 +283,7 @@ def _tolerance(settings: Settings) -> Tolerance:
         fall=settings.health.fall,
         rise=settings.health.rise,
         failures=settings.health.failures,
+        slow_factor=settings.health.slow_factor,
         ejection_s=settings.health.ejection,
         longest_ejection_s=settings.health.longest_ejection,
         max_ejected=settings.health.max_ejected_percent / 100,

@@ -96,6 +96,11 @@ class HealthSettings:
         "Requests in a row that fail (5xx but 501 and 503, no first byte in time, a broken answer) and eject it.",
         5,
     )
+    slow_factor: int = setting(
+        Integer(0, 1000),
+        "Times its peers' wait for a stream's first token, per prompt token, from which it is ejected; 0 for never.",
+        5,
+    )
     ejection: float = setting(
         Duration("100ms", "1h"), "Time it is ejected for, times the falls it has not been forgiven.", 30.0
     )

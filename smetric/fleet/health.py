@@ -1,7 +1,8 @@
 """Judges instances by their probes, by how requests sent to them end, and by what operators say: who is a candidate.
 
 Nothing here does I/O or awaits: probes are sent by `smetric.sources.probe`, requests by the proxy. What a request says
-is gathered in `smetric.fleet.trial`; the phantom load of an instance that has come back is `smetric.fleet.fleet`'s.
+is gathered in `smetric.fleet.trial`, how long streams wait in `smetric.fleet.latency`; the phantom load of an instance
+that has come back is `smetric.fleet.fleet`'s.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from smetric.fleet.instance import Instance, State
+from smetric.fleet.latency import Latencies
+from smetric.fleet.tolerance import Tolerance
 
 #: Seconds of good health after which one earlier fall is forgiven.
 FORGIVEN_AFTER_S = 60.0
@@ -21,31 +23,6 @@ FORGIVEN_AFTER_S = 60.0
 ABORTS = 2
 
 log = structlog.get_logger("smetric.fleet.health")
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """What an instance may do before it is left out, and for how long it is.
-
-    Args:
-        fall: probes in a row that fail and make an instance ill.
-        rise: probes in a row that succeed and make it well again.
-        failures: requests in a row that fail and eject it.
-        ejection_s: seconds it is ejected for, times the falls it has not been forgiven.
-        longest_ejection_s: most seconds in one go.
-        max_ejected: most of all instances that may be ejected for failed requests, 0..1; one always may.
-        panic_below: share of healthy instances, 0..1, below which health no longer decides who is a candidate.
-        slow_start_s: seconds over which an instance that has come back gets its share again; 0 for at once.
-    """
-
-    fall: int = 3
-    rise: int = 2
-    failures: int = 5
-    ejection_s: float = 30.0
-    longest_ejection_s: float = 300.0
-    max_ejected: float = 0.3
-    panic_below: float = 0.5
-    slow_start_s: float = 30.0
 
 
 class _Vitals:
@@ -95,7 +72,7 @@ class Health:
     Args:
         instances: those judged.
         tolerance: what they may do.
-        on_ejected: told each time one is left out, and why: probe, connect, closed, protocol, timeout or 5xx.
+        on_ejected: told each time one is left out, and why: probe, connect, closed, protocol, timeout, 5xx or slow.
         clock: monotonic seconds.
     """
 
@@ -109,6 +86,7 @@ class Health:
     ) -> None:
         self.tolerance = tolerance or Tolerance()
         self._vitals = {instance: _Vitals() for instance in instances}
+        self._latencies = Latencies(self._vitals, self.tolerance.slow_factor, clock)
         self._on_ejected = on_ejected
         self._clock = clock
         #: When the first ejection, shutdown or slow start ends by itself.
@@ -162,12 +140,14 @@ class Health:
         """A request failed there for *reason*: closed, protocol, timeout or 5xx."""
         vitals = self._vitals[instance]
         vitals.failures += 1
-        if vitals.failures < self.tolerance.failures or not instance.healthy or not self._may_eject():
-            return
-        vitals.failures = 0
-        self._fell(instance, vitals, reason)
-        self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=False)
-        self._judge(instance, vitals)
+        if vitals.failures >= self.tolerance.failures:
+            self._eject(instance, vitals, reason)
+
+    def waited(self, instance: Instance, seconds: float, tokens: int) -> None:
+        """A stream waited there *seconds* for its first token, behind *tokens* of prompts, its own included."""
+        if self._latencies.add(instance, seconds, tokens):
+            for slow in self._latencies.outliers():
+                self._eject(slow, self._vitals[slow], "slow")
 
     def aborted(self, instance: Instance) -> None:
         """The engine ended a request with `finish_reason: abort`, as it does when it is told to stop."""
@@ -191,6 +171,7 @@ class Health:
         vitals = self._vitals[instance]
         vitals.failures = vitals.aborts = 0
         vitals.stopping_until = -math.inf
+        self._latencies.forget(instance)
         if not vitals.flaps:
             vitals.held_until = -math.inf
         self._judge(instance, vitals)
@@ -247,6 +228,15 @@ class Health:
         if self._on_ejected is not None:
             self._on_ejected(instance, reason)
 
+    def _eject(self, instance: Instance, vitals: _Vitals, reason: str) -> None:
+        """Leave it out for a while, if it is not yet and not too many are."""
+        if not instance.healthy or not self._may_eject():
+            return
+        vitals.failures = 0
+        self._fell(instance, vitals, reason)
+        self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=False)
+        self._judge(instance, vitals)
+
     def _hold(self, vitals: _Vitals, seconds: float, *, flaps: bool) -> None:
         vitals.held_until = self._clock() + min(seconds, self.tolerance.longest_ejection_s)
         vitals.flaps = flaps
@@ -265,6 +255,7 @@ class Health:
             self._warming.discard(instance)
         elif vitals.well_since is None:
             vitals.well_since = now
+            self._latencies.forget(instance)
             self._warm(instance, vitals)
         if vitals.warming_since is not None and now >= vitals.warming_since + self.tolerance.slow_start_s:
             vitals.warming_since = None

@@ -206,7 +206,7 @@ class CacheConfig:
 class Lease:
     """One request charged to one instance; `first_byte` and `release` take effect once, whoever calls them."""
 
-    __slots__ = ("_prefilling", "_released", "incarnation", "instance", "new_tokens", "prompt_len", "prompts")
+    __slots__ = ("_prefilling", "_released", "ahead", "incarnation", "instance", "new_tokens", "prompt_len", "prompts")
 
     def __init__(self, instance: Instance, prompts: int, prompt_len: int, new_tokens: int) -> None:
         self.instance = instance
@@ -219,6 +219,8 @@ class Lease:
         instance.own += prompts
         instance.unprefilled += new_tokens
         instance.sent_tokens += prompt_len
+        #: Tokens that stand before the first byte, this request's own included.
+        self.ahead = instance.unprefilled
 
     def first_byte(self) -> None:
         """The prompt has been prefilled."""

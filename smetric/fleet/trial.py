@@ -7,7 +7,7 @@ that sends one poisonous request again and again would have one instance after t
 from __future__ import annotations
 
 from smetric.fleet.health import Health
-from smetric.fleet.instance import Instance
+from smetric.fleet.instance import Instance, Lease
 from smetric.telemetry import names
 
 #: A queue that is full, or something the engine cannot do: answers of one that is well.
@@ -53,6 +53,10 @@ class Trial:
         """*instance* ended its answer with `finish_reason: abort`."""
         self._aborted = True
         self._health.aborted(instance)
+
+    def waited(self, lease: Lease, seconds: float) -> None:
+        """The first byte of a stream came after *seconds*."""
+        self._health.waited(lease.instance, seconds, lease.ahead)
 
     def untried(self) -> None:
         """It was not tried elsewhere as too many were: whether it or the instance is to blame nobody knows."""

@@ -325,6 +325,8 @@ class Forwarding:
         attempt.first_byte()
         assert routing.lease is not None
         routing.lease.first_byte()
+        if attempt.ttfc_s is not None and self._leased and self._observer is not None and self._observer.is_stream:
+            self._trial.waited(routing.lease, attempt.ttfc_s)
         await self._outbox({"type": "http.response.body", "body": piece, "more_body": not is_last})
         if answer.status == 200 and self._leased:
             self._plane.router.prefilled(self._request, routing.lease.instance)

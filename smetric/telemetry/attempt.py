@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 class Attempt:
     """One attempt on one instance."""
 
-    __slots__ = ("_exchange", "_record", "_span", "_started", "_ttfc_s", "headers", "result", "status")
+    __slots__ = ("_exchange", "_record", "_span", "_started", "headers", "result", "status", "ttfc_s")
 
     def __init__(self, exchange: Exchange, record: DecisionRecord, path: str, number: int) -> None:
         self._exchange = exchange
         self._record = record
         self._started = time.perf_counter()
-        self._ttfc_s: float | None = None
+        #: Seconds until the first byte of the answer's body, None while there is none.
+        self.ttfc_s: float | None = None
         #: How it ended, one of `names.RESULTS`, and what the instance answered; empty and None until then.
         self.result = ""
         self.status: int | None = None
@@ -72,8 +73,8 @@ class Attempt:
 
     def first_byte(self) -> None:
         """The first byte of the answer's body came."""
-        if self._ttfc_s is None:
-            self._ttfc_s = time.perf_counter() - self._started
+        if self.ttfc_s is None:
+            self.ttfc_s = time.perf_counter() - self._started
             self._exchange.ttft_s = self._exchange.elapsed_s()
 
     def resent(self) -> None:
@@ -105,8 +106,8 @@ class Attempt:
         about: dict[str, Any] = {names.RESULT.name: result}
         if status is not None:
             about[names.HTTP_STATUS.name] = status
-        if self._ttfc_s is not None:
-            about[names.GEN_AI_TTFC.name] = self._ttfc_s
+        if self.ttfc_s is not None:
+            about[names.GEN_AI_TTFC.name] = self.ttfc_s
         if usage is not None:
             counts = (
                 (names.GEN_AI_INPUT.name, usage.prompt_tokens),

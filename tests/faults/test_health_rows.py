@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -22,15 +25,16 @@ EAGER = HealthSettings(interval=0.05, timeout=0.5, fall=2, rise=1, ejection=0.3,
 class Crowd:
     """Clients that ask again as soon as they are answered."""
 
-    def __init__(self, router: Running, count: int) -> None:
+    def __init__(self, router: Running, count: int, **fields: Any) -> None:
         self.answers: list[Response] = []
         self._router = router
+        self._fields = fields
         self._ended = False
         self._clients = [asyncio.create_task(self._ask()) for _ in range(count)]
 
     async def _ask(self) -> None:
         while not self._ended:
-            self.answers.append(await self._router.chat())
+            self.answers.append(await self._router.chat(**self._fields))
 
     async def leave(self) -> None:
         self._ended = True
@@ -99,6 +103,49 @@ async def test_d15_a_tenfold_slower_instance_gets_less_than_a_twentieth_and_then
         assert crowd.share(since) == pytest.approx(0.25, abs=0.1)
         await crowd.leave()
         assert crowd.statuses().keys() == {200}
+
+
+async def test_d15_an_instance_whose_streams_wait_ten_times_longer_is_left_out_whatever_the_policy(
+    tmp_path: Path,
+) -> None:
+    """Probes are fine, and the policy sends everybody the same: what is seen of its latency alone cuts its share."""
+    policy = tmp_path / "turns.policy"
+    policy.write_text("policy turns\n\nroute rr_argmin(0)\n")
+    async with running(*(FakeEngine(slow(0.03)) for _ in range(4)), health=EAGER, policy=str(policy)) as router:
+        grey = router.engines[0]
+        instance = router.instance_of(grey)
+        crowd = Crowd(router, 8, stream=True)
+        await until(partial(crowd.has_answers, 40))
+        grey.script = slow(0.4)
+        await until(lambda: instance.state is State.EJECTED, within_s=15.0)
+        assert await figure(router, 'smetric_instance_ejections_total{instance="e0",reason="slow"}') == 1
+        grey.script = slow(0.03)
+        await until(lambda: instance.healthy)
+        await until(lambda: instance.state is State.WELL)
+        since = len(crowd.answers)
+        await until(partial(crowd.has_answers, since + 100))
+        assert crowd.share(since) == pytest.approx(0.25, abs=0.1)
+        await crowd.leave()
+        assert crowd.statuses().keys() == {200}
+        assert all(answer.complete for answer in crowd.answers)
+
+
+async def test_d15_while_it_stays_slow_it_gets_less_than_a_twentieth(tmp_path: Path) -> None:
+    policy = tmp_path / "turns.policy"
+    policy.write_text("policy turns\n\nroute rr_argmin(0)\n")
+    health = replace(EAGER, ejection=2.0)
+    async with running(*(FakeEngine(slow(0.03)) for _ in range(4)), health=health, policy=str(policy)) as router:
+        grey = router.engines[0]
+        crowd = Crowd(router, 8, stream=True)
+        grey.script = slow(0.4)
+        await until(lambda: router.instance_of(grey).state is State.EJECTED, within_s=15.0)
+        await asyncio.sleep(0.5)  # those it had must end
+        since = len(crowd.answers)
+        await until(partial(crowd.has_answers, since + 150))
+        assert crowd.share(since) < 0.05
+        grey.script = slow(0.03)
+        await crowd.leave()
+        await until(lambda: router.instance_of(grey).healthy)
 
 
 async def test_d17_where_only_the_probes_fail_traffic_goes_on_and_the_metric_says_so() -> None:

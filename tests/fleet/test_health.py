@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.fleet.health import Health, Tolerance
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, State
+from smetric.fleet.tolerance import Tolerance
 from smetric.fleet.trial import Trial
 from smetric.telemetry import names
 

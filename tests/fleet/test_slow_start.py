@@ -9,8 +9,9 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
-from smetric.fleet.health import Health, Tolerance
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, Lease, Scrape
+from smetric.fleet.tolerance import Tolerance
 from smetric.policy import Decision, load
 from smetric.request import Api, InferenceRequest
 from smetric.resources import policy_path

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from smetric.fleet.health import Health, Tolerance
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, State
+from smetric.fleet.tolerance import Tolerance
 from smetric.sources.probe import Prober
 from tests.fakes import FakeEngine, capture, hang, until
 
