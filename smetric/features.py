@@ -185,6 +185,7 @@ _REQUEST = (
     ),
     RequestField(name="session", doc="The session id of known agent headers.", kind=Kind.STRING, default=""),
     RequestField(name="id", doc="The request's id.", kind=Kind.STRING, default=""),
+    RequestField(name="held", doc="How long `hold` rules have held it so far.", unit="seconds"),
 )
 
 VOCABULARY = Vocabulary(

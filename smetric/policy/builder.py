@@ -103,8 +103,9 @@ class Builder(Transformer_NonRecursive):  # type: ignore[type-arg]  # Lark's own
             label=label and _name(label),
         )
 
-    def hold(self, meta: Meta, parts: list[Any]) -> tree.Unsupported:
-        return tree.Unsupported(span=_span(meta), word="hold")
+    def hold(self, meta: Meta, parts: list[Any]) -> tree.Hold:
+        patience, when, label = parts
+        return tree.Hold(span=_span(meta), patience=patience, when=when, label=label and _name(label))
 
     # ── literals ──
 

@@ -12,7 +12,7 @@ from smetric.policy import tree
 from smetric.policy.check_expression import Expressions
 from smetric.policy.diagnostic import position, quote
 from smetric.policy.findings import Findings
-from smetric.policy.guard import conjuncts, label_of
+from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.names import Names
 from smetric.policy.parameter import Parameters
 from smetric.policy.reads import Guard, Step
@@ -23,12 +23,14 @@ from smetric.policy.vocabulary import Vocabulary
 
 _END = "end with an unconditional `route …` whose pick has no `where`"
 
+_HELD_SO_FAR = frozenset(("req.held",))
+
 
 @dataclass(slots=True)
 class _Outcomes:
     """What is known of the outcomes so far."""
 
-    last: tree.Route | tree.Reject | None = None
+    last: tree.Route | tree.Reject | tree.Hold | None = None
     settled: bool = False
     broken: bool = False
 
@@ -119,6 +121,8 @@ class Statements:
                 self._route(statement)
             case tree.Reject():
                 self._reject(statement)
+            case tree.Hold():
+                self._hold(statement)
             case tree.Unsupported():
                 self._unsupported(statement)
             case tree.Broken():
@@ -131,9 +135,7 @@ class Statements:
     def _unsupported(self, statement: tree.Unsupported) -> None:
         word = Span(statement.span.start, statement.span.start + len(statement.word))
         message = f"`{statement.word}` is not available in this version"
-        help_text = "write the definitions into this file" if statement.word == "use" else "shed with `reject 429 …`"
-        self._findings.error("unavailable", word, message, help_text)
-        self._outcomes.broken |= statement.word == "hold"
+        self._findings.error("unavailable", word, message, "write the definitions into this file")
         for name in statement.names:
             self._names.define(name.name, name.span, None)
 
@@ -176,7 +178,19 @@ class Statements:
         self._add(statement.retry or statement.message, guards, retry, may_end=True)
         self._outcome(statement, settled=statement.when is None, broken=False)
 
-    def _outcome(self, statement: tree.Route | tree.Reject, *, settled: bool, broken: bool) -> None:
+    def _hold(self, statement: tree.Hold) -> None:
+        patience = self._expressions.seconds(statement.patience)
+        if statement.when is None:
+            message = "this would hold every request until its time is up"
+            self._findings.error("hold", statement.span, message, "give it a `when`")
+        guards = self._guards(statement.when)
+        self._label(statement.label)
+        over = Type(Sort.BOOL).reading(patience, Type(Sort.NUMBER, must=_HELD_SO_FAR, may=_HELD_SO_FAR))
+        guards.append(Guard(HELD, statement.patience.span, over, implied=True))
+        self._add(statement.patience, guards, Type(Sort.NUMBER), may_end=True)
+        self._outcome(statement, settled=False, broken=False)
+
+    def _outcome(self, statement: tree.Route | tree.Reject | tree.Hold, *, settled: bool, broken: bool) -> None:
         self._outcomes.last = statement
         self._outcomes.settled |= settled and not broken
         self._outcomes.broken |= broken

@@ -9,7 +9,7 @@ from smetric.policy import tree
 from smetric.policy.check_statement import Statements
 from smetric.policy.diagnostic import clip
 from smetric.policy.findings import Findings
-from smetric.policy.guard import one_line
+from smetric.policy.guard import HELD, NOBODY, one_line
 from smetric.policy.interval import Interval
 from smetric.policy.suggestion import did_you_mean
 from smetric.policy.tree import Span
@@ -17,7 +17,7 @@ from smetric.policy.unit import parse_unit
 from smetric.policy.vocabulary import NEVER, Feature, Kind, RequestField, Vocabulary
 
 #: What `failing` may name besides guards: the end of a patience, and a pick that is nobody.
-_NO_GUARDS = ("held", "nobody")
+_NO_GUARDS = (HELD, NOBODY)
 _CELL_EDGE = re.compile(r'"[^"\n]*"|(?P<edge>\|)')
 _KINDS = {
     Kind.NUMBER: (float, "a number"),
@@ -159,8 +159,6 @@ class Tests:
             if instance.name not in names:
                 help_text = did_you_mean(instance.name, names)
                 self._findings.error("expect", instance.span, f"`{instance.name}` is not in the table", help_text)
-        if expect.kind == "hold":
-            self._findings.error("unavailable", expect.span, "`hold` is not available in this version")
         if expect.kind == "reject" and not 400 <= expect.status <= 599:
             self._findings.error("expect", expect.span, f"{expect.status} is not an error status")
         if not self._statements.complete:

@@ -133,6 +133,9 @@ class Compiler:
         def fire() -> None:
             if step.kind is StatementKind.REJECT:
                 self._reject(index, step)
+            elif step.kind is StatementKind.HOLD:
+                assert step.value is not None
+                self._decide(index, wait=self._emitter.scalar(step.value))
             else:
                 assert step.value is not None
                 self._ask(step.label, step.value)
@@ -248,6 +251,7 @@ class Compiler:
         score: ast.expr | None = None,
         site: ast.expr | None = None,
         retry: ast.expr | None = None,
+        wait: ast.expr | None = None,
     ) -> None:
         """Return a decision of step *index*."""
         step = self._plan.steps[index]
@@ -266,6 +270,7 @@ class Compiler:
                 score or nobody,
                 site or ast.Constant(-1),
                 retry or nobody,
+                *(() if wait is None else (wait,)),
             )
         )
         state = self._code.state

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smetric.policy.guard import NOBODY
 from smetric.policy.plan import StatementKind, Step, features_of
 
 if TYPE_CHECKING:
@@ -162,12 +163,12 @@ class Decision:
 
     @property
     def status(self) -> int:
-        """The HTTP status to answer with when nobody was chosen; 0 otherwise."""
+        """The HTTP status to answer a rejected client with; 0 otherwise."""
         return 503 if self.outcome is Outcome.NOBODY else self.step.status
 
     @property
     def message(self) -> str:
-        """What a client is told when nobody was chosen; empty otherwise."""
+        """What a rejected client is told; empty otherwise."""
         if self.outcome is Outcome.NOBODY:
             return f"no instance is left after `{self.rule}`"
         return self.step.message
@@ -183,7 +184,7 @@ class Decision:
                 (guard.label, True if i < stop else False if i == stop else None) for i, guard in enumerate(step.guards)
             ]
             if at != self.step_index and stop == len(step.guards):
-                guards.append(("nobody", False))
+                guards.append((NOBODY, False))
             traces.append(RuleTrace(step.label, tuple(guards)))
         return traces
 

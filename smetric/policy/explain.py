@@ -63,6 +63,8 @@ def explain(decision: Decision) -> str:
 def _headline(decision: Decision) -> str:
     if decision.outcome is Outcome.ROUTE:
         return f"route to {decision.instance}"
+    if decision.outcome is Outcome.HOLD:
+        return f"hold for {figure(decision.wait_s)} s in all"
     return f"reject {decision.status}, {decision.message}"
 
 
@@ -70,6 +72,8 @@ def _headline(decision: Decision) -> str:
 
 
 def _result(decision: Decision) -> str:
+    if decision.outcome is Outcome.HOLD:
+        return f"{decision.rule}: held, for {figure(decision.wait_s)} s in all at most"
     if decision.outcome is Outcome.REJECT:
         return f"{decision.rule}: rejected with {decision.status}"
     if decision.outcome is Outcome.NOBODY:

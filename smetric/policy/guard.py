@@ -7,6 +7,11 @@ from collections.abc import Container, Iterator
 
 from smetric.policy import tree
 
+#: The guard that fails when a held request has been held for as long as its rule says.
+HELD = "held"
+#: The guard that fails when a rule's pick is nobody.
+NOBODY = "nobody"
+
 #: A string, which is kept, or a comment, which is not.
 _COMMENT = re.compile(r"(\"[^\"\n]*\")|#[^\n]*")
 

@@ -19,11 +19,15 @@ ALWAYS = "always"
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One conjunct of a `when`: how traces call it, its place, and its type, which knows what it reads."""
+    """One conjunct of a `when`: how traces call it, its place, and its type, which knows what it reads.
+
+    `implied` is the end of a patience, which stands behind the guards that are written.
+    """
 
     label: str
     span: Span
     type: Type
+    implied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def wasted_lookups(steps: Sequence[Step], vocabulary: Vocabulary) -> list[Diagno
     found = []
     for at, step in enumerate(steps):
         for place, guard in enumerate(step.guards):
-            if place == 0 or guard.type.may & vocabulary.features.keys() or not lookups:
+            if place == 0 or guard.implied or guard.type.may & vocabulary.features.keys() or not lookups:
                 continue
             first = replace(step, guards=[guard, *step.guards[:place], *step.guards[place + 1 :]])
             spared = reads([*steps[:at], first, *steps[at + 1 :]], vocabulary)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smetric.policy import tree
-from smetric.policy.guard import conjuncts, label_of
+from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.parameter import Parameter
 from smetric.policy.plan import (
     At,
@@ -95,7 +95,7 @@ class Resolver:
                 self._names[statement.name] = _bound(statement.name, self._term(statement.value, {}))
             elif isinstance(statement, tree.Def):
                 self._defs[statement.name] = statement
-            elif isinstance(statement, tree.Filter | tree.Route | tree.Reject):
+            elif isinstance(statement, tree.Filter | tree.Route | tree.Reject | tree.Hold):
                 steps.append(self._step(statement, steps))
         count_uses(
             [guard.value for step in steps for guard in step.guards]
@@ -109,13 +109,15 @@ class Resolver:
             return lambda span: Column(str(parameter.value), span=span, shape=Shape.VECTOR)
         return lambda span: Const(parameter.value, span=span, shape=Shape.SCALAR)
 
-    def _step(self, statement: tree.Filter | tree.Route | tree.Reject, before: list[Step]) -> Step:
+    def _step(self, statement: tree.Filter | tree.Route | tree.Reject | tree.Hold, before: list[Step]) -> Step:
         value: Term | None
         status, message = 0, ""
         if isinstance(statement, tree.Filter):
             kind = StatementKind(statement.word)
         elif isinstance(statement, tree.Route):
             kind = StatementKind.ROUTE
+        elif isinstance(statement, tree.Hold):
+            kind = StatementKind.HOLD
         else:
             kind = StatementKind.REJECT
         if statement.label is not None:
@@ -132,6 +134,11 @@ class Resolver:
             self._level += 1
         elif isinstance(statement, tree.Route):
             value = self._term(statement.pick, {})
+        elif isinstance(statement, tree.Hold):
+            patience = _bound("patience", self._term(statement.patience, {}))
+            held = RequestValue("held", span=statement.patience.span, shape=Shape.SCALAR)
+            value = patience(statement.patience.span)
+            guards += (Guard(HELD, _op("<", statement.patience.span, held, patience(statement.patience.span))),)
         else:
             value = None if statement.retry is None else self._term(statement.retry, {})
             status, message = int(statement.status.value), statement.message.value

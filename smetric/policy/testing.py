@@ -125,6 +125,9 @@ def mismatch(decision: Decision, expect: tree.Expect) -> str:
         allowed = [instance.name for instance in expect.instances]
         if decision.instance not in allowed:
             return f"expected {' or '.join(allowed)}, got {_got(decision)}"
+    elif expect.kind == "hold":
+        if decision.outcome is not Outcome.HOLD:
+            return f"expected hold, got {_got(decision)}"
     elif decision.outcome is Outcome.ROUTE or decision.status != expect.status:
         return f"expected reject {expect.status}, got {_got(decision)}"
     if expect.rule is not None and decision.rule != expect.rule.name:
@@ -138,6 +141,8 @@ def mismatch(decision: Decision, expect: tree.Expect) -> str:
 
 
 def _got(decision: Decision) -> str:
+    if decision.outcome is Outcome.HOLD:
+        return f"hold by {decision.rule}"
     return decision.instance or f"{decision.status} by {decision.rule}"
 
 

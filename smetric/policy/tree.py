@@ -216,8 +216,17 @@ class Reject(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class Hold(Statement):
+    """`hold for patience [when condition] [as label]`."""
+
+    patience: Expr
+    when: Expr | None
+    label: Name | None
+
+
+@dataclass(frozen=True, slots=True)
 class Unsupported(Statement):
-    """A statement of the grammar that this version does not run yet: `use`, `hold`.
+    """A statement of the grammar that this version does not run yet: `use`.
 
     `names` are those it would define.
     """

@@ -100,6 +100,10 @@ class Reference:
                     index = self.value(pick, {}).data
                     if self.holds(when) and index >= 0:
                         return str(number), self.snapshot.ids[index]
+                case tree.Hold(patience=patience, when=when):
+                    number += 1
+                    if self.holds(when) and self.request.held < self.value(patience, {}).data:
+                        return str(number), None
                 case tree.Reject(when=when):
                     number += 1
                     if self.holds(when):

@@ -366,7 +366,6 @@ def test_sound_test_blocks_pass() -> None:
         ("instance | requests\na | 1\nexpect a failing nothing", "no guard is called `nothing`"),
         ('instance | requests\na | 1\nexpect a failing "req.turn == 0"', "no guard is called `req.turn == 0`"),
         ("instance | requests\na | 1\nexpect reject 200", "200 is not an error status"),
-        ("instance | requests\na | 1\nexpect hold", "`hold` is not available in this version"),
     ],
 )
 def test_test_blocks_are_held_against_the_file(body: str, message: str) -> None:

@@ -213,6 +213,32 @@ def test_reject_carries_status_message_and_delay() -> None:
     assert (decision.instance, decision.cursors, decision.runner_up, decision.tied) == (None, {}, None, 0)
 
 
+HOLD = (
+    "param PATIENCE = 2s\nhold for PATIENCE when min(requests) >= 1 and req.turn == 0 as wait\nroute argmin(requests)"
+)
+
+
+def test_hold_carries_the_whole_time_a_request_may_be_held() -> None:
+    decision = decide(HOLD, held=1.5)
+    assert (decision.outcome, decision.rule, decision.wait_s) == (Outcome.HOLD, "wait", 2.0)
+    assert (decision.instance, decision.cursors, decision.status, decision.message) == (None, {}, 0, "")
+    assert decision.failed_guard is None
+
+
+def test_a_patience_that_is_over_fails_its_rule_with_the_guard_held() -> None:
+    decision = decide(HOLD, held=2.0)
+    assert (decision.outcome, decision.instance, decision.failed_guard) == (Outcome.ROUTE, "b", "held")
+    assert decide(HOLD, held=2.0, turn=1).failed_guard == "req.turn == 0"
+
+
+def test_a_patience_may_be_computed_and_is_asked_for_behind_the_guards() -> None:
+    body = "hold for max(hit_len) / 300 tokens * 1s when req.turn == 0 as wait\nroute argmin(requests)"
+    assert decide(body, held=1.9).wait_s == 2.0
+    assert decide(body, held=2.1).instance == "b"
+    assert asked(body, turn=0) == {"hit_len"}
+    assert asked(body, turn=1) == set()
+
+
 # ── what is asked for, and when ──────────────────────────────────────────────
 
 

@@ -29,6 +29,7 @@ VOCABULARY = Vocabulary(
         field.name: field
         for field in (
             RequestField(name="turn", doc="May be unknown.", high=9.0, may_be_unknown=True),
+            RequestField(name="held", doc="As the router's.", unit="seconds"),
             RequestField(name="size", doc="At least 1.", low=1.0, high=9.0, default=1.0),
         )
     },
@@ -154,7 +155,9 @@ class Author:
             self.picks.append(f"pick_{at}")
         for _ in range(rng.randint(0, 3)):
             kind = rng.random()
-            if kind < 0.2:
+            if kind < 0.1:
+                lines.append(f"hold for {self.rng.randint(0, 3)}s when {self.when()}")
+            elif kind < 0.2:
                 lines.append(f'reject 429 "full" when {self.when()}')
             elif kind < 0.4:
                 lines.append(f"route {self.pick(2, maybe=True)}")
@@ -207,7 +210,9 @@ def test_compiled_lazy_and_restarted_evaluation_agree_with_the_reference(batch: 
         file = parse(source)
         for _ in range(8):
             snapshot = random_snapshot(rng)
-            request = types.SimpleNamespace(turn=rng.choice([None, 0, 1, 3]), size=rng.randint(1, 5))
+            request = types.SimpleNamespace(
+                turn=rng.choice([None, 0, 1, 3]), size=rng.randint(1, 5), held=rng.randint(0, 3)
+            )
             cursors = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}
             seed = rng.getrandbits(63)
             eager = told(policy.decide(snapshot, request, cursors, seed))
@@ -230,7 +235,7 @@ def test_the_order_of_the_candidates_plays_no_part() -> None:
         policy = load(Author(rng).policy(), VOCABULARY)
         for _ in range(6):
             snapshot = random_snapshot(rng)
-            request = types.SimpleNamespace(turn=rng.choice([0, 1, 3]), size=rng.randint(1, 5))
+            request = types.SimpleNamespace(turn=rng.choice([0, 1, 3]), size=rng.randint(1, 5), held=rng.randint(0, 3))
             cursors = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}
             seed = rng.getrandbits(63)
             order = rng.sample(range(len(snapshot.ids)), k=len(snapshot.ids))

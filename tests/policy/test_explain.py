@@ -114,6 +114,11 @@ def test_a_rejected_request_is_explained_too() -> None:
     decision = decide('reject 429 "full" when min(requests) > 2 as shed\nroute argmin(requests)', HOT)
     assert summary(decision) == "shed: rejected with 429"
     assert explain(decision).startswith("p: reject 429, full\n  → shed    ✓ min(requests) > 2\n")
+    held = decide("hold for 500ms when min(requests) > 2 as wait\nroute argmin(requests)", HOT)
+    assert summary(held) == "wait: held, for 0.5 s in all at most"
+    assert explain(held).startswith("p: hold for 0.5 s in all\n  → wait    ✓ min(requests) > 2   ✓ held\n")
+    over = decide("hold for 500ms when min(requests) > 2 as wait\nroute argmin(requests)", HOT, held=0.6)
+    assert summary(over).endswith("; wait failed held (0.6 ≥ 0.5)")
     nobody = decide("keep requests > 99 as busy\nroute argmin(requests)", HOT)
     assert summary(nobody) == "busy: none of 3 instances is left"
     assert explain(nobody).splitlines()[0] == "p: reject 503, no instance is left after `busy`"

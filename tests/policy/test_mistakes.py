@@ -221,6 +221,20 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str]] = [
         "compare its values: `l[s]`",
     ),
     (
+        "hold for 2s",
+        {},
+        "hold for 2s",
+        "this would hold every request until its time is up",
+        "give it a `when`",
+    ),
+    (
+        "hold for 500 when any(healthy)",
+        {},
+        "500",
+        "expected a duration, found a plain number",
+        "e.g. 500ms or 2s",
+    ),
+    (
         'reject 200 "no" when any(healthy)',
         {},
         "200",
@@ -387,7 +401,7 @@ def test_a_report_shows_line_caret_and_help() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["use common (x)", "hold for 2s", "route softmin(requests)", "route argmax(hrw(req.session))", "keep draw(2)"],
+    ["use common (x)", "route softmin(requests)", "route argmax(hrw(req.session))", "keep draw(2)"],
 )
 def test_what_this_version_does_not_run_is_said_to_be_unavailable(code: str) -> None:
     (found,) = _found(f"{code}\nroute argmin(requests)", {})

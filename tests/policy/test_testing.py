@@ -81,6 +81,23 @@ def test_rule_guard_and_rejection_are_held_against_the_decision(test: str, failu
     assert result.passed == (not failure)
 
 
+@pytest.mark.parametrize(
+    ("test", "failure"),
+    [
+        ("  given turn = 1\n" + TABLE + "  expect hold as wait", ""),
+        ("  given turn = 1, held = 0.4\n" + TABLE + "  expect hold", ""),
+        ("  given turn = 1, held = 0.5\n" + TABLE + "  expect a or b failing held", ""),
+        ("  given turn = 1\n" + TABLE + "  expect a", "expected a, got hold by wait"),
+        ("  given turn = 1\n" + TABLE + "  expect reject 429", "expected reject 429, got hold by wait"),
+        (TABLE + "  expect hold", "expected hold, got a (seed 0)"),
+    ],
+)
+def test_a_hold_is_expected_by_its_word(test: str, failure: str) -> None:
+    result = run("hold for 500ms when req.turn != 0 as wait\nroute argmin(requests) as rest", test)
+    assert result.failure.startswith(failure[:22])
+    assert result.passed == (not failure)
+
+
 def test_a_keep_that_leaves_nobody_is_expected_as_503() -> None:
     assert run("keep healthy\nroute argmin(requests)", "  instance | healthy\n  a | false\n  expect reject 503").passed
 
