@@ -35,6 +35,9 @@ class Held:
         #: Blocks were forgotten for want of room here, not there, since somebody last took note.
         self.pressed = False
 
+    def __len__(self) -> int:
+        return len(self.blocks)
+
     def runs(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
         """How many of the leading *blocks* it holds, and when each was last entered: (place of the first, tick) runs.
 

@@ -203,7 +203,7 @@ class PrefixIndex:
     def images(self) -> Iterator[InstanceImage]:
         """What each instance holds, one after the other, so that others may run in between."""
         for instance, known in list(self._known.items()):
-            if known.held.blocks and instance.incarnation == known.incarnation:
+            if len(known.held) and instance.incarnation == known.incarnation:
                 blocks, runs = known.held.image()
                 yield InstanceImage(instance.id, instance.started_at, pack(blocks), runs)
 
@@ -296,7 +296,7 @@ class PrefixIndex:
                 if since >= capacity * EVICTED_AFTER:
                     room = self._room(known, instance)
                     # Where entering the prompt has pushed out others, these were newer, too.
-                    shown = since + place if len(known.held.blocks) < room else newer
+                    shown = since + place if len(known.held) < room else newer
                     known.room = shown if shown < SHRINK * room else known.room
                     self.table.forget_until(known.held, last_used)
                     return
