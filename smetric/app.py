@@ -33,11 +33,11 @@ from smetric.proxy.admin_guard import AdminGuard
 from smetric.proxy.asgi import App
 from smetric.proxy.draining import drain_routes
 from smetric.proxy.endpoints import Door, UnderWay, data_app
-from smetric.proxy.forward import Deadlines, Plane
 from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
 from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
+from smetric.proxy.plane import Deadlines, Plane
 from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream

@@ -22,9 +22,10 @@ from smetric.body import patch_model
 from smetric.errors import HttpError
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.error_response import error_event, send_error
-from smetric.proxy.forward import CLIENT_CLOSED, Forwarding, Plane
+from smetric.proxy.forward import CLIENT_CLOSED, Forwarding
 from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
+from smetric.proxy.plane import Plane
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.request import Api, InferenceRequest, Reading, parse
 from smetric.telemetry.exchange import Telemetry

@@ -48,6 +48,11 @@ class Watchdog:
         self.expired = self._what
         self._task.cancel()
 
+    def resume(self) -> None:
+        """The deadline has passed and the task was cancelled for it: let the task go on."""
+        self.expired = None
+        self._task.uncancel()
+
     def close(self) -> None:
         """Forget the deadline and the timer."""
         if self._handle is not None:

@@ -1,0 +1,173 @@
+"""One answer of an instance on its way to the client: passed on as it comes, watched, and learnt from at its end.
+
+Which instance it comes from, and whether another is tried instead, is `forward.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from smetric.errors import UpstreamError
+from smetric.fleet.instance import Lease
+from smetric.fleet.trial import Trial
+from smetric.proxy.asgi import Scope
+from smetric.proxy.error_response import error_event
+from smetric.proxy.headers import first, response_headers
+from smetric.proxy.outbox import Outbox
+from smetric.proxy.plane import Plane
+from smetric.proxy.relay import Observer
+from smetric.proxy.upstream import Answer
+from smetric.proxy.watchdog import Watchdog
+from smetric.proxy.wire import AnswerBroken
+from smetric.request import InferenceRequest
+from smetric.telemetry.attempt import Attempt
+from smetric.telemetry.exchange import Exchange
+
+
+class Delivery:
+    """One answer, from its first byte on.
+
+    Args:
+        plane: what all requests share.
+        scope: the client's request, as ASGI has it.
+        request: the same, as the router has it.
+        exchange: what telemetry sees of it.
+        outbox: where the answer goes.
+        watchdog: holds the deadlines.
+        lease: the charge on the instance.
+        attempt: the answer's own telemetry.
+        answer: its head has come.
+        trial: what the request says of instances.
+        leased: it is inference.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_attempt",
+        "_exchange",
+        "_is_stream",
+        "_lease",
+        "_leased",
+        "_outbox",
+        "_plane",
+        "_request",
+        "_scope",
+        "_trial",
+        "_watchdog",
+        "observer",
+    )
+
+    def __init__(
+        self,
+        plane: Plane,
+        scope: Scope,
+        request: InferenceRequest,
+        exchange: Exchange,
+        outbox: Outbox,
+        watchdog: Watchdog,
+        lease: Lease,
+        attempt: Attempt,
+        answer: Answer,
+        trial: Trial,
+        *,
+        leased: bool,
+    ) -> None:
+        self._plane = plane
+        self._scope = scope
+        self._request = request
+        self._exchange = exchange
+        self._outbox = outbox
+        self._watchdog = watchdog
+        self._lease = lease
+        self._attempt = attempt
+        self._answer = answer
+        self._trial = trial
+        self._leased = leased
+        self._is_stream = (first(answer.headers, b"content-type") or b"").startswith(b"text/event-stream")
+        #: What passes.
+        self.observer = Observer(request.api, is_stream=self._is_stream and answer.status == 200)
+
+    async def run(self, held: list[bytes]) -> None:
+        """Pass on what is *held* of the answer and what is still to come."""
+        answer, outbox, watchdog, deadlines = self._answer, self._outbox, self._watchdog, self._plane.deadlines
+        observer = self.observer
+        headers = response_headers(answer.headers)
+        if self._is_stream:
+            headers.append((b"x-accel-buffering", b"no"))
+        assert self._exchange.record is not None
+        headers += self._plane.receipt(self._exchange.record)
+        await outbox({"type": "http.response.start", "status": answer.status, "headers": headers})
+        try:
+            for piece in held:
+                observer.passed(piece)
+                await outbox({"type": "http.response.body", "body": piece, "more_body": True})
+            watchdog.arm(deadlines.first_byte_s, "first_byte")
+            # The last piece goes with the end where it is known to be the last; another message costs as much as it.
+            is_sent = False
+            while not is_sent and (piece := await answer.read()):
+                observer.passed(piece)
+                if is_sent := answer.is_whole and observer.ended:
+                    self._lease.release()  # the engine has ended, however long the client takes to read
+                if observer.size == len(piece):
+                    await self._first_piece(piece, is_last=is_sent)
+                else:
+                    await outbox({"type": "http.response.body", "body": piece, "more_body": not is_sent})
+                watchdog.arm(deadlines.idle_s, "idle")
+        except AnswerBroken:
+            await self._break_off("closed")
+            return
+        except asyncio.CancelledError:
+            if watchdog.expired not in ("first_byte", "idle"):
+                raise
+            watchdog.resume()
+            await self._break_off("timeout")
+            return
+        if not (observer.ended or observer.is_engine_error):
+            await self._break_off("closed")
+            return
+        answer.finish()
+        self._lease.release()
+        if not is_sent:
+            await outbox({"type": "http.response.body", "body": b"", "more_body": False})
+        self._settle()
+
+    async def _first_piece(self, piece: bytes, *, is_last: bool) -> None:
+        """Pass the first bytes on, then note that the prompt has been prefilled."""
+        self._attempt.first_byte()
+        self._lease.first_byte()
+        await self._outbox({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        if self._answer.status == 200 and self._leased:
+            self._plane.router.prefilled(self._request, self._lease.instance)
+
+    def _settle(self) -> None:
+        """The answer is complete: learn from it."""
+        plane, observer, request = self._plane, self.observer, self._request
+        status, instance = self._answer.status, self._lease.instance
+        usage = observer.usage() if status == 200 else None
+        if observer.is_aborted:
+            self._trial.aborted(instance)
+        prompt = request.prompt
+        if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
+            plane.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
+        response_id = observer.response_id()
+        if response_id:
+            plane.router.pin(response_id, instance)
+        if status == 200 and self._leased:
+            plane.router.settled(request, instance, usage)
+            assert self._exchange.record is not None
+            plane.caches.answered(self._exchange.record, usage, self._scope["headers"])
+        self._attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage)
+        self._exchange.end(status, bytes_out=observer.size, usage=usage)
+
+    async def _break_off(self, result: str) -> None:
+        """The answer ended early and the client has seen some of it: say so in the stream, end without its end mark.
+
+        What is no event stream is cut off: returning without a last piece makes the server close the connection.
+        """
+        self._answer.close()
+        self._attempt.end(result, status=self._answer.status)
+        self._exchange.end(self._answer.status, bytes_out=self.observer.size, error_type=f"upstream_{result}")
+        if self._is_stream:
+            error = UpstreamError("the instance broke off its answer", reason=result)
+            event = error_event(self._scope["path"], error)
+            await self._outbox({"type": "http.response.body", "body": event, "more_body": True})
