@@ -1,5 +1,17 @@
-"""These tests run the whole product."""
+"""These tests run the whole product; those that take minutes run on demand: `pytest -m soak tests/faults`."""
+
+from __future__ import annotations
+
+import pytest
 
 from tests.product import logging_as_before, pytest_asyncio_loop_factories
 
 __all__ = ["logging_as_before", "pytest_asyncio_loop_factories"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "soak" in (config.option.markexpr or ""):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run with -m soak"))

@@ -144,14 +144,18 @@ async def running(
     drain_s: float = 1.0,
     check_after: bool = True,
     token_ids: TokenIds | None = None,
+    within_s: float = 60.0,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A router before *engines*; at the end it must be well again, unless *check_after* is off as it is to end ill."""
+    """A router before *engines*, for *within_s* at most; at the end it must be well again.
+
+    Where it is to end ill, *check_after* is off.
+    """
     from smetric.telemetry import logs
 
     log = io.StringIO()
     logs.configure("debug", "json", log)
-    async with asyncio.timeout(60), AsyncExitStack() as stack:
+    async with asyncio.timeout(within_s), AsyncExitStack() as stack:
         for engine in engines:
             if not engine.url:
                 await engine.start()

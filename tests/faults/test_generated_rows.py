@@ -1,0 +1,215 @@
+"""Row A12: whatever clients send, what reaches an engine is what the engine's own server would have read itself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from smetric.config.settings import InstanceSettings
+from smetric.proxy.asgi import Receive, Scope, Send
+from smetric.proxy.server import address_of, listen
+from tests.fakes import CHAT_ANSWER, DONE, METRICS, MODELS, RawClient, delta, until
+from tests.faults.generated import body_of, generated, sentinel
+from tests.faults.harness import Running, running
+
+SEED = 20
+#: Connections at a time, and seconds of silence after which a server is taken to wait for more.
+AT_ONCE = 25
+SILENCE_S = 0.15
+
+
+@dataclass
+class Engine:
+    """An engine as vLLM is one: an ASGI app under uvicorn and httptools, which notes what it is asked."""
+
+    url: str = ""
+    #: Bodies of the requests whose end its app has seen, and its server, in order.
+    bodies: list[bytes] = field(default_factory=list)
+    read: list[bytes] = field(default_factory=list)
+
+    def protocol(self) -> type[HttpToolsProtocol]:
+        """Its server, which notes each request that it has read to its end, whatever becomes of it."""
+        read = self.read
+
+        class Noting(HttpToolsProtocol):
+            def on_message_begin(self) -> None:
+                super().on_message_begin()
+                self.noted = b""
+
+            def on_body(self, body: bytes) -> None:
+                super().on_body(body)
+                self.noted += body
+
+            def on_message_complete(self) -> None:
+                super().on_message_complete()
+                read.append(self.noted)
+
+        return Noting
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        pages = {"/health": b"", "/metrics": METRICS, "/v1/models": MODELS}
+        kind, answer = b"application/json", pages.get(scope["path"], CHAT_ANSWER)
+        if scope["path"] == "/metrics":
+            kind = b"text/plain; version=0.0.4"
+        elif scope["path"] not in pages:
+            self.bodies.append(body)
+            if b'"stream":true' in body:
+                kind, answer = b"text/event-stream", delta("ok") + DONE
+        fields = [(b"content-type", kind), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        await send({"type": "http.response.body", "body": answer})
+
+
+@asynccontextmanager
+async def engine() -> AsyncIterator[Engine]:
+    app = Engine()
+    sock = listen("127.0.0.1", 0)
+    app.url = address_of(sock)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, log_level="critical", http=app.protocol(), lifespan="off")
+    )
+    served = asyncio.create_task(server.serve([sock]))
+    try:
+        yield app
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(10):
+            await served
+
+
+async def said(url: str, raw: bytes, rng: random.Random, is_patient: Callable[[], bool]) -> tuple[bytes, bool]:
+    """Send *raw* in one to three pieces; what comes back until silence, and whether the server closed.
+
+    Silence does not count while *is_patient*.
+    """
+    cuts = sorted(rng.randrange(len(raw)) for _ in range(rng.choice((0, 0, 1, 2))))
+    pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    heard = b""
+    async with await RawClient.connect(url) as client:
+        try:
+            for piece in pieces:
+                if client.writer.transport.is_closing():
+                    break  # it has heard enough
+                client.writer.write(piece)
+                await asyncio.sleep(0.002 if len(pieces) > 1 else 0)
+            waited = 0.0
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE_S):
+                        data = await client.reader.read(65536)
+                except TimeoutError:
+                    waited += SILENCE_S
+                    if not is_patient() or waited > 5.0:
+                        return heard, False
+                    continue
+                if not data:
+                    return heard, True
+                heard += data
+        except ConnectionError:
+            return heard, True
+
+
+def answers(heard: bytes) -> list[tuple[int, bool]]:
+    """Status of each answer, and whether the request was sent to an engine; fails on what is no HTTP/1.1."""
+    found = []
+    while heard:
+        head, end, rest = heard.partition(b"\r\n\r\n")
+        assert end, head[-200:]
+        line, *lines = head.decode("latin-1").split("\r\n")
+        version, status = line.split(" ")[:2]
+        assert version == "HTTP/1.1", line
+        fields = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)}
+        if status == "100":
+            heard = rest
+            continue
+        size = int(fields["content-length"])
+        assert len(rest) >= size
+        found.append((int(status), "x-smetric-instance" in fields))
+        heard = rest[size:]
+    return found
+
+
+async def compare(router: Running, behind: Engine, beside: Engine, numbers: Sequence[int]) -> int:
+    """Send the inputs *numbers* to the router and to an engine; returns how many answers were 2xx."""
+    counted = 0
+
+    async def one(number: int) -> None:
+        nonlocal counted
+        raw = generated(SEED, number)
+        last = body_of(f"{number}.last")
+
+        def is_read() -> bool:
+            return last in beside.read
+
+        heard, is_closed = (
+            await asyncio.gather(
+                said(router.url, raw, random.Random(number), is_read),
+                said(beside.url, raw, random.Random(number), lambda: False),
+            )
+        )[0]
+        seen = answers(heard)
+        assert not any(status >= 500 and status not in (501, 505) for status, _ in seen), (number, seen)
+        assert seen or is_closed or not is_read(), f"input {number}: no answer to what an engine has read"
+        counted += sum(passed and status < 300 for status, passed in seen)
+
+    before = len(behind.bodies)
+    begun = len(beside.read)
+    await asyncio.gather(*(one(number) for number in numbers))
+    passed = behind.bodies[before:]
+    assert len(passed) == counted, (
+        f"inputs {numbers}: {counted} answers of an engine that was asked {len(passed)} times"
+    )
+    passed_on = Counter(passed)
+    try:
+        await until(lambda: passed_on <= Counter(beside.read[begun:]))
+    except AssertionError:
+        other = passed_on - Counter(beside.read[begun:])
+        raise AssertionError(f"inputs {numbers}: passed on, but an engine reads otherwise: {list(other)}") from None
+    return counted
+
+
+async def try_inputs(count: int) -> tuple[int, int]:
+    """Try *count* generated inputs; how many requests were passed on, and how many an engine read by itself."""
+    async with engine() as behind, engine() as beside:
+        instances = (InstanceSettings(url=behind.url, id="e0"),)
+        async with running(instances=instances, within_s=60.0 + count / 20) as router:
+            passed = 0
+            for first in range(0, count, AT_ONCE):
+                passed += await compare(router, behind, beside, range(first, min(count, first + AT_ONCE)))
+                read = len(beside.read)
+            assert not any('"level":"error"' in line for line in router.log.getvalue().splitlines())
+    return passed, read
+
+
+def test_the_generator_repeats_itself_and_its_sentinels_are_whole() -> None:
+    assert [generated(SEED, n) for n in range(50)] == [generated(SEED, n) for n in range(50)]
+    assert all(generated(SEED, n).endswith(sentinel(f"{n}.last")) for n in range(50))
+    assert len({generated(SEED, n) for n in range(200)}) == 200
+
+
+@pytest.mark.slow
+async def test_a12_a_thousand_generated_requests_are_read_as_an_engine_reads_them() -> None:
+    passed, read = await try_inputs(1_000)
+    assert 300 < passed <= read
+
+
+@pytest.mark.soak
+async def test_a12_twenty_thousand_generated_requests_are_read_as_an_engine_reads_them() -> None:
+    passed, read = await try_inputs(20_000)
+    assert 6_000 < passed <= read
