@@ -50,14 +50,14 @@ class Routing:
     """Where a request goes and why.
 
     `decision` is None where no policy ran: pinned requests, and requests nobody may serve. Exactly one of `lease` and
-    `error` is set.
+    `error` is set, but where the request is held: then neither is.
     """
 
     generation: Generation
     decision: Decision | None
     lease: Lease | None
     error: HttpError | None
-    #: routed, pinned, rejected, no_candidate or error.
+    #: routed, pinned, held, rejected, no_candidate or error.
     outcome: str
     #: Seconds spent evaluating the policy, and waiting for look-ups.
     evaluate_s: float
@@ -173,6 +173,8 @@ class Router:
         if decision.outcome is Outcome.REJECT:
             error = Shed(decision.status, decision.message, decision.retry_after_s)
             return Routing(generation, decision, None, error, "rejected", evaluate_s, lookup_s)
+        if decision.outcome is Outcome.HOLD:
+            return Routing(generation, decision, None, None, "held", evaluate_s, lookup_s)
         error = NoCandidate(f"no instance is left after `{decision.rule}` of policy {policy.name}")
         return Routing(generation, decision, None, error, "no_candidate", evaluate_s, lookup_s)
 
