@@ -273,6 +273,7 @@ class Health:
             tell = log.info if state in (State.WELL, State.WARMING) else log.warning
             tell("smetric.instance.changed", instance=instance.id, state=state.value, before=instance.state.value)
             instance.state = state
+            instance.load_changed()
 
     def _warm(self, instance: Instance, vitals: _Vitals) -> None:
         if self.tolerance.slow_start_s > 0:

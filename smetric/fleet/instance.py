@@ -5,7 +5,7 @@ No I/O here: sources write scrapes, the router charges and releases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -91,6 +91,7 @@ class Instance:
         "key",
         "models",
         "models_fixed",
+        "on_load_changed",
         "own",
         "pool",
         "prefix_tokens",
@@ -147,6 +148,9 @@ class Instance:
         #: As last scraped; None while this process has not said.
         self.prefix_tokens: PrefixTokens | None = None
         self.cache = CacheConfig()
+        #: Told when it may have more room than before: a request ended, a prompt was prefilled, a scrape or its health
+        #: says so.
+        self.on_load_changed: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"<Instance {self.id} {self.url} own={self.own} healthy={self.healthy}>"
@@ -160,6 +164,11 @@ class Instance:
             hit_len: tokens of them known to be in this instance's cache, 0 if not looked up.
         """
         return Lease(self, prompts, prompt_len, max(0, prompt_len - hit_len))
+
+    def load_changed(self) -> None:
+        """It may have more room than before."""
+        if self.on_load_changed is not None:
+            self.on_load_changed()
 
     def requests(self) -> float:
         """Running and waiting requests: own now + max(0, scraped - own when that scrape was sent)."""
@@ -227,12 +236,14 @@ class Lease:
         if self._prefilling:
             self._prefilling = False
             self.instance.unprefilled -= self.new_tokens
+            self.instance.load_changed()
 
     def release(self) -> None:
         """The request has ended, however it ended."""
         if self._released:
             return
         self._released = True
-        self.first_byte()
         self.instance.own -= self.prompts
         self.instance.sent_tokens -= self.prompt_len
+        self.first_byte()
+        self.instance.load_changed()

@@ -200,6 +200,7 @@ class VllmSource:
         # A busy engine whose series stand still has not looked since: its values are as old as their last change.
         if not frozen:
             instance.scrape = Scrape(sent_at, page.running, page.waiting, page.kv_usage, own)
+            instance.load_changed()
         return "bad_page" if page.refused else "ok"
 
     @staticmethod
