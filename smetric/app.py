@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -43,7 +43,8 @@ from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
 from smetric.request import Reading
 from smetric.resources import policy_path
-from smetric.router import LookupDeadline, Router
+from smetric.router import Router
+from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.stack import require_token_ids, source_stack
@@ -111,7 +112,13 @@ class Application:
             settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
         )
         self.knows = source_stack(settings, self.fleet, self.metrics, self.token_ids, deadline.of, self._restarted)
-        self.router = Router(self.fleet, self.policy_file, self.knows.sources, deadline=deadline)
+        self.router = Router(
+            self.fleet,
+            self.policy_file,
+            self.knows.sources,
+            deadline=deadline,
+            on_source_failed=self.metrics.source_failed,
+        )
         self.tracing = Tracing(
             environ,
             candidates=settings.trace.candidates,
@@ -271,11 +278,18 @@ class Application:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        for part in self.knows.background:
-            await part.stop()
-        await self.request_tokens.stop()
-        await self.upstream.close()
-        await self.tracing.shutdown()
+        for part in (*self.knows.background, self.request_tokens):
+            await _end(type(part).__name__, part.stop())
+        await _end("Upstream", self.upstream.close())
+        await _end("Tracing", self.tracing.shutdown())
+
+
+async def _end(part: str, ending: Awaitable[object]) -> None:
+    """What cannot end must not keep the others from writing what they know, and from sending their traces."""
+    try:
+        await ending
+    except Exception:
+        log.exception("smetric.stop.failed", part=part)
 
 
 def _tolerance(settings: Settings) -> Tolerance:

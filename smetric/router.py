@@ -5,13 +5,10 @@ The only place where a decision becomes a charge. Moving bytes, retries and tele
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 from cachetools import TTLCache
@@ -22,7 +19,8 @@ from smetric.fleet.instance import Instance, Lease
 from smetric.policy import Decision, Outcome
 from smetric.policy_file import Generation, PolicyFile
 from smetric.request import InferenceRequest
-from smetric.sources.source import Cells, Learner, Source
+from smetric.sources.lookups import Column, LookupDeadline, Lookups
+from smetric.sources.source import Source
 from smetric.telemetry.record import Usage
 
 #: Seconds after which a response id no longer ties requests to the engine that made it, and how many are remembered.
@@ -30,19 +28,6 @@ PIN_TTL_S = 3600.0
 PIN_MAX = 65536
 
 log = structlog.get_logger("smetric.router")
-
-
-@dataclass(frozen=True, slots=True)
-class LookupDeadline:
-    """How long look-ups may take: base + per_1k for each thousand prompt tokens, at most cap; seconds."""
-
-    base_s: float = 0.020
-    per_1k_s: float = 0.002
-    cap_s: float = 0.300
-
-    def of(self, prompt_len: int) -> float:
-        """Seconds for a prompt of *prompt_len* tokens."""
-        return min(self.cap_s, self.base_s + self.per_1k_s * prompt_len / 1000)
 
 
 @dataclass(slots=True)
@@ -78,6 +63,7 @@ class Router:
         policy_file: the acting policy.
         sources: those that answer look-ups, best first.
         deadline: the time look-ups may take.
+        on_source_failed: told the name of a source that raised.
         rng: draws each decision's seed.
     """
 
@@ -88,13 +74,12 @@ class Router:
         sources: Sequence[Source] = (),
         *,
         deadline: LookupDeadline | None = None,
+        on_source_failed: Callable[[str], None] = lambda _: None,
         rng: random.Random | None = None,
     ) -> None:
         self.fleet = fleet
         self.policy_file = policy_file
-        self.sources = [source for source in sources if source.fills]
-        self._learners = [source for source in sources if isinstance(source, Learner)]
-        self._deadline = deadline or LookupDeadline()
+        self._lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
         self._rng = rng or random.Random()
         #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
         self._cursors: dict[str, str] = {}
@@ -137,7 +122,7 @@ class Router:
     ) -> Routing:
         policy = generation.policy
         seed = self._rng.getrandbits(63)
-        asked: dict[str, _Column] = {}
+        asked: dict[str, Column] = {}
         error: HttpError
         evaluate_s = lookup_s = 0.0
         wanted = policy.lookups_always
@@ -146,7 +131,7 @@ class Router:
             candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
             if wanted:
                 started = time.perf_counter()
-                await self._look_up(request, wanted, candidates, asked)
+                asked.update(await self._lookups.of(request, wanted, candidates))
                 lookup_s += time.perf_counter() - started
                 wanted = frozenset()
                 continue
@@ -178,35 +163,6 @@ class Router:
         error = NoCandidate(f"no instance is left after `{decision.rule}` of policy {policy.name}")
         return Routing(generation, decision, None, error, "no_candidate", evaluate_s, lookup_s)
 
-    async def _look_up(
-        self,
-        request: InferenceRequest,
-        wanted: frozenset[str],
-        candidates: Sequence[Instance],
-        asked: dict[str, _Column],
-    ) -> None:
-        """Fill *asked* with the wanted features; cells a source does not know fall to the next one."""
-        columns = {name: _Column(candidates) for name in wanted}
-        asked.update(columns)
-        deadline: float | None = None
-        for source in self.sources:
-            if not any(name in source.fills and column.open for name, column in columns.items()):
-                continue
-            answer = source.lookup(request, candidates)
-            if inspect.isawaitable(answer):
-                loop = asyncio.get_running_loop()
-                if deadline is None:
-                    deadline = loop.time() + self._deadline.of(request.prompt_len)
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        answer = await answer
-                except TimeoutError:
-                    continue
-            assert isinstance(answer, Mapping)
-            for name, cells in answer.items():
-                if name in columns:
-                    columns[name].fill(cells, source.name)
-
     def _pinned(
         self, request: InferenceRequest, generation: Generation, exclude: Collection[Instance], leased: bool
     ) -> Routing:
@@ -233,52 +189,15 @@ class Router:
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Tell the sources that *instance* has prefilled *request*."""
-        for source in self.sources:
-            source.prefilled(request, instance)
+        self._lookups.prefilled(request, instance)
         request.answering()
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """Tell the sources that learn from it that *instance* has answered *request* to the end."""
-        for learner in self._learners:
-            learner.settled(request, instance, usage)
+        self._lookups.settled(request, instance, usage)
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted: sources forget its cache, and responses stored on it are gone."""
-        for source in self.sources:
-            source.forget(instance)
+        self._lookups.forget(instance)
         for response_id in [key for key, holder in self._pins.items() if holder is instance]:
             del self._pins[response_id]
-
-
-class _Column:
-    """One look-up feature over the candidates it was asked for, and which source gave each cell."""
-
-    __slots__ = ("candidates", "cells", "open", "origins")
-
-    def __init__(self, candidates: Sequence[Instance]) -> None:
-        self.candidates = candidates
-        self.cells: list[Any] = [None] * len(candidates)
-        self.origins: list[str] = [""] * len(candidates)
-        self.open = True
-
-    def fill(self, cells: Cells, source: str) -> None:
-        """Take the cells that are still unknown."""
-        if all(cell is None for cell in self.cells):
-            self.cells = list(cells)
-            self.origins = [source if cell is not None else "" for cell in cells]
-        else:
-            for i, cell in enumerate(cells):
-                if self.cells[i] is None and cell is not None:
-                    self.cells[i] = cell
-                    self.origins[i] = source
-        self.open = None in self.cells
-
-    def over(self, candidates: Sequence[Instance]) -> tuple[list[Any], list[str]]:
-        """The column for *candidates*, which may differ from those asked for: new ones are unknown."""
-        if candidates == self.candidates:
-            return self.cells, self.origins
-        at = {instance: i for i, instance in enumerate(self.candidates)}
-        return (
-            [self.cells[at[i]] if i in at else None for i in candidates],
-            [self.origins[at[i]] if i in at else "" for i in candidates],
-        )

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
+from smetric.app import Application
+from smetric.config.settings import InstanceSettings, Settings
 from tests.fakes import FakeEngine
 from tests.faults.harness import chat, running
 from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
@@ -26,3 +30,28 @@ async def test_no_header_names_the_tenant_unless_one_is_set(tmp_path: Path) -> N
     async with running(FakeEngine(), policy=str(path)) as router:
         answer = await router.ask("POST", "/v1/chat/completions", chat(), ("x-tenant", "blue"))
     assert answer.status == 200
+
+
+class Part:
+    """A background part that ends, or cannot."""
+
+    def __init__(self, ended: list[str], name: str, error: Exception | None = None) -> None:
+        self._ended, self._name, self._error = ended, name, error
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._ended.append(self._name)
+
+
+async def test_a_part_that_cannot_end_keeps_no_other_from_ending() -> None:
+    application = Application(Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),)), environ={})
+    ended: list[str] = []
+    application.knows.background[:] = [Part(ended, "first"), Part(ended, "", OSError("full")), Part(ended, "last")]
+    await application.start()
+    with capture_logs() as logs:
+        await application.stop()
+    assert ended == ["first", "last"]
+    assert [(line["event"], line["part"]) for line in logs] == [("smetric.stop.failed", "Part")]

@@ -16,7 +16,8 @@ from smetric.fleet.instance import Instance, Lease, Scrape
 from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
-from smetric.router import LookupDeadline, Router
+from smetric.router import Router
+from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells
 from smetric.telemetry.record import Usage
 

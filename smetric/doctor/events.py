@@ -52,7 +52,7 @@ async def kv_events(site: Site) -> list[Finding]:
     # Not a module of the base installation: only who listens to events has the extra.
     from smetric.sources.kv_events import KvEvents
 
-    source = next(one for one in site.router.router.sources if isinstance(one, KvEvents))
+    source = next(one for one in site.router.knows.sources if isinstance(one, KvEvents))
     each = await asyncio.gather(
         *(_of_instance(site, source, engine, by_id[engine.settings.id]) for engine in site.reachable)
     )

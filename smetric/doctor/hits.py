@@ -12,7 +12,7 @@ from smetric.doctor.site import Site
 from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES
 from smetric.request import InferenceRequest
-from smetric.router import LookupDeadline
+from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
 from smetric.telemetry.record import Usage

@@ -127,7 +127,7 @@ async def send_new(site: Site, engine: Engine, model: str, characters: int = CHA
 async def predict(site: Site, request: InferenceRequest, instance: Instance) -> Prediction:
     """What the first source that knows says *instance* holds of *request*, with more time than a decision has."""
     started = time.perf_counter()
-    for source in site.router.router.sources:
+    for source in site.router.knows.sources:
         if "hit_len" in source.fills:
             answer = source.lookup(request, [instance])
             if inspect.isawaitable(answer):

@@ -32,7 +32,7 @@ async def lookups(site: Site) -> list[Finding]:
                 "see `smetric check` of this policy",
             )
         ]
-    filled = {name for source in site.router.router.sources for name in source.fills}
+    filled = {name for source in site.router.knows.sources for name in source.fills}
     if site.settings.lmcache.mode == "controller":
         filled -= {"store_hit_len"}  # it knows of no store, so that tier is always unknown
     return [

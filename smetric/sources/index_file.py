@@ -15,6 +15,7 @@ import structlog
 from smetric.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, UnreadableImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.telemetry.log_limit import LogLimit
 
 #: The file's name in its folder.
 NAME = "prefix-index"
@@ -88,13 +89,15 @@ class IndexFile:
         self._is_failing = True
 
     async def _save_for_ever(self) -> None:
+        log_limit = LogLimit()
         while True:
             await asyncio.sleep(self._interval_s)
             try:
                 await self.save()
             except Exception:
                 # A fault of ours must not end the keeping for good.
-                log.exception("smetric.index.failed")
+                if (kept_back := log_limit.passes("save")) is not None:
+                    log.exception("smetric.index.failed", kept_back=kept_back)
 
     def _read(self) -> IndexImage | None:
         """The file's image, None where there is no file. Runs in a thread."""

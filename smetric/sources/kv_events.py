@@ -7,6 +7,7 @@ Needs engines that publish (`--kv-events-config`) and the prompt's token ids. Wh
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from smetric.sources.kv_stream import State, Stream
 from smetric.sources.kv_subscriber import Subscriber
 from smetric.sources.source import Cells
 from smetric.telemetry.kv_gauges import CacheFigures, KvFigures
+from smetric.telemetry.log_limit import LogLimit
 from smetric.token_ids import TokenIds
 
 #: Seconds before an endpoint that could not be used is tried again.
@@ -57,6 +59,7 @@ class KvEvents:
             subscriber = Subscriber(publisher, self.index)
             self._subscribers.setdefault(publisher.instance, []).append(subscriber)
         self._context: zmq.asyncio.Context | None = None
+        self._log_limit = LogLimit()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -77,20 +80,20 @@ class KvEvents:
             self._context.destroy(linger=0)
 
     async def _listen(self, subscriber: Subscriber, context: zmq.asyncio.Context) -> None:
-        publisher = subscriber.publisher
+        told = {"instance": subscriber.publisher.instance.id, "endpoint": subscriber.publisher.endpoint}
+        problem = ""
         while True:
+            began = time.monotonic()
             try:
                 await subscriber.run(context)
             except zmq.ZMQError as error:
-                log.error(
-                    "smetric.kv_events.failed",
-                    instance=publisher.instance.id,
-                    endpoint=publisher.endpoint,
-                    error=str(error),
-                )
+                if str(error) != problem or time.monotonic() - began > RETRY_S:
+                    log.error("smetric.kv_events.failed", **told, error=str(error))
+                problem = str(error)
             except Exception:
                 # A fault of ours must not blind the router to this instance for good.
-                log.exception("smetric.kv_events.crashed", instance=publisher.instance.id)
+                if (kept_back := self._log_limit.passes(subscriber)) is not None:
+                    log.exception("smetric.kv_events.crashed", **told, kept_back=kept_back)
             for stream in subscriber.streams.values():
                 stream.lose(State.GAP)
             await asyncio.sleep(RETRY_S)

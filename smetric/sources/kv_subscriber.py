@@ -21,6 +21,7 @@ from smetric.sources.kv_message import Message, MessageError, decode
 from smetric.sources.kv_publisher import Publisher
 from smetric.sources.kv_socket import configure, replayed
 from smetric.sources.kv_stream import Place, State, Stream
+from smetric.telemetry.log_limit import LogLimit
 
 #: Seconds of work after which other tasks get their turn.
 TURN_S = 0.002
@@ -61,6 +62,7 @@ class Subscriber:
         self._catch_up_due = 0.0
         self._catch_up_pause = CATCH_UP_S[0]
         self._restart_seen_at = float("-inf")
+        self._log_limit = LogLimit()
 
     async def run(self, context: zmq.asyncio.Context) -> None:
         """Listen until cancelled, on sockets of *context*.
@@ -227,7 +229,9 @@ class Subscriber:
                         return heard
             except (TimeoutError, MessageError) as error:
                 problem = type(error).__name__
-                log.warning("smetric.kv_events.no_replay", instance=self.publisher.instance.id, problem=problem)
+                if (kept_back := self._log_limit.passes(problem)) is not None:
+                    told = {"instance": self.publisher.instance.id, "problem": problem, "kept_back": kept_back}
+                    log.warning("smetric.kv_events.no_replay", **told)
                 return None
         return heard
 

@@ -72,6 +72,8 @@ class _Peer:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     is_up: bool = False
     reason: str = ""
+    #: Why it did not say what it knows; empty if it did.
+    no_image: str = ""
 
 
 class Peers:
@@ -285,11 +287,15 @@ class Peers:
                     if len(data) > most:
                         raise UnreadableImage("it is larger than prefix_index.max_bytes")
             self._index.restore(await asyncio.to_thread(index_image.decode, bytes(data)))
+            reason, write = "", log.info
         except UnreadableImage as error:
-            log.warning("smetric.peer.no_image", peer=peer.url, reason=str(error))
+            reason, write = str(error), log.warning
         except (TimeoutError, aiohttp.ClientError, OSError):
             # It is down, or has not started yet: then it will hear of us, and we of it, by batches.
-            log.info("smetric.peer.no_image", peer=peer.url, reason="connect_error")
+            reason, write = "connect_error", log.info
+        if reason and reason != peer.no_image:
+            write("smetric.peer.no_image", peer=peer.url, reason=reason)
+        peer.no_image = reason
 
 
 def _ended(task: asyncio.Task[None]) -> None:

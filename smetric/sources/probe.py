@@ -13,6 +13,7 @@ import structlog
 
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
+from smetric.telemetry.log_limit import LogLimit
 
 #: Most bytes of an answer that are read.
 MAX_BYTES = 8 * 1024
@@ -40,6 +41,7 @@ class Prober:
         self._health = health
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._log_limit = LogLimit()
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -65,7 +67,8 @@ class Prober:
                 self._health.settle()
             except Exception:
                 # A fault of ours must not blind the router to this instance for good.
-                log.exception("smetric.probe.crashed", instance=instance.id)
+                if (kept_back := self._log_limit.passes(instance.id)) is not None:
+                    log.exception("smetric.probe.crashed", instance=instance.id, kept_back=kept_back)
             due = max(due + self._interval_s, clock())
 
     async def probe(self, instance: Instance) -> None:

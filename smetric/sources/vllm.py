@@ -21,6 +21,7 @@ from smetric.fleet.instance import CacheConfig, Instance, Scrape
 from smetric.request import InferenceRequest
 from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
+from smetric.telemetry.log_limit import LogLimit
 
 #: Largest page and largest model list that are read, in bytes. Real pages are 50 to 75 KB for each engine.
 MAX_PAGE_BYTES = 4 * 1024 * 1024
@@ -55,6 +56,8 @@ class _Seen:
     result: str = "ok"
     counters: dict[str, float] = field(default_factory=dict)
     models_due: float = float("-inf")
+    #: Why the models could not be read last time; empty if they could.
+    models_problem: str = ""
 
 
 class _Unreadable(Exception):
@@ -93,6 +96,7 @@ class VllmSource:
         self._on_restart = on_restart
         self._on_scrape = on_scrape
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._session: aiohttp.ClientSession | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._unseen = set(instances)
@@ -144,7 +148,8 @@ class VllmSource:
                 await self.scrape(instance)
             except Exception:
                 # A fault of ours (or of a callback) must not blind the router to this instance for good.
-                log.exception("smetric.scrape.crashed", instance=instance.id)
+                if (kept_back := self._log_limit.passes(instance.id)) is not None:
+                    log.exception("smetric.scrape.crashed", instance=instance.id, kept_back=kept_back)
             due = max(due + self._interval_s, self._clock())
             await asyncio.sleep(due - self._clock())
 
@@ -217,8 +222,11 @@ class VllmSource:
             cards = _CARDS.decode(await self._get(instance, "/v1/models", MAX_MODELS_BYTES))
         except (_Unreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = str(error) if isinstance(error, _Unreadable) else "bad_page"
-            log.warning("smetric.models.unreadable", instance=instance.id, result=reason)
+            if reason != seen.models_problem:
+                log.warning("smetric.models.unreadable", instance=instance.id, result=reason)
+            seen.models_problem = reason
             return
+        seen.models_problem = ""
         instance.models = frozenset(card.id for card in cards.data[:MAX_MODELS])
         instance.adapters = frozenset(card.id for card in cards.data[:MAX_MODELS] if card.parent is not None)
 

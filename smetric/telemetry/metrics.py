@@ -57,6 +57,7 @@ class Metrics:
         self._attempts = _Children(self._counter(names.ATTEMPTS))
         self._ejections = _Children(self._counter(names.EJECTIONS))
         self._in_progress = self._gauge(names.IN_PROGRESS)
+        self._source_failures = _Children(self._counter(names.SOURCE_FAILURES))
         self._tokenizations = _Children(self._counter(names.TOKENIZATIONS))
         self._tokenize_seconds = _Children(self._histogram(names.TOKENIZE_SECONDS))
         self._tokenize_checks = _Children(self._counter(names.TOKENIZE_CHECKS))
@@ -147,6 +148,10 @@ class Metrics:
     def looked_up(self, source: str, result: str) -> None:
         """*source* answered a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
         self._lookups.of(source, result).inc()
+
+    def source_failed(self, source: str) -> None:
+        """*source* raised."""
+        self._source_failures.of(source).inc()
 
     def suspended(self, source: str, is_suspended: bool) -> None:
         """The service behind *source* began to count as failing, or as well again."""

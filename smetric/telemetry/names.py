@@ -239,6 +239,12 @@ LOOKUPS = Metric(
 LOOKUP_IS_SUSPENDED = Metric(
     "smetric_lookup_suspended", "gauge", ("source",), "1 while a source's service is left alone because it fails."
 )
+SOURCE_FAILURES = Metric(
+    "smetric_source_failures_total",
+    "counter",
+    ("source",),
+    "Times a source raised: a bug. What it knew was unknown.",
+)
 TOKENIZATIONS = Metric(
     "smetric_tokenizations_total",
     "counter",
@@ -415,6 +421,9 @@ LOOKUP_SUSPENDED_EVENT = Event(
     "smetric.lookup.suspended", "Warning: a lookup service failed several times in a row; it is left alone for a while."
 )
 LOOKUP_RESUMED_EVENT = Event("smetric.lookup.resumed", "Info: a lookup service that was left alone answers again.")
+SOURCE_FAILED_EVENT = Event(
+    "smetric.source.failed", "Error: a source raised: a bug. Once a minute for each; `kept_back` counts the rest."
+)
 TOKENIZE_UNAVAILABLE_EVENT = Event(
     "smetric.tokenize.unavailable",
     "Warning: an instance failed to tokenise several times; it is not asked for a while.",
@@ -453,6 +462,7 @@ CREDENTIAL_EVENT = Event(
 ODD_ADDRESS_EVENT = Event(
     "smetric.instance.odd_address", "Warning: an instance's name leads to addresses where none can be; none is used."
 )
+STOP_FAILED_EVENT = Event("smetric.stop.failed", "Error: a part of the router raised when it was to end: a bug.")
 READY_EVENT = Event("smetric.ready", "Info: requests are served.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 HYPERCORN_EVENT = Event(

@@ -19,6 +19,7 @@ from smetric.config import Settings
 from smetric.errors import ConfigError
 from smetric.fleet.fleet import Fleet
 from smetric.request import Api, InferenceRequest
+from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.record import Usage
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text, chat_of_chat, prompt_of_completion
@@ -91,6 +92,7 @@ class RequestTokens:
         self._block_size = block_size
         self._on_result = on_result
         self._on_compared = on_compared
+        self._log_limit = LogLimit(clock)
         self._running: set[asyncio.Task[array[int] | None]] = set()
 
     async def start(self) -> None:
@@ -162,7 +164,8 @@ class RequestTokens:
             ids, result = None, Refused.result
         except Exception:
             # A fault of ours: the hit lengths of this request stay unknown, and it is served all the same.
-            log.exception("smetric.tokenize.failed")
+            if (kept_back := self._log_limit.passes(api)) is not None:
+                log.exception("smetric.tokenize.failed", api=api.value, kept_back=kept_back)
             ids, result = None, "failed"
         self._on_result(result, time.perf_counter() - started)
         return ids

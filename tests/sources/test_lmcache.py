@@ -20,8 +20,9 @@ from smetric.fleet.instance import Instance
 from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
-from smetric.router import LookupDeadline, Router, Routing
+from smetric.router import Router, Routing
 from smetric.sources.lmcache import LmcacheTier, lmcache_tiers
+from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells
 from smetric.telemetry.metrics import Metrics
 from tests.fakes import FakeEngine, hang

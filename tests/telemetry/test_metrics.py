@@ -160,6 +160,7 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.ejected(seen[0], names.CONNECT)
     app.metrics.looked_up("lmcache", names.LOOKUP_OK)
     app.metrics.suspended("lmcache", True)
+    app.metrics.source_failed("kv_events")
     app.metrics.tokenized("engine", "ok", 0.01)
     app.metrics.ids_compared(True)
     app.metrics.hit_checked("gpu-0", "kv_events", names.HIT_OVER, 32)

@@ -1,0 +1,33 @@
+"""A failure that repeats is one line a minute."""
+
+from __future__ import annotations
+
+from smetric.telemetry.log_limit import EVERY_S, MOST_KEYS, LogLimit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_line_a_minute_says_how_many_were_kept_back() -> None:
+    clock = Clock()
+    limit = LogLimit(clock)
+    assert [limit.passes("a") for _ in range(4)] == [0, None, None, None]
+    clock.now += EVERY_S
+    assert [limit.passes("a"), limit.passes("a")] == [3, None]
+
+
+def test_each_thing_that_fails_has_lines_of_its_own() -> None:
+    limit = LogLimit(Clock())
+    assert [limit.passes(key) for key in ("a", "b", "a")] == [0, 0, None]
+
+
+def test_what_is_told_apart_is_bounded() -> None:
+    limit = LogLimit(Clock())
+    for number in range(10 * MOST_KEYS):
+        assert limit.passes(number) == 0
+    assert len(limit._seen) <= MOST_KEYS
