@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "Play recorded agent sessions on emulated instances.",
     "check": "Check policy files.",
     "test": "Run the tests of policy files.",
+    "fmt": "Lay policy files out canonically.",
     "explain": "Say how a policy decides, or why it decided.",
     "drain": "Send an instance nothing new.",
     "undrain": "Let an instance be a candidate again.",

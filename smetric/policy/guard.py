@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Container, Iterator
 
 from smetric.policy import tree
+from smetric.policy.layout.words import spaced_text
 
 #: The guard that fails when a held request has been held for as long as its rule says.
 HELD = "held"
 #: The guard that fails when a rule's pick is nobody.
 NOBODY = "nobody"
-
-#: A string, which is kept, or a comment, which is not.
-_COMMENT = re.compile(r"(\"[^\"\n]*\")|#[^\n]*")
 
 
 def conjuncts(when: tree.Expr | None) -> list[tree.Expr]:
@@ -36,9 +34,10 @@ def label_of(guard: tree.Expr, text: str, definitions: Container[str]) -> str:
     return one_line("".join(pieces))
 
 
+@functools.lru_cache(maxsize=1024)
 def one_line(source: str) -> str:
-    """Source text without comments and line breaks."""
-    return " ".join(_COMMENT.sub(r"\1", source).split())
+    """Source text on one line, spaced as `smetric fmt` spaces it, so that no layout changes what a guard is called."""
+    return spaced_text(source) or " ".join(source.split())
 
 
 def _calls(expr: tree.Expr, definitions: Container[str]) -> Iterator[tree.Call]:

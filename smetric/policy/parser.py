@@ -18,7 +18,7 @@ from smetric.policy import tree
 from smetric.policy.builder import Builder, span_of
 from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
-from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, cut, same_line, tokenize, too_deep
+from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, Tokens, cut, same_line, tokenize, too_deep
 from smetric.policy.syntax_error import Stop, explain, misplaced_start
 from smetric.policy.tree import Span
 
@@ -53,6 +53,11 @@ def parse(text: str, path: str = "<policy>") -> tree.File:
     return file
 
 
+def tokens_of(text: str) -> Tokens:
+    """The tokens of a text, or of a piece of one."""
+    return tokenize(_lark(), text)
+
+
 def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]]:
     """Parse what can be parsed: the file, with a `Broken` in place of each statement that could not be, and the errors.
 
@@ -67,7 +72,7 @@ def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]
     if foreign is not None:
         fault = Diagnostic("encoding", "this character is no UTF-8", Span(*foreign.span()), "save the file as UTF-8")
         raise PolicyError([fault], text, path)
-    found = tokenize(_lark(), text)
+    found = tokens_of(text)
     errors = list(found.errors)
     comments = Comments(text)
     pieces = cut(found)
