@@ -145,11 +145,12 @@ async def running(
     check_after: bool = True,
     token_ids: TokenIds | None = None,
     within_s: float = 60.0,
+    warm: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A router before *engines*, for *within_s* at most; at the end it must be well again.
 
-    Where it is to end ill, *check_after* is off.
+    Where it is to end ill, *check_after* is off; where it can serve nothing as it is, *warm*.
     """
     from smetric.telemetry import logs
 
@@ -180,7 +181,8 @@ async def running(
         router = Running(application, address_of(data), address_of(admin), engines, log)
         try:
             await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
-            await router.warm_up()
+            if warm:
+                await router.warm_up()
             for engine in engines:
                 engine.calls.clear()
             yield router

@@ -56,6 +56,8 @@ async def process(
     sockets: Sequence[tuple[str, socket.socket]] = (),
     before: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    module: str = "smetric",
+    policy: str = "load_only",
 ) -> AsyncIterator[Process]:
     """`smetric serve` with *arguments* once it is ready, killed at the end if it still runs.
 
@@ -65,8 +67,10 @@ async def process(
         sockets: handed over to it, with their names.
         before: a command that runs it.
         environ: variables beside those of the tests.
+        module: what is run instead of the command.
+        policy: its policy.
     """
-    command = [sys.executable, "-m", "smetric", "serve", "--policy", "load_only", "--port", "0", "--admin-port", "0"]
+    command = [sys.executable, "-m", module, "serve", "--policy", policy, "--port", "0", "--admin-port", "0"]
     line = shlex.join([*before, *command, *arguments])
     names = ":".join(name for name, _ in sockets)
     # A descriptor keeps its number over `pass_fds`, and the first one handed over must be 3.

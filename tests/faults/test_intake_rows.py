@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 
 import orjson
 import pytest
@@ -433,3 +434,25 @@ async def test_b4_a_body_that_trickles_in_is_answered_408_at_the_deadline() -> N
             client.leave()
             await sending
         assert router.engines[0].calls == []
+
+
+CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(501)
+
+
+async def test_b7_a_tls_client_on_a_port_without_tls_is_told_off_at_once_and_nothing_is_raised() -> None:
+    """TLS belongs to the gateway in front: what is left of the row is who comes with it nevertheless."""
+    async with running(FakeEngine()) as router:
+        for hello in (CLIENT_HELLO, CLIENT_HELLO[:5], ssl_hello()):
+            assert (await only_answer(router, hello)).status in (400, 405)
+        async with await RawClient.connect(router.url) as half:
+            await half.send(CLIENT_HELLO[:1])
+            half.reset()
+        assert not any('"level":"error"' in line or "Traceback" in line for line in router.log.getvalue().splitlines())
+
+
+def ssl_hello() -> bytes:
+    """What a TLS client of today says first."""
+    said, heard = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(heard, said, server_hostname="router").do_handshake()
+    return said.read()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import math
+import re
 import socket
 import time
 
+import orjson
 import pytest
 
 from smetric.config.settings import Scrape
@@ -122,6 +124,42 @@ async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: by
         assert all(answer.complete for answer in answers)
         await until(lambda: served >= 2)
         assert finite(router)
+
+
+async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the_router_sent_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with receiving() as collector:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        scrape = Scrape(interval=0.05, timeout=0.2, unknown_after=1.0)
+        engines = [FakeEngine(), FakeEngine()]
+        async with running(*engines, policy="smetric", scrape=scrape, environ=environ) as router:
+            # e0 looks crowded by its last page: once that is old, nobody believes it
+            engines[0].metrics = values(b"50")
+            e0 = router.instance_of(engines[0])
+            await until(lambda: e0.requests() == 50)
+            for engine in engines:
+                engine.metrics = hang
+            clock = router.application.fleet.clock
+            await until(lambda: clock() - max(one.scrape.measured_at for one in router.application.fleet.instances) > 1)
+            answers = await asyncio.gather(*(router.chat() for _ in range(12)))
+            assert [answer.status for answer in answers] == [200] * 12
+            assert len({answer.value("x-smetric-policy") for answer in answers}) == 1
+            assert [len(engine.calls) for engine in engines] == [6, 6]
+            for record in router.application.telemetry.decisions.recent(12):
+                assert record.decision is not None
+                assert record.decision.snapshot.is_known("requests") == [False, False]
+            page = (await router.admin("/metrics")).body.decode()
+            ages = re.findall(r'^smetric_telemetry_age_seconds\{instance="e\d"\} (\S+)$', page, re.M)
+            assert len(ages) == 2
+            assert all(float(age) > 1 for age in ages)
+            await until(lambda: len(collector.named("route ")) >= 14)
+            shown = [
+                orjson.loads(span.attributes["smetric.candidates.json"]) for span in collector.named("route ")[-12:]
+            ]
+            assert all(row["unknown"] == ["requests"] for rows in shown for row in rows)
 
 
 @pytest.mark.parametrize("to", ["nobody", "a black hole"])
