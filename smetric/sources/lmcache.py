@@ -70,7 +70,8 @@ class LmcacheTier:
         return dict.fromkeys(self.fills, cells)
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """LMCache learns of it from the instance itself."""
+        """LMCache learns of it from the instance itself; what it said before is out of date."""
+        self._lookup.prefilled(request)
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted: what was answered before may not hold any more."""

@@ -112,6 +112,8 @@ class Lookup:
         #: The request asked for last and what came of it: several features, and a second pass of the policy, want the
         #: same, and should cost neither tokens nor hashes again.
         self._last: tuple[InferenceRequest, float, Holdings] | None = None
+        #: The request whose prefill was told last: each tier tells of it.
+        self._told_of: InferenceRequest | None = None
         self._session: aiohttp.ClientSession | None = None
         self._suspended = False
 
@@ -138,6 +140,18 @@ class Lookup:
         """Answers given so far may not hold any more."""
         self._answers.clear()
         self._last = None
+
+    def prefilled(self, request: InferenceRequest) -> None:
+        """An instance has computed *request*'s prompt: an answer about the same chunks from before says too little."""
+        if self._last is not None and self._last[0] is request:
+            self._last = None
+        if not self._answers or request.token_ids is None or self._told_of is request:
+            return
+        self._told_of = request
+        named = self._key_of(request)
+        if named is not None:
+            question = Question(_packed(request.token_ids, self._chunk_size), *named)
+            self._answers.pop(_identity(question), None)
 
     def recent(self, request: InferenceRequest) -> Holdings | None:
         """What the last look-up said, if it was *request*'s; None if it is to be asked."""
@@ -167,7 +181,7 @@ class Lookup:
         if not tokens:
             return names.LOOKUP_NOT_ASKED, NOTHING
         question = Question(tokens, *named)
-        identity = (xxhash.xxh3_64_intdigest(memoryview(tokens)), len(tokens), question.model, question.salt)
+        identity = _identity(question)
         known = self._answers.get(identity)
         if known is not None:
             return names.LOOKUP_CACHED, known
@@ -266,6 +280,12 @@ class Lookup:
             log.warning("smetric.lookup.suspended", url=self._url, reason=reason)
         else:
             log.info("smetric.lookup.resumed", url=self._url)
+
+
+def _identity(question: Question) -> tuple[int, int, str, str]:
+    """What tells it from other questions."""
+    tokens = question.tokens
+    return xxhash.xxh3_64_intdigest(memoryview(tokens)), len(tokens), question.model, question.salt
 
 
 def _packed(ids: Sequence[int], chunk_size: int) -> array[int]:

@@ -140,6 +140,22 @@ async def test_an_answer_is_used_again_for_the_same_leading_chunks_until_it_is_o
         assert len(asked.service.calls) == 6
 
 
+async def test_once_an_instance_has_computed_a_prompt_what_was_answered_before_is_asked_again() -> None:
+    async with asking(answering(200, BOTH)) as asked:
+        first, other = request(), request()
+        await asked.lookup.of(first)
+        first.token_ids = array("I", range(1000, 2024))
+        asked.lookup.prefilled(first)
+        assert asked.lookup.recent(first) is None
+        asked.ids.ids = [*range(1000, 2024), 7, 8, 9]  # a follow-up that adds less than a chunk
+        await asked.lookup.of(other)
+        assert asked.results == [names.LOOKUP_OK, names.LOOKUP_OK]
+        other.token_ids = array("I", range(5000, 6024))  # of another prompt: what is known stays
+        asked.lookup.prefilled(other)
+        await asked.lookup.of(request())
+        assert asked.results[-1] == names.LOOKUP_CACHED
+
+
 @pytest.mark.parametrize("ids", [range(255), (), [-1] * 256, [1 << 32] * 256, [1.5] * 256, ["1"] * 256, [None] * 256])
 async def test_what_is_no_whole_chunk_of_token_ids_is_never_sent(ids: Any) -> None:
     async with asking(answering(200, BOTH), ids=ids) as asked:
