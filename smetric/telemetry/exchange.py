@@ -22,9 +22,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from smetric.telemetry import attributes, names
+from smetric.telemetry.access_log import AccessLog
 from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.metrics import Metrics
@@ -69,8 +68,7 @@ class Telemetry:
         self.answered = answered
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
         self.salt = os.urandom(16)
-        #: Bound here, after logging was set up: binding anew costs more than the line.
-        self.access = structlog.get_logger("smetric.access").bind()
+        self.access = AccessLog()
 
     def begin(self, scope: Mapping[str, Any], route: str, *, trusted: bool) -> Exchange:
         """A request arrived.
@@ -217,7 +215,8 @@ class Exchange:
             usage=usage,
             exemplar={"trace_id": self.trace_id} if self.server is not None else None,
         )
-        self._log(status, bytes_out, error_type, duration_s)
+        if telemetry.access.is_on:
+            self._log(status, bytes_out, error_type, duration_s)
 
     def own_trace_id(self) -> int:
         """The id of the trace that begins here, 128 bits; drawn when it is first asked for."""
@@ -290,12 +289,13 @@ class Exchange:
         if error_type:
             fields["error_type"] = error_type
         if record is not None:
+            safe = attributes.safe
             fields["decision_id"] = record.id
             fields["outcome"] = record.outcome
             fields["policy"] = record.policy.name
-            fields["rule"] = record.rule
-            fields["instance"] = record.instance.id if record.instance is not None else ""
+            fields["rule"] = safe(record.rule)
+            fields["instance"] = safe(record.instance.id) if record.instance is not None else ""
             fields["api"] = record.request.api.value
-            fields["model"] = attributes.safe(record.request.model)
+            fields["model"] = safe(record.request.model)
             fields["attempts"] = self._attempts
-        self.telemetry.access.info(names.REQUEST_EVENT.name, **fields)
+        self.telemetry.access.write(fields)

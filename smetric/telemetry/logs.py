@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import orjson
 import structlog
@@ -20,6 +20,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from smetric.errors import ConfigError
 from smetric.telemetry import names
 from smetric.telemetry.attributes import safe
+from smetric.telemetry.log_lines import LogLines
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "json", "console")
@@ -47,19 +48,18 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         raise ConfigError(f"log format {format!r} is not one of {', '.join(FORMATS)}")
     out = stream if stream is not None else sys.stderr
     console = format == "console" or (format == "auto" and out.isatty())
+    lines, stamp = LogLines(out), Stamp()
     processors: list[Processor] = [
         structlog.processors.add_log_level,
-        Stamp(),
+        stamp,
         _without_text,
         _bounded,
-        structlog.dev.ConsoleRenderer(colors=out.isatty())
-        if console
-        else structlog.processors.JSONRenderer(serializer=_json),
+        structlog.dev.ConsoleRenderer(colors=out.isatty()) if console else JsonLines(lines, stamp),
     ]
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, lines)),
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
@@ -78,13 +78,41 @@ class Stamp:
 
     def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
         """Stamp *event*."""
+        event["timestamp"] = self.now()
+        return event
+
+    def now(self) -> str:
+        """The time."""
         now = time.time()
         second = int(now)
         if second != self._second:
             self._written = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
             self._second = second
-        event["timestamp"] = f"{self._written}.{int((now - second) * 1e6):06d}Z"
-        return event
+        return f"{self._written}.{int((now - second) * 1e6):06d}Z"
+
+
+class JsonLines:
+    """The last processor where lines are JSON; lines that are made for speed pass by all others.
+
+    Args:
+        lines: where those are written.
+        stamp: tells the time.
+    """
+
+    def __init__(self, lines: LogLines, stamp: Stamp) -> None:
+        self._lines = lines
+        self._stamp = stamp
+
+    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
+        """*event* as one line."""
+        return orjson.dumps(event, default=repr).decode()
+
+    def write_soon(self, event: str, level: str, fields: dict[str, Any]) -> None:
+        """Write a line of *fields*, which are bounded and printable already, within a moment."""
+        fields["event"] = event
+        fields["level"] = level
+        fields["timestamp"] = self._stamp.now()
+        self._lines.write_soon(orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE).decode())
 
 
 class LibraryHandler(logging.Handler):
@@ -145,7 +173,3 @@ def _bounded(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         if type(value) is str and (len(value) > 256 or not value.isprintable()):
             event[name] = safe(value)
     return event
-
-
-def _json(event: EventDict, **_: Any) -> str:
-    return orjson.dumps(event, default=repr).decode()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import io
+
+import orjson
+import pytest
+import structlog
+
+from smetric.telemetry import logs
+from smetric.telemetry.access_log import AccessLog
+from tests.product import logging_as_before  # noqa: F401
+
+
+@pytest.fixture
+def out() -> io.StringIO:
+    return io.StringIO()
+
+
+def test_a_line_is_what_the_loggers_would_have_written(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    AccessLog().write({"route": "/v1/models", "status": 200})
+    structlog.get_logger().info("request", route="/v1/models", status=200)
+    ours, theirs = map(orjson.loads, out.getvalue().splitlines())
+    assert ours.keys() == theirs.keys()
+    assert {**ours, "timestamp": ""} == {**theirs, "timestamp": ""}
+    assert len(ours["timestamp"]) == len(theirs["timestamp"])
+
+
+def test_the_level_leaves_it_out(out: io.StringIO) -> None:
+    logs.configure("warning", "json", out)
+    access = AccessLog()
+    assert not access.is_on
+    access.write({"status": 200})
+    assert out.getvalue() == ""
+
+
+def test_it_is_written_for_people_where_that_is_asked_for(out: io.StringIO) -> None:
+    logs.configure("info", "console", out)
+    AccessLog().write({"status": 200})
+    assert "status=200" in out.getvalue()
+
+
+def test_it_can_be_captured_like_any_other_line(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    access = AccessLog()
+    with structlog.testing.capture_logs() as lines:
+        access.write({"status": 200})
+    assert [line["status"] for line in lines] == [200]
+    assert out.getvalue() == ""

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import asyncio
+import io
+
+from smetric.telemetry import log_lines
+from smetric.telemetry.log_lines import LogLines
+
+
+class Counting(io.StringIO):
+    """A stream that counts how often it is written to, and says when it has been."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+        self.written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        self.written.set()
+        return super().write(text)
+
+
+async def test_lines_that_can_wait_are_written_together_within_a_moment() -> None:
+    out = Counting()
+    lines = LogLines(out)
+    for number in range(10):
+        lines.write_soon(f"{number}\n")
+    assert out.writes == 0
+    await asyncio.wait_for(out.written.wait(), 5)
+    assert out.getvalue() == "".join(f"{number}\n" for number in range(10))
+    out.written.clear()
+    lines.write_soon("later\n")
+    await asyncio.wait_for(out.written.wait(), 5)
+    assert out.getvalue().endswith("9\nlater\n")
+    assert out.writes == 2
+
+
+async def test_a_line_that_is_written_at_once_takes_those_before_it_along() -> None:
+    out = Counting()
+    lines = LogLines(out)
+    lines.write_soon("first\n")
+    lines.write("second\n")
+    lines.flush()
+    assert out.getvalue() == "first\nsecond\n"
+    out.written.clear()
+    lines.write_soon("third\n")
+    await asyncio.wait_for(out.written.wait(), 5)
+    assert out.getvalue() == "first\nsecond\nthird\n"
+
+
+async def test_no_more_lines_wait_than_allowed() -> None:
+    out = io.StringIO()
+    lines = LogLines(out)
+    for _ in range(log_lines.MOST_WAITING):
+        lines.write_soon("x\n")
+    assert out.getvalue() == "x\n" * log_lines.MOST_WAITING
+
+
+def test_without_an_event_loop_nothing_waits() -> None:
+    out = io.StringIO()
+    LogLines(out).write_soon("x\n")
+    assert out.getvalue() == "x\n"
