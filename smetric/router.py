@@ -82,6 +82,7 @@ class Router:
         self._lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
         self._rng = rng or random.Random()
         #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
+        #: Replaced, never changed: a decision keeps those it was given.
         self._cursors: dict[str, str] = {}
         self._turns = 0
         self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S)
@@ -150,7 +151,7 @@ class Router:
             wanted = decision.features
         if decision.outcome is Outcome.ROUTE:
             if decision.cursors:
-                self._cursors.update(decision.cursors)
+                self._cursors = {**self._cursors, **decision.cursors}
             hits = snapshot.columns.get("hit_len")
             hit = int(hits[decision.index]) if hits is not None else 0
             lease = candidates[decision.index].charge(request.prompts, request.prompt_len, hit)

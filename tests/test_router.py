@@ -323,3 +323,11 @@ async def test_whole_answers_are_told_to_those_that_learn_from_them() -> None:
     usage = Usage(100, 10, 64)
     router.settled(InferenceRequest(id="r"), fleet["a"], usage)
     assert learner.answers == [("r", fleet["a"], usage)]
+
+
+async def test_a_decision_keeps_the_cursors_it_was_given_whatever_is_decided_later() -> None:
+    router = router_of(fleet_of(), policy="round_robin")
+    routings = [await router.route(first_turn()) for _ in range(3)]
+    decisions = [routing.decision for routing in routings]
+    assert [list(made.used.values()) for made in decisions if made] == [[], ["a"], ["b"]]
+    assert [made.instance for made in decisions if made] == ["a", "b", "c"]
