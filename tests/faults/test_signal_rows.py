@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from smetric.config.settings import Scrape
+from smetric.fleet.instance import Instance
 from tests.fakes import METRICS, Call, FakeEngine, Script, hang, until
 from tests.faults.harness import CANARY, Running, running
 from tests.telemetry.otlp_receiver import receiving
@@ -142,8 +143,12 @@ async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the
             await until(lambda: e0.requests() == 50)
             for engine in engines:
                 engine.metrics = hang
-            clock = router.application.fleet.clock
-            await until(lambda: clock() - max(one.scrape.measured_at for one in router.application.fleet.instances) > 1)
+            fleet = router.application.fleet
+
+            def is_old(instance: Instance) -> bool:
+                return instance.scrape is not None and fleet.clock() - instance.scrape.measured_at > 1
+
+            await until(lambda: all(map(is_old, fleet.instances)))
             answers = await asyncio.gather(*(router.chat() for _ in range(12)))
             assert [answer.status for answer in answers] == [200] * 12
             assert len({answer.value("x-smetric-policy") for answer in answers}) == 1
