@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import orjson
 import pytest
 
-from tests.fakes import FakeEngine, fetch
+from smetric.proxy.server import raise_fd_limit
+from tests.fakes import Call, FakeEngine, RawClient, chunk, delta, fetch, request, until
+from tests.faults.harness import chat
 from tests.faults.mixed_load import Mix, obedient
 from tests.faults.process import Process, process
 
@@ -23,6 +29,8 @@ MIB = 1024 * 1024
 ENGINES = 4
 #: Seconds until everything must be as it was: connections that nobody uses live for five.
 LEAK_PROBE_S = 15.0
+#: Stands before the time in an event.
+SENT_AT = "sent at "
 #: What fills up is small, so that it is full before anything is measured.
 SMALL = {"SMETRIC_PREFIX_INDEX__MAX_BYTES": "1MiB", "SMETRIC_HEALTH__MAX_EJECTED_PERCENT": "0"}
 
@@ -51,6 +59,76 @@ async def loads(router: Process) -> list[tuple[int, int]]:
     """What the ledger counts on each instance."""
     page = orjson.loads((await fetch(router.admin, "GET", "/admin/instances")).body)
     return [(one["own"], one["unprefilled"]) for one in page["instances"]]
+
+
+@dataclass
+class Paced:
+    """An engine whose streams go on until told to end: an event for each of them once a second, evenly spread.
+
+    Each event says when it was sent.
+    """
+
+    streams: deque[Call] = field(default_factory=deque)
+
+    async def script(self, call: Call) -> None:
+        await call.stream(delta("first"), end=False)
+        self.streams.append(call)
+        await asyncio.Event().wait()
+
+    async def pace(self, seconds: float) -> None:
+        """Serve the streams that are open now for *seconds*."""
+        loop = asyncio.get_running_loop()
+        began, sent = loop.time(), 0
+        while (passed := loop.time() - began) < seconds:
+            while sent < passed * len(self.streams):
+                call = self.streams[sent % len(self.streams)]
+                call.writer.write(chunk(delta(f"{SENT_AT}{time.perf_counter()}")))
+                sent += 1
+            await asyncio.sleep(0.005)
+
+
+async def read_delays(client: RawClient, delays: list[float]) -> None:
+    """Note how long each event was on its way, until the stream ends."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            event = await client.reader.readuntil(b"\n\n")
+            now = time.perf_counter()
+            if sent := re.search(SENT_AT.encode() + rb"([\d.]+)", event):
+                delays.append(now - float(sent[1]))
+
+
+async def streams(tmp_path: Path, count: int, seconds: float) -> tuple[int, int, int, list[float]]:
+    """Hold *count* streams open for *seconds*; memory before, with them open and at the end, and delays of events."""
+    raise_fd_limit()
+    paced = Paced()
+    async with probed(tmp_path, [FakeEngine(paced.script)]) as router:
+        body = request("POST", "/v1/chat/completions", chat(stream=True))
+        for warm_up in (100, 0):  # the first hundred only make it ready
+            clients = [await RawClient.connect(router.data) for _ in range(warm_up or count)]
+            before = (await probe(router))["rss"]
+            for client in clients:
+                await client.send(body)
+            for client in clients:
+                assert (await client.head()).status == 200
+            await until(lambda: len(paced.streams) == len(clients), within_s=30)  # noqa: B023
+            if warm_up:
+                for client in clients:
+                    client.leave()
+                paced.streams.clear()
+                await asyncio.sleep(1.0)
+        opened = (await probe(router))["rss"]
+        delays: list[float] = []
+        reading = [asyncio.create_task(read_delays(client, delays)) for client in clients]
+        await paced.pace(seconds)
+        ended = (await probe(router))["rss"]
+        for client in clients:
+            client.leave()
+        await asyncio.gather(*reading)
+        deadline = time.monotonic() + LEAK_PROBE_S
+        while await loads(router) != [(0, 0)]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)
+    return before, opened, ended, delays
 
 
 @asynccontextmanager
@@ -125,3 +203,12 @@ async def test_i1_a_hundred_thousand_mixed_requests_leave_nothing_behind(tmp_pat
     mix, before, after = await mixed(tmp_path, 10_000, 100_000)
     check(mix, before, after)
     assert after["rss"] - before["rss"] <= 2 * MIB
+
+
+@pytest.mark.soak
+async def test_i4_a_thousand_open_streams_take_little_memory_and_their_events_do_not_wait(tmp_path: Path) -> None:
+    before, opened, ended, delays = await streams(tmp_path, 1_000, 180.0)
+    assert ended - before <= 100 * MIB
+    assert ended - opened <= 5 * MIB
+    assert len(delays) > 150_000
+    assert quantiles(delays, n=100)[98] <= 0.05
