@@ -17,7 +17,8 @@ from typing import Any
 
 from smetric.caches.breaks import MOST_PARTS, CacheBreaks
 from smetric.fleet.instance import Instance
-from smetric.request import Api, InferenceRequest, Reading, parse
+from smetric.reading import Reading, parse
+from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
 
 

@@ -1,6 +1,6 @@
 """The top level of a JSON body: its members, found without decoding their values, and where each one lies.
 
-What the values mean is in `smetric.request`. The body itself is forwarded as it came; only `patch_model` and
+What the values mean is in `smetric.reading`. The body itself is forwarded as it came; only `patch_model` and
 `patch_member` make a new one. Nothing a client sent is quoted in an error.
 """
 
@@ -13,45 +13,32 @@ import msgspec
 from msgspec import Raw
 
 from smetric.errors import RequestError
+from smetric.screening import Screened, encoding_problem
 
-#: Up to this size a body cannot hold enough values to stall the loop, so they are not counted.
-UNCOUNTED_BYTES = 256 * 1024
-#: Most strings, objects and lists a larger body may hold.
-MAX_VALUES = 65536
 #: Most members the top level may have; the widest API has about a hundred.
 MAX_MEMBERS = 1024
 
-_EVERYTHING_BUT_VALUES = bytes(byte for byte in range(256) if byte not in b'"{[')
 _DECODER = msgspec.json.Decoder(dict[str, Raw])
 _NULL = Raw(b"null")
 _OPEN = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
 _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _AFTER = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
-_ENCODINGS = (
-    (b"\xef\xbb\xbf", "a byte order mark"),
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
-    (b"{\x00", "UTF-16 or UTF-32"),
-    (b"\x00", "UTF-16 or UTF-32"),
-)
 
 
-def members(body: bytes) -> dict[str, Raw]:
-    """The top-level members of *body*, each value as its JSON text.
+def members(screened: Screened) -> dict[str, Raw]:
+    """The top-level members of a body, each value as its JSON text.
 
     Raises:
-        RequestError: *body* is not one JSON object in UTF-8, gives a member twice, nests too deeply, or holds too many
-            members or values to be looked into.
+        RequestError: the body is not one JSON object, gives a member twice, nests too deeply, or has too many members.
     """
-    if len(body) > UNCOUNTED_BYTES:
-        _refuse_bomb(body)
+    body = screened.body
     try:
         found = _DECODER.decode(body)
     except RecursionError:
         raise RequestError("the body nests objects and lists too deeply; send a flatter one") from None
     except msgspec.ValidationError:
         raise RequestError("the body must be a JSON object, such as {...}, at its top level") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise RequestError(_malformed(body, error)) from None
     if len(found) > MAX_MEMBERS:
         raise RequestError(f"the body has more than {MAX_MEMBERS} top-level fields; no API has that many")
@@ -126,29 +113,12 @@ def patch_model(body: bytes, model: str) -> bytes:
     raise ValueError("the body has no top-level `model` to replace")
 
 
-def _refuse_bomb(body: bytes) -> None:
-    """Refuse a body of more values than `MAX_VALUES`, in two cheap passes and a third only where those are unsure."""
-    if len(body.translate(None, _EVERYTHING_BUT_VALUES)) <= MAX_VALUES:
-        return
-    # Brackets and escaped quotes inside strings were counted too. Without escapes, every second run is inside one.
-    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _EVERYTHING_BUT_VALUES)
-    values = marks.count(b'"') // 2
-    if values <= MAX_VALUES:
-        values += sum(map(len, marks.split(b'"')[::2]))
-    if values > MAX_VALUES:
-        raise RequestError(
-            f"the body holds more than {MAX_VALUES} strings, objects and lists; send fewer or larger ones"
-        )
-
-
 def _malformed(body: bytes, error: Exception) -> str:
     if not body.strip():
         return "the body is empty; it must be a JSON object"
-    for mark, name in _ENCODINGS:
-        if body.startswith(mark):
-            return f"the body starts like {name}; send JSON in UTF-8 without a byte order mark"
-    if not is_utf8(body):
-        return "the body is not valid UTF-8; send JSON in UTF-8"
+    encoding = encoding_problem(body)
+    if encoding is not None:
+        return encoding
     place = re.search(r"\(byte \d+\)", str(error))
     where = f" {place[0]}" if place else ""
     return f"the body is not valid JSON{where}; NaN, Infinity and halves of surrogate pairs are not taken"
@@ -157,12 +127,3 @@ def _malformed(body: bytes, error: Exception) -> str:
 def is_null(value: Raw) -> bool:
     """Whether *value* is JSON's null."""
     return value == _NULL
-
-
-def is_utf8(text: bytes | memoryview) -> bool:
-    """Whether *text* is valid UTF-8."""
-    try:
-        str(text, "utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

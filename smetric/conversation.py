@@ -2,33 +2,35 @@
 
 Rendering approximates a chat template: text as it is, a mark for each role. What engines do not render is left out:
 Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. Lengths and
-hashes are in `smetric.prompt`; which API has which fields is in `smetric.request`.
+hashes are in `smetric.prompt`; which API has which fields is in `smetric.reading`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw, Struct
 
-from smetric.body import is_null, is_utf8
+from smetric.body import is_null
 from smetric.errors import RequestError
+from smetric.json_text import Text, escaped, text_of
 from smetric.parts import Kind, Outline
 from smetric.prompt import image
 
 
 class Part(Struct, gc=False):
-    """One part of a message's content, of any API; fields that a type does not have are absent."""
+    """One part of a message's content, of any API; fields that a type does not have are empty."""
 
     type: str | None = None
-    text: str | None = None
-    thinking: str | None = None
-    refusal: str | None = None
-    name: str | None = None
+    text: Raw = Raw()
+    thinking: Raw = Raw()
+    refusal: Raw = Raw()
+    name: Raw = Raw()
     input: Raw = Raw()
-    content: str | list[Part | str] | None = None
+    content: Raw = Raw()
     source: Raw = Raw()
     image_url: Raw = Raw()
     input_audio: Raw = Raw()
@@ -37,29 +39,19 @@ class Part(Struct, gc=False):
     file: Raw = Raw()
 
 
-Content = str | list[Part | str] | None
-
-
 class Message(Struct, gc=False):
     """A message of chat or messages, or an item of a Responses `input`."""
 
     role: str | None = None
-    content: Content = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    content: Raw = Raw()
+    reasoning: Raw = Raw()
+    reasoning_content: Raw = Raw()
     tool_calls: Raw = Raw()
     type: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: Content = None
-    summary: Content = None
-
-
-class _Shape(Struct, gc=False):
-    """What is read of a message whose other fields have shapes unknown here."""
-
-    role: str | None = None
-    type: str | None = None
+    name: Raw = Raw()
+    arguments: Raw = Raw()
+    output: Raw = Raw()
+    summary: Raw = Raw()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class Conversation:
         outline: which pieces are which part.
     """
 
-    pieces: list[bytes]
+    pieces: list[Text]
     turn: int
     history_bytes: int
     question_bytes: int
@@ -82,9 +74,7 @@ class Conversation:
 
 
 _MESSAGES = msgspec.json.Decoder(list[Message])
-_SHAPES = msgspec.json.Decoder(list[_Shape])
-_RAWS = msgspec.json.Decoder(list[Raw])
-_CONTENT = msgspec.json.Decoder(Content)
+_PARTS = msgspec.json.Decoder(list[Part | str])
 _BILLING = b"x-anthropic-billing-header"
 _CACHE_CONTROL = re.compile(
     rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
@@ -94,9 +84,14 @@ _TOOL_ROLES = ("tool", "function")
 #: What the messages of each kind are as parts; those of `other` are the system's or a user's.
 _KINDS = {"assistant": Kind.ASSISTANT, "result": Kind.TOOL_RESULT}
 _SYSTEM_ROLES = ("system", "developer")
+_LIST = ord("[")
+#: Contents in contents that are taken apart; tool results hold text and images, and nothing nests deeper.
+MOST_NESTED = 2
 
 
-def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw | None = None) -> Conversation:
+def render(
+    field: str, messages: Raw, *, tools: Raw | None = None, system: Raw | None = None, is_plain: bool = False
+) -> Conversation:
     """Render *messages*, a list of messages or of Responses items, after *tools* and *system*.
 
     An assistant message is a turn, and so is a run of Responses output items; tool results belong to the call before
@@ -108,33 +103,31 @@ def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw |
         messages: JSON text of the list.
         tools: JSON text of the tools.
         system: JSON text of the system prompt or instructions, a string or a list of text parts.
+        is_plain: whether there is no choice of escapes in any of them, as `smetric.screening` says.
 
     Raises:
-        RequestError: *messages* is not a list of objects with string roles, or not valid UTF-8.
+        RequestError: *messages* is not a list of objects with string roles.
     """
-    pieces: list[bytes] = []
-    parts: list[tuple[int, Kind, int]] = []
+    try:
+        decoded = _MESSAGES.decode(messages)
+    except msgspec.DecodeError:
+        raise RequestError(
+            f"`{field}` must be a list of objects, each with its role as a string", param=field
+        ) from None
+    text = _Rendering(is_plain)
+    pieces, parts = text.pieces, text.parts
     if tools is not None and not is_null(tools):
         parts.append((0, Kind.TOOLS, 0))
         pieces.append(_without_cache_marks(tools))
     if system is not None:
-        _render_system(system, pieces, parts)
+        text.add_system(system)
     messages_from = len(parts)
     # Where the last turn begins and ends, in pieces; `before` is the same without the turn that came last.
     turn, begins_at, ends_at = before = 0, 0, 0
     previous = ""
-    for number, (message, raw) in enumerate(_decode(field, messages)):
-        kind = _kind(message)
+    for number, message in enumerate(decoded):
         at = len(pieces)
-        part = _KINDS.get(kind) or (Kind.SYSTEM if message.role in _SYSTEM_ROLES else Kind.USER)
-        parts.append((at, part, number))
-        if isinstance(message, Message):
-            results: list[int] = []
-            _render_message(message, pieces, results)
-            for index, boundary in enumerate(results):
-                parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
-        else:
-            pieces.append(raw)
+        kind = text.add_message(message, number)
         if kind == "assistant":
             if previous != "item" or message.type is None:
                 before = turn, begins_at, ends_at
@@ -154,23 +147,7 @@ def render(field: str, messages: Raw, *, tools: Raw | None = None, system: Raw |
     return Conversation(pieces, turn, history_bytes, question_bytes, Outline(field, parts, messages_from))
 
 
-def _decode(field: str, messages: Raw) -> list[tuple[Message | _Shape, bytes]]:
-    """The messages, each with its JSON text in place of a rendering where one has a shape unknown here."""
-    try:
-        return [(message, b"") for message in _MESSAGES.decode(messages)]
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        if not is_utf8(memoryview(messages)):
-            raise RequestError(f"`{field}` is not valid UTF-8; send JSON in UTF-8", param=field) from None
-    try:
-        shapes = _SHAPES.decode(messages)
-        return [(shape, bytes(raw)) for shape, raw in zip(shapes, _RAWS.decode(messages), strict=True)]
-    except msgspec.DecodeError:
-        raise RequestError(
-            f"`{field}` must be a list of objects, each with its role as a string", param=field
-        ) from None
-
-
-def _kind(message: Message | _Shape) -> str:
+def _kind(message: Message) -> str:
     """assistant, result or other. Responses items without a role say by their type which they are."""
     role, type_ = message.role, message.type
     if role == "assistant":
@@ -185,85 +162,107 @@ def _kind(message: Message | _Shape) -> str:
     return "other"
 
 
-def _render_system(system: Raw, pieces: list[bytes], parts: list[tuple[int, Kind, int]]) -> None:
-    try:
-        content = _CONTENT.decode(system)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        parts.append((len(pieces), Kind.SYSTEM, 0))
-        pieces.append(bytes(system))
-        return
-    is_first = True
-    for number, block in enumerate(content if isinstance(content, list) else [content]):
-        text: list[bytes] = []
-        _render_content([block] if block is not None else None, text, [])
-        text = [piece for piece in text if not piece.startswith(_BILLING)]
-        if text:
-            parts.append((len(pieces), Kind.SYSTEM, number))
-            if is_first:
-                pieces.append(_MARKS["system"])
-                is_first = False
-            pieces += text
+class _Rendering:
+    """Text as it is rendered, piece by piece, and which part each piece is of."""
 
+    __slots__ = ("_is_plain", "parts", "pieces")
 
-def _render_message(message: Message, pieces: list[bytes], results: list[int]) -> None:
-    """Append the message's pieces, and to *results* where in them each tool result begins and ends."""
-    role = message.role if message.role is not None else message.type or "user"
-    pieces.append(_MARKS.get(role) or b"<|%b|>" % role.encode())
-    if message.reasoning is not None:
-        pieces.append(message.reasoning.encode())
-    elif message.reasoning_content is not None:
-        pieces.append(message.reasoning_content.encode())
-    content = message.content
-    if type(content) is str:
-        pieces.append(content.encode())
-    elif content:
-        _render_content(content, pieces, results)
-    if message.tool_calls:
-        pieces.append(bytes(message.tool_calls))
-    if message.type is not None:
-        if message.summary:
-            _render_content(message.summary, pieces, [])
-        if message.name is not None:
-            pieces.append(message.name.encode())
-        if message.arguments is not None:
-            pieces.append(message.arguments.encode())
-        if message.output:
-            _render_content(message.output, pieces, [])
+    def __init__(self, is_plain: bool) -> None:
+        self._is_plain = is_plain
+        self.pieces: list[Text] = []
+        #: As in an `Outline`.
+        self.parts: list[tuple[int, Kind, int]] = []
 
+    def add_system(self, system: Raw) -> None:
+        """Add the system prompt, each of its blocks a part."""
+        blocks: list[Part | str] | None = None
+        if _first(system) == _LIST:
+            with contextlib.suppress(msgspec.DecodeError):
+                blocks = _PARTS.decode(system)
+        has_mark = False
+        for number, block in enumerate([system] if blocks is None else blocks):
+            at = len(self.pieces)
+            if isinstance(block, Raw):
+                self._add_value(block)
+            else:
+                self._add_part(block, [], 0)
+            text = [piece for piece in self.pieces[at:] if piece[: len(_BILLING)] != _BILLING]
+            del self.pieces[at:]
+            if text:
+                self.parts.append((at, Kind.SYSTEM, number))
+                if not has_mark:
+                    self.pieces.append(_MARKS["system"])
+                    has_mark = True
+                self.pieces += text
 
-def _render_content(content: Content, pieces: list[bytes], results: list[int]) -> None:
-    if content is None:
-        return
-    if isinstance(content, str):
-        pieces.append(content.encode())
-        return
-    for part in content:
+    def add_message(self, message: Message, number: int) -> str:
+        """Add message *number*, and its tool results as parts of their own; returns its `_kind`."""
+        pieces, kind = self.pieces, _kind(message)
+        part = _KINDS.get(kind) or (Kind.SYSTEM if message.role in _SYSTEM_ROLES else Kind.USER)
+        self.parts.append((len(pieces), part, number))
+        role = message.role if message.role is not None else message.type or "user"
+        pieces.append(_MARKS.get(role) or b"<|%b|>" % role.encode())
+        if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
+            self._add_value(message.reasoning_content)
+        results: list[int] = []  # where each tool result begins and ends
+        if message.content:
+            self._add_content(message.content, results, 0)
+        if message.tool_calls:
+            pieces.append(memoryview(message.tool_calls))
+        if message.type is not None:
+            for content in (message.summary, message.name, message.arguments, message.output):
+                if content:
+                    self._add_content(content, [], 0)
+        for index, boundary in enumerate(results):
+            self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
+        return kind
+
+    def _add_value(self, value: Raw) -> bool:
+        """Add a string, or any other value but null as it stands; returns whether it was not null."""
+        if is_null(value):
+            return False
+        self.pieces.append(text_of(value, self._is_plain))
+        return True
+
+    def _add_content(self, content: Raw, results: list[int], depth: int) -> None:
+        """Add a string or a list of parts; where it is neither, as it stands."""
+        if _first(content) != _LIST or depth > MOST_NESTED:
+            self._add_value(content)
+            return
+        try:
+            parts = _PARTS.decode(content)
+        except msgspec.DecodeError:
+            self._add_value(content)
+            return
+        for part in parts:
+            self._add_part(part, results, depth)
+
+    def _add_part(self, part: Part | str, results: list[int], depth: int) -> None:
         if isinstance(part, str):
-            pieces.append(part.encode())
-        elif part.text is not None:
-            pieces.append(part.text.encode())
-        elif part.thinking is not None:
-            pieces.append(part.thinking.encode())
-        elif part.refusal is not None:
-            pieces.append(part.refusal.encode())
-        elif part.type == "tool_result":
-            results.append(len(pieces))
-            _render_other(part, pieces)
-            results.append(len(pieces))
-        else:
-            _render_other(part, pieces)
+            self.pieces.append(escaped(part))
+            return
+        for text in (part.text, part.thinking, part.refusal):
+            if text and self._add_value(text):
+                return
+        is_result = part.type == "tool_result"
+        if is_result:
+            results.append(len(self.pieces))
+        if part.type is not None:
+            self.pieces.append(b"<|%b|>" % part.type.encode())
+        if part.name:
+            self._add_value(part.name)
+        if part.input:
+            self.pieces.append(memoryview(part.input))
+        if part.content:
+            self._add_content(part.content, [], depth + 1)
+        media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
+        self.pieces.extend(image(memoryview(medium)) for medium in media if medium)
+        if is_result:
+            results.append(len(self.pieces))
 
 
-def _render_other(part: Part, pieces: list[bytes]) -> None:
-    if part.type is not None:
-        pieces.append(b"<|%b|>" % part.type.encode())
-    if part.name is not None:
-        pieces.append(part.name.encode())
-    if part.input:
-        pieces.append(bytes(part.input))
-    _render_content(part.content, pieces, [])
-    media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
-    pieces.extend(image(memoryview(medium)) for medium in media if medium)
+def _first(value: Raw) -> int:
+    return memoryview(value)[0]
 
 
 def _without_cache_marks(tools: Raw) -> bytes:

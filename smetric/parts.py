@@ -16,6 +16,8 @@ import msgspec
 import xxhash
 from msgspec import Raw
 
+from smetric.json_text import Text
+
 #: Hashes of two processes cannot be compared, nor can those of a guessed text with ours.
 _SALT = int.from_bytes(os.urandom(8))
 _RAWS = msgspec.json.Decoder(list[Raw])
@@ -143,7 +145,7 @@ def hash_of(text: bytes) -> int:
     return xxhash.xxh3_64_intdigest(text, _SALT)
 
 
-def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, template: int = 0) -> Parts:
+def parts_of(pieces: Sequence[Text], outline: Outline, *, salt: int = 0, template: int = 0) -> Parts:
     """Hash the parts of a conversation rendered as *pieces*: one pass over the text."""
     digest_of, is_tools, is_result = xxhash.xxh3_64_intdigest, Kind.TOOLS, Kind.TOOL_RESULT  # looked up once
     hashes: list[int] = []
@@ -196,7 +198,7 @@ def parts_of(pieces: Sequence[bytes], outline: Outline, *, salt: int = 0, templa
     )
 
 
-def _tools(text: bytes) -> list[memoryview]:
+def _tools(text: Text) -> list[memoryview]:
     """The tools, each as it stands in *text*; tools that are no list are one."""
     try:
         return [memoryview(tool) for tool in _RAWS.decode(text)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from smetric.json_text import Text
 from smetric.parts import Outline, Parts, parts_of
 
 #: Rendered bytes per block. A block's hash covers everything before it.
@@ -24,7 +25,7 @@ class Prompt:
     """The first prompt of a request.
 
     Args:
-        pieces: its rendered text in order, UTF-8.
+        pieces: its rendered text in order, UTF-8, escaped as in JSON.
         bytes_per_token: the ratio all its lengths are converted by.
         history_bytes: length of the carried history, a prefix of the prompt.
         question_bytes: length up to the last assistant turn of that history: the whole prompt of the request that this
@@ -49,7 +50,7 @@ class Prompt:
 
     def __init__(
         self,
-        pieces: Sequence[bytes],
+        pieces: Sequence[Text],
         bytes_per_token: float,
         *,
         history_bytes: int = 0,
@@ -58,7 +59,7 @@ class Prompt:
         counted: bool = False,
         outline: Outline | None = None,
     ) -> None:
-        self._pieces: Sequence[bytes] | None = pieces
+        self._pieces: Sequence[Text] | None = pieces
         self._outline = outline
         self._hashes: Hashes | None = None
         self.bytes_per_token = bytes_per_token
@@ -75,6 +76,11 @@ class Prompt:
         """How many whole tokens *rendered_bytes* of this prompt are."""
         # A whole number of tokens must survive the division by a ratio that was itself a quotient.
         return int(rendered_bytes / self.bytes_per_token + 1e-6)
+
+    def whole_blocks(self, rendered_bytes: int, block_size: int) -> int:
+        """How many tokens *rendered_bytes* of this prompt are, floored to blocks of *block_size* tokens."""
+        tokens = min(self.tokens(rendered_bytes), self.length)
+        return tokens - tokens % block_size
 
     def count(self, tokens: int) -> None:
         """The prompt is known to have *tokens* tokens, at least 1: convert by what that makes of its bytes."""

@@ -1,7 +1,6 @@
-"""One inference request as the router sees it: the numbers a policy may read, read from the body and the headers.
+"""One inference request as the router sees it: the numbers a policy may read, and what sources look it up by.
 
-The top level of a body is taken apart in `smetric.body`, the conversation rendered in `smetric.conversation`.
-Validation is the engine's business: what it might accept passes, and what is passed on is the body as it came.
+It is read from a body and its headers in `smetric.reading`.
 """
 
 from __future__ import annotations
@@ -9,20 +8,11 @@ from __future__ import annotations
 import asyncio
 import enum
 from array import array
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-import msgspec
-from msgspec import Raw
 
 from smetric.block_keys import BlockKeys
-from smetric.body import is_null, members
-from smetric.conversation import Conversation, render
-from smetric.errors import RequestError
 from smetric.parts import Parts, hash_of
 from smetric.prompt import Prompt
-from smetric.tokens import TokenRatio
 
 
 class Api(enum.Enum):
@@ -92,7 +82,7 @@ class InferenceRequest:
         prompt.count(len(ids))
         self.prompt_len = len(ids)
         if self.turn and self.est_hit is not None:
-            self.est_hit = _whole_blocks(prompt, block_size)
+            self.est_hit = prompt.whole_blocks(prompt.history_bytes, block_size)
 
     def answering(self) -> None:
         """An answer has begun: nothing is looked up for this request any more, so its text is let go."""
@@ -107,264 +97,3 @@ class InferenceRequest:
         self.prompt = self.body = self.tokenising = self.token_ids = self.parts = None
         self.template_args = b""
         self.block_keys.clear()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How requests are read.
-
-    Args:
-        block_size: tokens per KV block; the expected hit is floored to it.
-        tenant_header: header that names the tenant, in lower case; empty for none.
-        trust_session_headers: `x-session-turn` overrides the turn read from the body.
-        aliases: names that stand for another model; ratio and cache key are that model's.
-    """
-
-    block_size: int = 16
-    tenant_header: str = ""
-    trust_session_headers: bool = False
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-
-#: Headers in which agents name their session, best first (Claude Code, Codex, OpenCode, Dynamo).
-SESSION_HEADERS = (b"x-claude-code-session-id", b"session-id", b"x-session-id", b"x-dynamo-session-id")
-#: Longest value taken from a header, in bytes.
-MAX_HEADER_VALUE = 256
-#: Most sequences one request is counted as; the engine judges whether it takes that many.
-MAX_PROMPTS = 65536
-#: Longest JSON text of a number that is looked at.
-_MAX_NUMBER = 32
-
-T = TypeVar("T")
-
-#: Fields from which engines render more than the conversation itself.
-_TEMPLATE_FIELDS = (
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "reasoning",
-    "reasoning_effort",
-    "thinking",
-    "tool_choice",
-)
-_REFUSED = ("kv_transfer_params", "ec_transfer_params")
-_TRUE = (b"true", b"1", b'"true"', b'"1"')
-_NUMBER = msgspec.json.Decoder(float, strict=False)
-_STRING = msgspec.json.Decoder(str)
-_STRINGS = msgspec.json.Decoder(list[str])
-_RAWS = msgspec.json.Decoder(list[Raw])
-
-
-class _Named(msgspec.Struct):
-    id: str
-
-
-_CONVERSATION = msgspec.json.Decoder(str | _Named)
-
-
-def parse(
-    api: Api,
-    body: bytes,
-    headers: Iterable[tuple[bytes, bytes]],
-    ratio: TokenRatio,
-    reading: Reading,
-) -> InferenceRequest:
-    """Read what routing needs of a request.
-
-    Args:
-        api: its wire format.
-        body: as received.
-        headers: names in lower case, and values.
-        ratio: bytes per token of each model.
-        reading: the settings.
-
-    Raises:
-        RequestError: the body is no JSON object, or a field that routing needs has a type no engine takes. Bodies of
-            `Api.OTHER` need not be JSON.
-    """
-    request = InferenceRequest(api=api, body=body)
-    turn = _read_headers(request, headers, reading)
-    try:
-        found = members(body)
-    except RequestError:
-        if api is Api.OTHER:
-            return request
-        raise
-    for name, value in found.items():
-        if (name in _REFUSED or name.startswith("bootstrap_")) and not is_null(value):
-            raise RequestError(
-                "`kv_transfer_params`, `ec_transfer_params` and `bootstrap_…` are set between engines, never by "
-                "clients; send the request without them",
-                param=name if name in _REFUSED else None,
-            )
-    request.model = _string(found, "model")
-    request.stream = bytes(found.get("stream", b"")) in _TRUE
-    if api is Api.OTHER:
-        return request
-    if "priority" in found and not is_null(found["priority"]):
-        request.priority = -_number("priority", found["priority"])
-    copies = _number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1
-    request.served = served = reading.aliases.get(request.model, request.model)
-    bytes_per_token = ratio.of(served)
-    salt = bytes(found.get("cache_salt", b""))
-    if salt.startswith(b'"'):
-        request.cache_salt = _decode("cache_salt", _STRING, Raw(salt))
-    key = b"%b\0%b" % (served.encode(), salt)
-    if api is Api.COMPLETIONS:
-        prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key)
-    else:
-        prompts = 1
-        conversation = _CONVERSATIONS[api](found)
-        given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in _TEMPLATE_FIELDS if name in found]
-        request.template_args = b",".join(given)
-        _read_conversation(request, conversation, bytes_per_token, key, reading.block_size)
-    request.prompts = int(min(max(1, prompts * copies), MAX_PROMPTS))
-    if turn is not None:
-        request.turn = turn
-        request.est_hit = request.est_hit if turn else 0
-    if api is Api.RESPONSES:
-        request.pinned_to = _pinned_to(found)
-        if request.pinned_to:
-            request.turn = request.est_hit = None
-    return request
-
-
-def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], reading: Reading) -> int | None:
-    """Fill what headers say; returns the turn if a trusted header overrides it."""
-    turn = None
-    session_rank = len(SESSION_HEADERS)
-    tenant_header = reading.tenant_header.encode()
-    for name, value in headers:
-        if name in SESSION_HEADERS:
-            rank = SESSION_HEADERS.index(name)
-            if rank < session_rank:
-                session_rank = rank
-                request.session = _header_text(value)
-        elif name == b"x-request-id":
-            request.id = _header_text(value)
-        elif name == b"x-vllm-priority":
-            request.priority = -_number("X-Vllm-Priority", value.strip())
-        elif name == b"x-session-turn" and reading.trust_session_headers:
-            turn = int(min(max(0.0, _number("X-Session-Turn", value.strip())), 1e6))
-        if tenant_header and name == tenant_header:
-            request.tenant = _header_text(value)
-    return turn
-
-
-def _read_conversation(
-    request: InferenceRequest, conversation: Conversation, bytes_per_token: float, key: bytes, block_size: int
-) -> None:
-    prompt = Prompt(
-        conversation.pieces,
-        bytes_per_token,
-        history_bytes=conversation.history_bytes,
-        question_bytes=conversation.question_bytes,
-        key=key,
-        outline=conversation.outline,
-    )
-    request.prompt = prompt
-    request.prompt_len = prompt.length
-    request.turn = conversation.turn
-    request.est_hit = _whole_blocks(prompt, block_size)
-
-
-def _whole_blocks(prompt: Prompt, block_size: int) -> int:
-    """Tokens of the history, floored to whole blocks."""
-    expected = min(prompt.tokens(prompt.history_bytes), prompt.length)
-    return expected - expected % block_size
-
-
-def _read_prompts(request: InferenceRequest, value: Raw | None, bytes_per_token: float, key: bytes) -> int:
-    """Fill prompt and prompt length from a completions `prompt`; returns how many prompts there are.
-
-    A prompt is a string or a list of token ids; there may be a list of either.
-    """
-    if value is None or is_null(value):
-        return 1
-    text = bytes(value)
-    if text.startswith(b'"'):
-        prompts = [_decode("prompt", _STRING, value).encode()]
-    elif not text.startswith(b"["):
-        raise RequestError("`prompt` must be a string, a list of strings or lists of token ids", param="prompt")
-    elif text[1:64].lstrip()[:1] == b'"':
-        prompts = [one.encode() for one in _decode("prompt", _STRINGS, value)]
-    else:
-        nested = text[1:64].lstrip()[:1] == b"["
-        return _read_token_ids(
-            request, [bytes(ids) for ids in _decode("prompt", _RAWS, value)] if nested else [text], key
-        )
-    if prompts:
-        request.prompt = Prompt([prompts[0]], bytes_per_token, key=key)
-        request.prompt_len = sum(max(1, int(len(one) / bytes_per_token)) for one in prompts)
-    return max(1, len(prompts))
-
-
-def _read_token_ids(request: InferenceRequest, prompts: list[bytes], key: bytes) -> int:
-    """The same for lists of token ids: their JSON text stands for the rendering, their number is exact."""
-    counts = [ids.count(b",") + 1 for ids in prompts]
-    request.prompt = Prompt([prompts[0]], len(prompts[0]) / counts[0], key=key, counted=True)
-    request.prompt_len = sum(counts)
-    return len(prompts)
-
-
-def _chat(found: dict[str, Raw]) -> Conversation:
-    return render("messages", _required(found, "messages"), tools=found.get("tools"))
-
-
-def _messages(found: dict[str, Raw]) -> Conversation:
-    return render("messages", _required(found, "messages"), tools=found.get("tools"), system=found.get("system"))
-
-
-def _responses(found: dict[str, Raw]) -> Conversation:
-    items = found.get("input", Raw(b"[]"))
-    if bytes(memoryview(items)[:1]) == b'"':
-        items = Raw(b'[{"role":"user","content":%b}]' % bytes(items))
-    return render("input", items, tools=found.get("tools"), system=found.get("instructions"))
-
-
-_CONVERSATIONS = {Api.CHAT: _chat, Api.MESSAGES: _messages, Api.RESPONSES: _responses}
-
-
-def _pinned_to(found: dict[str, Raw]) -> str:
-    previous = _string(found, "previous_response_id")
-    if previous or "conversation" not in found or is_null(found["conversation"]):
-        return previous
-    conversation = _decode("conversation", _CONVERSATION, found["conversation"])
-    return conversation.id if isinstance(conversation, _Named) else conversation
-
-
-def _required(found: dict[str, Raw], name: str) -> Raw:
-    if name not in found:
-        raise RequestError(f"`{name}` is missing; this API needs it", param=name)
-    return found[name]
-
-
-def _string(found: dict[str, Raw], name: str) -> str:
-    """A top-level string; empty when absent or null."""
-    value = found.get(name)
-    return "" if value is None or is_null(value) else _decode(name, _STRING, value)
-
-
-def _decode(name: str, decoder: msgspec.json.Decoder[T], value: Raw) -> T:
-    try:
-        return decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise RequestError(f"`{name}` does not have the type this API gives it", param=name) from None
-
-
-def _number(name: str, value: Raw | bytes) -> float:
-    """A number, or a string that holds one, as engines take either."""
-    text = bytes(value)
-    if len(text) <= _MAX_NUMBER:
-        try:
-            number = _NUMBER.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        else:
-            if abs(number) <= 1e15:
-                return number
-    raise RequestError(f"`{name}` must be a number, at most 1e15 in size", param=name)
-
-
-def _header_text(value: bytes) -> str:
-    return value.strip()[:MAX_HEADER_VALUE].decode("latin-1")

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.body import MAX_VALUES, UNCOUNTED_BYTES, members, patch_model, spans
+from smetric.body import members, patch_model, spans
 from smetric.errors import RequestError
+from smetric.screening import screen
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -24,7 +25,7 @@ TOP = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size
 @given(TOP, st.booleans(), st.sampled_from([None, 1, "\t"]))
 def test_each_value_lies_where_the_walk_says(top: dict[str, Any], ascii_only: bool, indent: int | str | None) -> None:
     body = json.dumps(top, ensure_ascii=ascii_only, indent=indent).encode()
-    found = members(body)
+    found = members(screen(body))
     walked = {name: json.loads(body[start:end]) for name, start, end in spans(body, found)}
     assert walked == top
     assert list(walked) == list(top)
@@ -35,7 +36,7 @@ def test_each_value_lies_where_the_walk_says(top: dict[str, Any], ascii_only: bo
 def test_patching_the_model_changes_that_value_and_nothing_else(top: dict[str, Any], old: str, new: str) -> None:
     top = top | {"model": old, "tools": [{"model": old}], "note": '"model":"x"'}
     body = json.dumps(top).encode()
-    (start, end) = next((start, end) for name, start, end in spans(body, members(body)) if name == "model")
+    (start, end) = next((start, end) for name, start, end in spans(body, members(screen(body))) if name == "model")
     patched = patch_model(body, new)
     assert json.loads(patched) == top | {"model": new}
     assert patched.startswith(body[:start])
@@ -65,11 +66,11 @@ def test_a_body_without_a_model_cannot_be_patched() -> None:
 )
 def test_a_field_given_twice_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError, match="twice"):
-        members(body)
+        members(screen(body))
 
 
 def test_equal_names_below_the_top_level_are_no_duplicates() -> None:
-    assert set(members(b'{"model":"a","tools":[{"model":1,"stream":2}],"meta":{"model":"b"}}')) == {
+    assert set(members(screen(b'{"model":"a","tools":[{"model":1,"stream":2}],"meta":{"model":"b"}}'))) == {
         "model",
         "tools",
         "meta",
@@ -97,39 +98,28 @@ def test_equal_names_below_the_top_level_are_no_duplicates() -> None:
         (b'{"a":"\\ud800"}', "surrogate"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nests"),
         (b'{"a":' * 30_000 + b"1" + b"}" * 30_000, "nests"),
-        (b'{"a":[' + b"[]," * 3_300_000 + b"1]}", str(MAX_VALUES)),
-        (b'{"messages":[' + b"{}," * 200_000 + b"{}]}", str(MAX_VALUES)),
-        (b"{" + b",".join(b'"k%d":1' % i for i in range(900_000)) + b"}", str(MAX_VALUES)),
-        (b'{"a":[' + b'"\\\\",' * 200_000 + b"1]}", str(MAX_VALUES)),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{bytes(value[:12])!r}",
 )
 def test_what_is_no_sound_json_object_is_refused_with_the_rule(body: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        members(body)
+        members(screen(body))
     assert caught.value.status == 400
 
 
 def test_a_top_level_of_absurdly_many_fields_is_refused() -> None:
     with pytest.raises(RequestError, match="top-level fields"):
-        members(json.dumps({f"k{i}": i for i in range(2000)}).encode())
+        members(screen(json.dumps({f"k{i}": i for i in range(2000)}).encode()))
 
 
 def test_huge_numbers_pass_as_engines_take_them() -> None:
     body = b'{"a":1e400,"b":' + b"9" * 4000 + b"}"
-    assert bytes(members(body)["b"]) == b"9" * 4000
-
-
-def test_brackets_and_quotes_inside_strings_do_not_count_as_values() -> None:
-    code = json.dumps({"a": '{"[' * MAX_VALUES + "\\" + '"'}).encode()
-    assert len(code) > UNCOUNTED_BYTES / 2
-    body = code[:-1] + b',"b":"' + b"x" * UNCOUNTED_BYTES + b'"}'
-    assert set(members(body)) == {"a", "b"}
+    assert bytes(members(screen(body))["b"]) == b"9" * 4000
 
 
 def test_an_error_quotes_nothing_that_was_sent() -> None:
     with pytest.raises(RequestError) as caught:
-        members(b'{"secret canary": "secret canary" "secret canary"}')
+        members(screen(b'{"secret canary": "secret canary" "secret canary"}'))
     assert "canary" not in str(caught.value)
 
 
@@ -145,7 +135,7 @@ def test_a_name_given_twice_is_found_however_the_body_is_spaced_and_escaped(
     texts = [separators[1].join(json.dumps(one, ensure_ascii=escaped) for one in pair) for pair in given_members]
     body = ("{" + separators[0].join(texts) + "}").encode()
     if len(dict(given_members)) == len(given_members):
-        assert {name: json.loads(bytes(value)) for name, value in members(body).items()} == dict(given_members)
+        assert {name: json.loads(bytes(value)) for name, value in members(screen(body)).items()} == dict(given_members)
     else:
         with pytest.raises(RequestError, match="twice"):
-            members(body)
+            members(screen(body))

@@ -6,11 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import Raw
 
+from smetric.body import members
 from smetric.conversation import Conversation, render
 from smetric.errors import RequestError
 from smetric.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt
+from smetric.screening import screen
 
 USER = {"role": "user", "content": "question"}
 ASSISTANT = {"role": "assistant", "content": "answer"}
@@ -25,7 +29,7 @@ SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_tex
 
 def rendered(messages: list[Any], **more: Any) -> Conversation:
     raws = {name: Raw(json.dumps(value).encode()) for name, value in more.items()}
-    return render("messages", Raw(json.dumps(messages).encode()), **raws)
+    return render("messages", Raw(json.dumps(messages).encode()), tools=raws.get("tools"), system=raws.get("system"))
 
 
 def text(conversation: Conversation) -> bytes:
@@ -152,10 +156,41 @@ def test_an_image_counts_its_tokens_and_its_data_tells_prompts_apart() -> None:
     assert len(text(rendered([{"role": "user", "content": [source]}]))) > IMAGE_BYTES
 
 
-def test_escapes_do_not_matter() -> None:
-    plain = Raw('[{"role":"user","content":"é/\\n"}]'.encode())
-    escaped = Raw(b'[{"role":"user","content":"\\u00e9\\/\\n"}]')
-    assert render("messages", plain) == render("messages", escaped)
+SPELLED = [
+    '[{"role":"user","content":"é/\\n\\u001b\\\\u00e9\\""}]'.encode(),
+    b'[{"role":"user","content":"\\u00e9\\/\\u000a\\u001B\\u005cu00e9\\u0022"}]',
+    b'[{"role":"user","content":[{"type":"text","text":"\\u00E9\\/\\n\\u001b\\\\u00e9\\""}]}]',
+    b'[{"role":"user","content":["\\u00E9\\/\\n\\u001b\\\\u00e9\\""]}]',
+]
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_escapes_do_not_matter(spelled: bytes) -> None:
+    assert text(render("messages", Raw(spelled))) == text(render("messages", Raw(SPELLED[0])))
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.booleans())
+def test_a_text_without_a_choice_of_escapes_is_the_slice_of_its_body(said: str, ascii_only: bool) -> None:
+    body = json.dumps([{"role": "user", "content": said}], ensure_ascii=ascii_only).encode()
+    usual = text(render("messages", Raw(body)))
+    if screen(body).is_plain:
+        assert text(render("messages", Raw(body), is_plain=True)) == usual
+        assert usual in body.replace(b'[{"role": "user", "content": "', b"<|user|>")
+    assert json.loads(b'"%b"' % usual.removeprefix(b"<|user|>")) == said
+
+
+@pytest.mark.parametrize("depth", [10, 400, 900, 960, 990])
+def test_results_in_results_end_somewhere(depth: int) -> None:
+    result = '{"type":"tool_result","content":['
+    nested = f'[{{"role":"user","content":[{result * (depth // 2)}"deep"{"]}" * (depth // 2)}]}}]'
+    body = f'{{"messages":{nested}}}'.encode()
+    try:
+        found = members(screen(body))
+    except RequestError:
+        assert depth > 900
+    else:
+        assert b"deep" in text(render("messages", found["messages"]))
 
 
 @pytest.mark.parametrize(
@@ -165,11 +200,6 @@ def test_what_is_no_list_of_messages_is_refused_by_name(messages: bytes) -> None
     with pytest.raises(RequestError, match="`input` must be a list of objects") as caught:
         render("input", Raw(messages))
     assert caught.value.param == "input"
-
-
-def test_invalid_utf8_is_refused() -> None:
-    with pytest.raises(RequestError, match="UTF-8"):
-        render("messages", Raw(b'[{"role":"user","content":"\xff"}]'))
 
 
 # ── Claude Code ──────────────────────────────────────────────────────────────

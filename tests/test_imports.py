@@ -18,8 +18,8 @@ LAYERS = (
     {"proxy"},
     {"router", "policy_file"},
     {"sources", "fleet", "features", "telemetry"}
-    | {"request", "conversation", "body", "prompt", "tokens", "token_ids", "tokenize", "block_keys"}
-    | {"parts", "caches"},
+    | {"request", "reading", "screening", "conversation", "body", "json_text", "prompt", "parts", "caches"}
+    | {"tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

@@ -16,7 +16,9 @@ CANARY = "canary-text"
 
 def parts(messages: list[Any], **more: Any) -> Parts:
     raws = {name: Raw(json.dumps(value).encode()) for name, value in more.items()}
-    conversation = render("messages", Raw(json.dumps(messages).encode()), **raws)
+    conversation = render(
+        "messages", Raw(json.dumps(messages).encode()), tools=raws.get("tools"), system=raws.get("system")
+    )
     made = parts_of(conversation.pieces, conversation.outline)
     assert made.size == sum(map(len, conversation.pieces))
     return made

@@ -1,310 +1,43 @@
-"""What routing reads of a request, from every API."""
+"""A request once it was read: what becomes of it when its tokens are known, and when it has been answered."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from array import array
-from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from smetric.errors import RequestError
-from smetric.request import MAX_PROMPTS, Api, InferenceRequest, Reading, parse
+from smetric.reading import Reading, parse
+from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
 
-CAPTURES = Path(__file__).parent / "data" / "requests"
-CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
-
-def read(
-    api: Api,
-    body: dict[str, Any] | bytes,
-    headers: list[tuple[bytes, bytes]] | None = None,
-    ratio: TokenRatio | None = None,
-    **more: Any,
-) -> InferenceRequest:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse(api, raw, headers or [], ratio or TokenRatio(), Reading(**more))
-
-
-def chat(**more: Any) -> InferenceRequest:
-    return read(Api.CHAT, CHAT | more)
-
-
-# ── what a real engine accepted ──────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("capture", "api", "prompts", "turn"),
-    [
-        ("chat", Api.CHAT, 1, 0),
-        ("chat_cache_salt", Api.CHAT, 1, 0),
-        ("chat_logprobs_n2", Api.CHAT, 2, 0),
-        ("chat_nomodel", Api.CHAT, 1, 0),
-        ("chat_priority", Api.CHAT, 1, 0),
-        ("chat_toolmsgs", Api.CHAT, 1, 1),
-        ("chat_tools_auto", Api.CHAT, 1, 0),
-        ("chat_unknown_field", Api.CHAT, 1, 0),
-        ("compl_text", Api.COMPLETIONS, 1, 0),
-        ("compl_batch", Api.COMPLETIONS, 2, 0),
-        ("compl_tokids", Api.COMPLETIONS, 1, 0),
-        ("compl_batch_tokids", Api.COMPLETIONS, 2, 0),
-        ("messages", Api.MESSAGES, 1, 0),
-        ("messages_cached", Api.MESSAGES, 1, 0),
-        ("responses", Api.RESPONSES, 1, 0),
-        ("responses_cached", Api.RESPONSES, 1, 0),
-    ],
-)
-def test_bodies_that_vllm_accepts_are_read(capture: str, api: Api, prompts: int, turn: int) -> None:
-    request = read(api, (CAPTURES / f"{capture}.json").read_bytes())
-    assert request.model == ("" if capture == "chat_nomodel" else "tiny")
-    assert (request.prompts, request.turn) == (prompts, turn)
-    assert request.prompt is not None
-    assert request.prompt_len >= request.prompt.length >= 1
-
-
-def test_token_ids_are_counted_exactly() -> None:
-    assert read(Api.COMPLETIONS, (CAPTURES / "compl_tokids.json").read_bytes()).prompt_len == 70
-    assert read(Api.COMPLETIONS, (CAPTURES / "compl_batch_tokids.json").read_bytes()).prompt_len == 110
-
-
-def test_priority_is_the_negative_of_vllms() -> None:
-    assert read(Api.CHAT, (CAPTURES / "chat_priority.json").read_bytes()).priority == 5.0
-    assert chat(priority="3").priority == -3.0
-    assert chat(priority=None).priority == 0.0
-    assert read(Api.CHAT, CHAT, [(b"x-vllm-priority", b" 2 ")]).priority == -2.0
-
-
-# ── turn, history and length ─────────────────────────────────────────────────
-
-
-def test_length_and_expected_hit_use_the_models_ratio_and_the_block_size() -> None:
-    ratio = TokenRatio()
-    ratio.learn("m", 2000, 1000)
-    history = [{"role": "user", "content": "q" * 987}, {"role": "assistant", "content": "a" * 987}]
-    body = CHAT | {"messages": [*history, {"role": "user", "content": "n" * 992}]}
-    plain, learned = read(Api.CHAT, body), read(Api.CHAT, body, ratio=ratio)
-    rendered_history = 987 + len("<|user|>") + 987 + len("<|assistant|>")
-    assert plain.prompt_len == (rendered_history + 1000) // 4
-    assert plain.est_hit == rendered_history // 4 // 16 * 16
-    assert learned.prompt_len == (rendered_history + 1000) // 2
-    assert read(Api.CHAT, body, block_size=128).est_hit == rendered_history // 4 // 128 * 128
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.sampled_from(["system", "user", "assistant", "tool"]), max_size=12),
-    st.integers(0, 400),
-    st.sampled_from([1, 16, 128]),
-)
-def test_the_expected_hit_is_whole_blocks_within_the_prompt_and_zero_on_a_first_turn(
-    roles: list[str], length: int, block_size: int
-) -> None:
-    body = {"messages": [{"role": role, "content": "x" * length} for role in roles]}
-    request = read(Api.CHAT, body, block_size=block_size)
-    assert request.est_hit is not None
-    assert 0 <= request.est_hit <= request.prompt_len
-    assert request.est_hit % block_size == 0
-    if request.turn == 0:
-        assert request.est_hit == 0
-
-
-def test_a_responses_string_is_one_user_message() -> None:
-    assert (
-        read(Api.RESPONSES, {"input": "hi", "instructions": "be kind"}).prompt_len
-        == read(Api.RESPONSES, {"input": [{"role": "user", "content": "hi"}], "instructions": "be kind"}).prompt_len
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "pinned_to"),
-    [
-        ({"previous_response_id": "resp_1"}, "resp_1"),
-        ({"conversation": "conv_1"}, "conv_1"),
-        ({"conversation": {"id": "conv_1"}}, "conv_1"),
-        ({"previous_response_id": None, "conversation": None}, ""),
-    ],
-)
-def test_a_stored_response_pins_and_leaves_the_history_unknown(fields: dict[str, Any], pinned_to: str) -> None:
-    request = read(Api.RESPONSES, {"input": "next"} | fields)
-    assert request.pinned_to == pinned_to
-    assert (request.turn, request.est_hit) == ((None, None) if pinned_to else (0, 0))
-
-
-# ── completions ──────────────────────────────────────────────────────────────
-
-
-def test_a_batch_counts_n_times_its_prompts_and_the_sum_of_their_lengths() -> None:
-    request = read(Api.COMPLETIONS, {"prompt": ["x" * 400, "y" * 80], "n": 3})
-    assert request.prompts == 6
-    assert request.prompt_len == 120
-    assert request.prompt is not None
-    assert request.prompt.length == 100
-
-
-@pytest.mark.parametrize("prompt", [None, [], ""])
-def test_a_missing_or_empty_prompt_is_left_to_the_engine(prompt: Any) -> None:
-    assert read(Api.COMPLETIONS, {"prompt": prompt}).prompt_len == 1
-    assert read(Api.COMPLETIONS, {"prompt_embeds": "AAAA"}).prompt is None
-
-
-def test_the_count_of_sequences_is_bounded() -> None:
-    assert chat(n=1e12).prompts == MAX_PROMPTS
-    assert chat(n=0).prompts == chat(n=-4).prompts == chat(n=None).prompts == 1
-
-
-# ── headers ──────────────────────────────────────────────────────────────────
-
-
-def test_known_agent_headers_name_the_session_and_the_best_one_wins() -> None:
-    headers = [(b"x-session-id", b"b"), (b"x-claude-code-session-id", b" a "), (b"session-id", b"c")]
-    assert read(Api.CHAT, CHAT, headers).session == "a"
-    assert read(Api.CHAT, CHAT, [(b"x-dynamo-session-id", b"x" * 9999)]).session == "x" * 256
-
-
-def test_a_session_turn_header_counts_only_when_trusted() -> None:
-    headers = [(b"x-session-turn", b"3")]
-    assert read(Api.COMPLETIONS, {"prompt": "x"}, headers).turn == 0
-    assert read(Api.COMPLETIONS, {"prompt": "x"}, headers, trust_session_headers=True).turn == 3
-    later = CHAT | {"messages": [{"role": "user"}, {"role": "assistant", "content": "a" * 900}, {"role": "user"}]}
-    assert read(Api.CHAT, later, [(b"x-session-turn", b"0")], trust_session_headers=True).est_hit == 0
-    with pytest.raises(RequestError, match="X-Session-Turn"):
-        read(Api.CHAT, CHAT, [(b"x-session-turn", b"many")], trust_session_headers=True)
-
-
-def test_tenant_and_request_id_come_from_their_headers() -> None:
-    headers = [(b"x-team", b"blue"), (b"x-request-id", b"r1")]
-    request = read(Api.CHAT, CHAT, headers, tenant_header="x-team")
-    assert (request.tenant, request.id) == ("blue", "r1")
-    assert read(Api.CHAT, CHAT, headers).tenant == ""
-
-
-# ── fields ───────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(("sent", "read_as"), [(True, True), ("true", True), (1, True), (False, False), (None, False)])
-def test_stream_is_read_as_leniently_as_engines_do(sent: Any, read_as: bool) -> None:
-    assert chat(stream=sent).stream is read_as
-
-
-def test_an_alias_has_the_ratio_and_the_cache_key_of_the_model_it_stands_for() -> None:
-    ratio = TokenRatio()
-    ratio.learn("m", 2000, 1000)
-    long = CHAT | {"messages": [{"role": "user", "content": "x" * 3000}]}
-    direct = read(Api.CHAT, long, ratio=ratio)
-    alias = read(Api.CHAT, long | {"model": "alias"}, ratio=ratio, aliases={"alias": "m"})
-    assert (alias.model, alias.served, direct.served) == ("alias", "m", "m")
-    assert alias.prompt_len == direct.prompt_len
-    assert alias.prompt is not None
-    assert direct.prompt is not None
-    assert alias.prompt.blocks == direct.prompt.blocks
-
-
-def test_model_and_salt_keep_equal_prompts_apart() -> None:
-    text = {"messages": [{"role": "user", "content": "x" * 3000}]}
-    keys = [chat(**text, **more).prompt for more in ({}, {"model": "n"}, {"cache_salt": "s"})]
-    assert len({tuple(prompt.blocks) for prompt in keys if prompt}) == 3
-    assert [chat(**more).cache_salt for more in ({}, {"cache_salt": "s"}, {"cache_salt": 7})] == ["", "s", ""]
-
-
-@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_room"])
-def test_fields_between_engines_are_refused(name: str) -> None:
-    for api in Api:
-        with pytest.raises(RequestError, match="never by clients"):
-            read(api, CHAT | {"input": "x", "prompt": "x", name: {"do_remote_prefill": True}})
-    assert chat(**{name: None}).model == "m"
-
-
-@pytest.mark.parametrize(
-    ("api", "body", "param"),
-    [
-        (Api.CHAT, {"model": 5, "messages": []}, "model"),
-        (Api.CHAT, {"model": "m"}, "messages"),
-        (Api.MESSAGES, {"model": "m"}, "messages"),
-        (Api.CHAT, {"messages": "hello canary"}, "messages"),
-        (Api.CHAT, {"messages": ["hello canary"]}, "messages"),
-        (Api.RESPONSES, {"input": 5}, "input"),
-        (Api.RESPONSES, {"input": "x", "previous_response_id": 5}, "previous_response_id"),
-        (Api.RESPONSES, {"input": "x", "conversation": 5}, "conversation"),
-        (Api.COMPLETIONS, {"prompt": {"canary": 1}}, "prompt"),
-        (Api.COMPLETIONS, {"prompt": ["canary", 5]}, "prompt"),
-    ],
-)
-def test_a_field_of_the_wrong_type_is_named_and_not_quoted(api: Api, body: dict[str, Any], param: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        read(api, body)
-    assert caught.value.status == 400
-    assert caught.value.param == param
-    assert f"`{param}`" in str(caught.value)
-    assert "canary" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", ["soon", [], {}, True, "9" * 4000, 1e300])
-def test_a_priority_that_is_no_number_is_refused(value: Any) -> None:
-    with pytest.raises(RequestError, match="`priority` must be a number"):
-        chat(priority=value)
+def read(api: Api, **body: Any) -> InferenceRequest:
+    return parse(api, json.dumps(body).encode(), [], TokenRatio(), Reading())
 
 
 def test_ids_once_known_replace_the_estimates_of_one_prompt_but_not_of_a_batch() -> None:
-    request = chat(messages=[{"role": role, "content": "x" * 400} for role in ("user", "assistant", "user")])
+    request = read(Api.CHAT, messages=[{"role": role, "content": "x" * 400} for role in ("user", "assistant", "user")])
     assert request.est_hit is not None
     assert 0 < request.est_hit < request.prompt_len
     request.count_by(array("I", range(90)), 16)
     assert (request.prompt_len, request.est_hit) == (90, 48)
-    batch = read(Api.COMPLETIONS, {"prompt": ["x" * 400, "y" * 400]})
+    batch = read(Api.COMPLETIONS, prompt=["x" * 400, "y" * 400])
     batch.count_by(array("I", range(90)), 16)
     assert batch.prompt_len == 200
     assert batch.token_ids is not None
 
 
 def test_a_first_turn_expects_nothing_however_its_tokens_are_counted() -> None:
-    request = chat(messages=[{"role": "user", "content": "x" * 400}])
+    request = read(Api.CHAT, messages=[{"role": "user", "content": "x" * 400}])
     request.count_by(array("I", range(90)), 16)
     assert (request.prompt_len, request.est_hit) == (90, 0)
 
 
 def test_a_request_that_is_let_go_keeps_no_text() -> None:
-    request = chat(messages=[{"role": "user", "content": "secret"}])
+    request = read(Api.CHAT, messages=[{"role": "user", "content": "secret"}])
     kept = request.body
     assert kept is not None
     request.count_by(array("I", [1]), 16)
     request.let_go()
     assert (request.body, request.prompt, request.token_ids) == (None, None, None)
     assert "secret" not in repr(request)
-
-
-def test_other_apis_need_no_json() -> None:
-    assert read(Api.OTHER, b"--boundary\r\n\xff").model == ""
-    assert read(Api.OTHER, b"").model == ""
-    assert read(Api.OTHER, {"model": "m", "input": ["x"], "stream": True}).model == "m"
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.sampled_from(list(Api)), st.binary(max_size=60))
-def test_no_bytes_raise_anything_but_a_request_error(api: Api, body: bytes) -> None:
-    with contextlib.suppress(RequestError):
-        assert read(api, body).prompt_len >= 1
-
-
-FIELDS = ["model", "messages", "prompt", "input", "system", "instructions", "tools", "n", "priority", "stream"]
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["", "assistant"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "output", "id"]), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.sampled_from(list(Api)), st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
-def test_no_json_raises_anything_but_a_request_error(api: Api, body: dict[str, Any]) -> None:
-    with contextlib.suppress(RequestError):
-        request = read(api, body)
-        assert request.prompts >= 1
-        assert request.prompt_len >= 1

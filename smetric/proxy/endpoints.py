@@ -27,7 +27,8 @@ from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
 from smetric.proxy.plane import Plane
 from smetric.proxy.tenant_salt import TenantSalt
-from smetric.request import Api, InferenceRequest, Reading, parse
+from smetric.reading import Reading, parse
+from smetric.request import Api, InferenceRequest
 from smetric.telemetry.exchange import Telemetry
 
 #: Inference paths and their APIs.

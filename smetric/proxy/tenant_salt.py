@@ -16,6 +16,7 @@ from smetric.config.credential import Credential
 from smetric.errors import RequestError
 from smetric.proxy.headers import first
 from smetric.request import Api
+from smetric.screening import screen
 
 _STRING = msgspec.json.Decoder(str | None)
 #: Longest name of a tenant.
@@ -48,7 +49,7 @@ class TenantSalt:
             )
         if api is Api.OTHER and not (first(headers, b"content-type") or b"").startswith(b"application/json"):
             return body  # a file to transcribe: there is no prefix to share
-        found = members(body)
+        found = members(screen(body))
         try:
             sent = _STRING.decode(found.get("cache_salt", b"null"))
         except msgspec.DecodeError:

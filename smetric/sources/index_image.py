@@ -15,7 +15,7 @@ import xxhash
 from smetric.prompt import BLOCK_BYTES
 
 #: Goes up whenever the form changes, or what is hashed and how: hashes of two versions never match.
-VERSION = 1
+VERSION = 2
 MAGIC = b"SMETRIC-INDEX\0\0" + bytes([VERSION])
 _DIGEST_BYTES = 16
 #: This machine keeps numbers the other way round.

@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from smetric.request import Api, InferenceRequest, Reading, parse
+from smetric.reading import Reading, parse
+from smetric.request import Api, InferenceRequest
 from smetric.sources.breaker import Breaker
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_lookup import Lookup, Service
