@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 import smetric
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.series import Counts, Histograms
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
@@ -44,19 +45,21 @@ class Metrics:
         self._clock = clock
         self._pages: dict[str, tuple[float, bytes]] = {}
         self._rendering = asyncio.Lock()
-        self._decisions = _Children(self._counter(names.DECISIONS))
-        self._selected = _Children(self._counter(names.SELECTED))
-        self._decision_seconds = _Children(self._histogram(names.DECISION_SECONDS))
-        self._lookup_seconds = self._histogram(names.LOOKUP_SECONDS)
-        self._lookups = _Children(self._counter(names.LOOKUPS))
+        self._decisions = self._counts(names.DECISIONS)
+        self._selected = self._counts(names.SELECTED)
+        self._decision_seconds = self._histograms(names.DECISION_SECONDS)
+        self._lookup_seconds = self._histograms(names.LOOKUP_SECONDS).of()
+        self._lookups = self._counts(names.LOOKUPS)
         self._suspended = self._gauge(names.LOOKUP_IS_SUSPENDED)
-        self._requests = _Children(self._counter(names.REQUESTS))
-        self._request_seconds = _Children(self._histogram(names.REQUEST_SECONDS))
-        self._first_chunk_seconds = _Children(self._histogram(names.FIRST_CHUNK_SECONDS))
-        self._overhead_seconds = self._histogram(names.OVERHEAD_SECONDS)
-        self._attempts = _Children(self._counter(names.ATTEMPTS))
+        self._requests = self._counts(names.REQUESTS)
+        self._request_seconds = self._histograms(names.REQUEST_SECONDS)
+        self._first_chunk_seconds = self._histograms(names.FIRST_CHUNK_SECONDS)
+        self._overhead_seconds = self._histograms(names.OVERHEAD_SECONDS).of()
+        self._attempts = self._counts(names.ATTEMPTS)
         self._ejections = _Children(self._counter(names.EJECTIONS))
-        self._in_progress = self._gauge(names.IN_PROGRESS)
+        #: Requests in progress.
+        self._in_progress = 0
+        self._gauge(names.IN_PROGRESS).set_function(lambda: self._in_progress)
         self._source_failures = _Children(self._counter(names.SOURCE_FAILURES))
         self._tokenizations = _Children(self._counter(names.TOKENIZATIONS))
         self._tokenize_seconds = _Children(self._histogram(names.TOKENIZE_SECONDS))
@@ -64,11 +67,11 @@ class Metrics:
         self._retries_refused = self._counter(names.RETRIES_REFUSED)
         self._scrapes = _Children(self._counter(names.SCRAPES))
         self._scrape_seconds = self._histogram(names.SCRAPE_SECONDS)
-        self._prompt_tokens = _Children(self._counter(names.PROMPT_TOKENS_TOTAL))
-        self._hit_tokens = _Children(self._counter(names.HIT_TOKENS_TOTAL))
-        self._actual_hit_tokens = _Children(self._counter(names.ACTUAL_HIT_TOKENS_TOTAL))
-        self._hit_checks = _Children(self._counter(names.HIT_CHECKS))
-        self._hit_wrong_tokens = _Children(self._counter(names.HIT_WRONG_TOKENS))
+        self._prompt_tokens = self._counts(names.PROMPT_TOKENS_TOTAL)
+        self._hit_tokens = self._counts(names.HIT_TOKENS_TOTAL)
+        self._actual_hit_tokens = self._counts(names.ACTUAL_HIT_TOKENS_TOTAL)
+        self._hit_checks = self._counts(names.HIT_CHECKS)
+        self._hit_wrong_tokens = self._counts(names.HIT_WRONG_TOKENS)
         self._cache_breaks = _Children(self._counter(names.CACHE_BREAKS))
         self._policy_errors = _Children(self._counter(names.POLICY_ERRORS))
         self._policy_reloads = _Children(self._counter(names.POLICY_RELOADS))
@@ -81,7 +84,7 @@ class Metrics:
 
     def began(self) -> None:
         """A request arrived."""
-        self._in_progress.inc()
+        self._in_progress += 1
 
     def decided(self, record: DecisionRecord, model: str) -> None:
         """A decision was made; *model* is its label."""
@@ -131,12 +134,11 @@ class Metrics:
         exemplar: Mapping[str, str] | None,
     ) -> None:
         """A request ended; *route* is a template and *model* a label. *exemplar* names a trace that is recorded."""
-        self._in_progress.dec()
+        self._in_progress -= 1
         self._requests.of(route, str(status) if 100 <= status <= 599 else "other").inc()
-        given = dict(exemplar) if exemplar else None
-        self._request_seconds.of(route, model).observe(duration_s, given)
+        self._request_seconds.of(route, model).observe(duration_s, exemplar)
         if ttft_s is not None:
-            self._first_chunk_seconds.of(model).observe(ttft_s, given)
+            self._first_chunk_seconds.of(model).observe(ttft_s, exemplar)
         if usage is not None and usage.cached_tokens is not None:
             self._actual_hit_tokens.of(model).inc(usage.cached_tokens)
 
@@ -196,6 +198,16 @@ class Metrics:
 
     def _instance(self, id: str) -> str:
         return id if self._per_instance else _ALL
+
+    def _counts(self, metric: names.Metric) -> Counts:
+        counts = Counts(metric)
+        self.registry.register(counts)
+        return counts
+
+    def _histograms(self, metric: names.Metric) -> Histograms:
+        histograms = Histograms(metric)
+        self.registry.register(histograms)
+        return histograms
 
     def _counter(self, metric: names.Metric) -> Counter:
         return Counter(metric.name, metric.doc, metric.labels, registry=self.registry)
