@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from smetric.policy.figure import clipped, figure
 from smetric.policy.guard import one_line
-from smetric.policy.plan import Column, Ref, Term, walk
+from smetric.policy.term import Column, Ref, Term, walk
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision

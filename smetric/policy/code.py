@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import bisect
 import keyword
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -141,6 +141,12 @@ class Code:
         """`name = value`."""
         self.add(ast.Assign(targets=[store(name)], value=value))
         self.state[name] = True
+
+    def unpack(self, names: Sequence[str], value: ast.expr) -> None:
+        """`a, b = value`."""
+        target = ast.Tuple(elts=[store(name) for name in names], ctx=ast.Store())
+        self.add(ast.Assign(targets=[target], value=value))
+        self.state.update(dict.fromkeys(names, True))
 
     def give(self, value: ast.expr) -> None:
         """`return value`."""

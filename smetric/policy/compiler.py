@@ -10,27 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smetric.policy import runtime
+from smetric.policy.builtin import BUILTINS
+from smetric.policy.builtin.mask import drawn_of, highest, lowest, marked
+from smetric.policy.builtin.pick import drawn, rotated
 from smetric.policy.code import Code, all_of, call, compare, item, listed, load
 from smetric.policy.decision import Decision, Need
 from smetric.policy.emitter import Emitter
 from smetric.policy.inputs import Asking, Inputs
-from smetric.policy.plan import Op, Pick, Plan, Ref, Shape, StatementKind, Step, Term, features_of, fields_of
+from smetric.policy.plan import Plan, StatementKind, Step
 from smetric.policy.seed import stream_of
+from smetric.policy.term import Op, Pick, Ref, Shape, Term, features_of, fields_of
 from smetric.policy.vocabulary import Vocabulary
 
 _ARGUMENTS = ("policy", "snapshot", "req", "used", "seed")
-_BUILT_IN: dict[str, object] = {
-    function.__name__: function for function in (abs, all, any, enumerate, len, max, min, range, sum, zip)
-}
-_OWN: dict[str, object] = {
+#: What the code of every policy may call, by name.
+_CALLABLE: dict[str, object] = {
+    **{row.name: row.function for row in BUILTINS.values()},
+    **{function.__name__: function for function in (enumerate, len, max, min, range, zip)},
+    **{function.__name__: function for function in (drawn, rotated, drawn_of, highest, lowest, marked)},
     "Decision": Decision,
     "Need": Need,
-    "age": runtime.age,
-    "drawn": runtime.drawn,
-    "known": runtime.known,
-    "norm": runtime.norm,
-    "rotated": runtime.rotated,
 }
 
 
@@ -63,10 +62,12 @@ class Compiler:
         self._plan = plan
         self._vocabulary = vocabulary
         self._path = path
-        self._namespace: dict[str, object] = {**_BUILT_IN, **_OWN}
+        self._namespace: dict[str, object] = dict(_CALLABLE)
         for site, key in enumerate(plan.keys):
             self._namespace[f"key_{site}"] = key
             self._namespace[f"stream_{site}"] = stream_of(key)
+        for site, key in enumerate(plan.draws):
+            self._namespace[f"draw_{site}"] = stream_of(f"draw {key}")
         self._unknowable = frozenset(name for name, known in vocabulary.request.items() if known.may_be_unknown)
         self._code = Code(text, {*self._namespace, *_ARGUMENTS, "decide"})
         self._needs: dict[frozenset[str], str] = {}
@@ -179,8 +180,7 @@ class Compiler:
         code, emitter = self._code, self._emitter
         stop = code.name(f"{step.label}_stop")
         left = code.name(f"left_by_{step.label}")
-        before = emitter.levels[-1]
-        everybody = load(before) if before is not None else call("range", emitter.inputs.size())
+        everybody = emitter.candidates(len(emitter.levels) - 1)
 
         def narrow() -> None:
             assert step.value is not None

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smetric.policy.guard import NOBODY
-from smetric.policy.plan import StatementKind, Step, features_of
+from smetric.policy.plan import StatementKind, Step
+from smetric.policy.term import features_of
 
 if TYPE_CHECKING:
-    from smetric.policy.plan import Pick
     from smetric.policy.policy import Policy
     from smetric.policy.snapshot import Snapshot
+    from smetric.policy.term import Pick
 
 
 class Outcome(enum.Enum):
@@ -270,10 +271,14 @@ class Decision:
 
     @property
     def tied(self) -> int:
-        """How many candidates had the best score; 0 when there was no pick."""
-        if self.index < 0:
+        """How many candidates had the best score, or one that counts as such; 0 when there was no pick."""
+        pick = self.pick
+        if pick is None:
             return 0
         score = self.score
         if score is None:
             return len(self.candidates)
-        return sum(score[i] == score[self.index] for i in self.candidates)
+        scores = [score[i] for i in self.candidates]
+        best = max(scores) if pick.direction == "max" else min(scores)
+        within = 0 if pick.named is None or not pick.rotates else self.policy.probe(self, self.step_index, pick.named)
+        return sum(abs(each - best) <= within for each in scores)

@@ -18,26 +18,28 @@ from smetric.policy.code import (
     item,
     listed,
     load,
-    method,
     store,
 )
 from smetric.policy.inputs import Inputs
 from smetric.policy.operation import operation
-from smetric.policy.picker import Picked, write_choice, write_pick
-from smetric.policy.plan import (
+from smetric.policy.picker import Picked, write_choice, write_pick, write_top
+from smetric.policy.term import (
     At,
     Binding,
     Column,
     Const,
-    Norm,
+    Draw,
+    Keyed,
     Op,
     Pick,
     Provenance,
     Reduce,
     Ref,
     RequestValue,
+    Scale,
     Shape,
     Term,
+    Top,
     features_of,
 )
 
@@ -104,6 +106,10 @@ class Emitter:
                 return item(load(self.vector(vector)), index)
             case Reduce():
                 return self._reduce(term)
+            case Draw(function=function, amount=amount, site=site):
+                return call(function, self.scalar(amount), load("seed"), load(f"draw_{site}"))
+            case Keyed(function=function, key=key):
+                return call(function, self._key(key), load("seed"))
             case Op(op="if", operands=(condition, then, otherwise)):
                 return self.lazily(self.scalar(condition), lambda: self.scalar(then), lambda: self.scalar(otherwise))
             case Op(op="and" | "or" as op, operands=(left, right)):
@@ -209,20 +215,37 @@ class Emitter:
                 parts = [self.element(operand) for operand in operands]
                 sources = {name: source for part in parts for name, source in part.sources.items()}
                 return Element(operation(op, [part.value for part in parts], self._kept), sources)
-            case Norm(value=value, level=level):
+            case Scale(function=function, value=value, level=level):
                 values = self.vector(value)
-                name = self.code.name("norm_of")
-                self.code.assign(name, call("norm", load(values), self.over(value, level, None)))
+                return self._made(function, load(values), self.over(value, level, None))
+            case Draw(function=function, amount=amount, level=level, site=site):
+                those, number = self.candidates(level), self.scalar(amount)
+                return self._made(function, those, number, self.inputs.ids(), load("seed"), load(f"draw_{site}"))
+            case Top():
+                name = self.code.name("top_of")
+                write_top(self, term, name)
                 return self._each(name)
+            case Keyed(function=function, key=key):
+                return self._made(function, self._key(key), self.inputs.ids(), load("seed"))
             case Provenance(function=function, value=value):
                 features = features_of(value)
                 for feature in sorted(features):
                     self.inputs.column(feature)
-                name = self.code.name(f"{function}_of")
                 names = ast.Tuple(elts=[ast.Constant(feature) for feature in sorted(features)], ctx=ast.Load())
-                self.code.assign(name, call(function, load("snapshot"), names))
-                return self._each(name)
+                return self._made(function, load("snapshot"), names)
         raise AssertionError(f"{type(term).__name__} is not one value per candidate")
+
+    def _made(self, function: str, *arguments: ast.expr) -> Element:
+        """One element of the list that a call gives."""
+        name = self.code.name(f"{function}_of")
+        self.code.assign(name, call(function, *arguments))
+        return self._each(name)
+
+    def _key(self, term: Term) -> ast.expr:
+        """A key; where it is empty, that of the request itself."""
+        key = self.scalar(term)
+        own = self.inputs.identity()
+        return key if own is None else ast.BoolOp(op=ast.Or(), values=[key, own])
 
     def _each(self, name: str) -> Element:
         if name not in self._elements:
@@ -261,6 +284,11 @@ class Emitter:
 
     # ── reductions ───────────────────────────────────────────────────────────
 
+    def candidates(self, level: int) -> ast.expr:
+        """The candidates left by the first *level* filters, as indices."""
+        left = self.levels[level]
+        return load(left) if left is not None else call("range", self.inputs.size())
+
     def size(self, level: int) -> ast.expr:
         """The number of candidates left by the first *level* filters."""
         left = self.levels[level]
@@ -292,20 +320,13 @@ class Emitter:
 
     def _reduce(self, term: Reduce) -> ast.expr:
         function, where, default = term.function, term.where, term.default
-        if function == "count":
-            if where is None and isinstance(term.value, Const):
-                return self.size(term.level)
-            return method(self.over(term.value, term.level, where), "count", ast.Constant(True))
+        if function == "count" and where is None and isinstance(term.value, Const):
+            return self.size(term.level)
         values = self.over(term.value, term.level, where)
-        if function in ("any", "all", "sum"):
-            return call(function, values)
-        if default is not None:
-            values = self.atomic(values, "those")
-            return self.lazily(values, lambda: self._reduced(function, values, term), lambda: self.scalar(default))
-        return self._reduced(function, values, term)
+        if default is None:
+            return self._reduced(function, values, term)
+        values = self.atomic(values, "those")
+        return self.lazily(values, lambda: self._reduced(function, values, term), lambda: self.scalar(default))
 
     def _reduced(self, function: str, values: ast.expr, term: Reduce) -> ast.expr:
-        if function != "mean":
-            return call(function, values)
-        size = self.size(term.level) if term.where is None else call("len", values)
-        return ast.BinOp(left=call("sum", values), op=ast.Div(), right=size)
+        return call(function, values, *(self.scalar(more) for more in term.more))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smetric.policy.builtin import Family
 from smetric.policy.candidate_table import rows, score_name, table, term_name
 from smetric.policy.decision import Outcome
 from smetric.policy.figure import figure
-from smetric.policy.plan import Column, Const, Op, Pick, Ref, RequestValue, Shape, Term, fields_of, walk
+from smetric.policy.term import Column, Const, Op, Pick, Ref, RequestValue, Shape, Term, fields_of, walk
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
@@ -85,6 +86,9 @@ def _result(decision: Decision) -> str:
     if decision.score is None:
         return f"{decision.rule}: {decision.instance} is {settled} among {tied}"
     value = decision.score[decision.index]
+    if pick.family is Family.LOTTERY:
+        drawn = f"drawn by {pick.function} among {len(decision.candidates)}"
+        return f"{decision.rule}: {decision.instance} is {drawn}, with {score_name(decision)} {figure(value)}"
     said = f"{decision.rule}: {decision.instance} has the {_best(decision, pick)} ({figure(value)})"
     if tied > 1:
         by = [f"lowest {term_name(decision, then)}" for then in pick.thens]

@@ -90,6 +90,10 @@ class Inputs:
         self._code.once(variable, lambda: self._code.assign(variable, attribute(load("req"), name)))
         return variable
 
+    def identity(self) -> ast.expr | None:
+        """The request's id, which may be empty; None where requests have none."""
+        return load(self.raw_field("id")) if "id" in self._vocabulary.request else None
+
     def field(self, name: str) -> str:
         """The variable of a request field as arithmetic sees it."""
         raw = self.raw_field(name)

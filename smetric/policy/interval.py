@@ -70,6 +70,11 @@ def total(intervals: Sequence[Interval]) -> Interval:
     return intervals[0] * COUNT
 
 
+def spread(intervals: Sequence[Interval]) -> Interval:
+    """The standard deviation over any number of candidates: at most half the width."""
+    return Interval(0.0, (intervals[0].high - intervals[0].low) / 2)
+
+
 def least(intervals: Sequence[Interval]) -> Interval:
     """The smallest of one value out of each."""
     return Interval(min(each.low for each in intervals), min(each.high for each in intervals))

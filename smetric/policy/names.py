@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from smetric.policy import tree
-from smetric.policy.builtin import BUILTINS, UNAVAILABLE
+from smetric.policy.builtin import BUILTINS
 from smetric.policy.diagnostic import position
 from smetric.policy.findings import Findings
 from smetric.policy.suggestion import did_you_mean
@@ -94,7 +94,7 @@ class Names:
 
     def unknown(self, name: str, span: Span, arguments: Iterable[str]) -> None:
         """Report a name that is not there."""
-        if name in BUILTINS or name in UNAVAILABLE:
+        if name in BUILTINS:
             self._findings.error("unknown-name", span, f"`{name}` is a function", f"call it: {name}(…)")
             return
         if name in self._vocabulary.request:
@@ -108,9 +108,6 @@ class Names:
 
     def unknown_function(self, name: str, span: Span, inside: Iterable[str]) -> None:
         """Report a function that is not there; *inside* are the definitions being expanded."""
-        if name in UNAVAILABLE:
-            self._findings.error("unavailable", span, f"`{name}` is not available in this version")
-            return
         if name in inside:
             help_text = "define it above this line; a definition cannot use itself"
         elif name in self._ever:
@@ -122,7 +119,7 @@ class Names:
     def _is_taken(self, name: str, span: Span, what: str) -> bool:
         if name in self._vocabulary.features:
             owner = "a feature"
-        elif name in BUILTINS or name in UNAVAILABLE:
+        elif name in BUILTINS:
             owner = "a built-in"
         elif name == "req":
             owner = "the request"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 
+from smetric.policy.builtin import BUILTINS
 from smetric.policy.code import call, compare, load
 
 _ARITHMETIC: dict[str, type[ast.operator]] = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div}
@@ -37,15 +39,20 @@ def operation(op: str, operands: list[ast.expr], kept: Callable[[ast.expr], ast.
             return ast.UnaryOp(op=ast.USub(), operand=operand)
         case "if", [condition, then, otherwise]:
             return ast.IfExp(test=condition, body=then, orelse=otherwise)
-        case "abs", [operand]:
-            return call("abs", operand)
         case "set", _:
             return ast.Tuple(elts=operands, ctx=ast.Load())
-        case "least" | "greatest", [left, right]:
-            left, right = kept(left), kept(right)
-            order = ast.Lt() if op == "least" else ast.Gt()
-            return ast.IfExp(test=compare(left, order, right), body=_again(left), orelse=_again(right))
-    raise AssertionError(f"no such operation: {op}")
+        case "least" | "greatest", [first, *others]:
+            order = ast.Lt if op == "least" else ast.Gt
+            return functools.reduce(lambda left, right: _better(order(), kept(left), kept(right)), others, first)
+        case "clamp", [value, low, high]:
+            return _better(ast.Lt(), kept(_better(ast.Gt(), kept(value), kept(low))), kept(high))
+    assert op in BUILTINS, f"no such operation: {op}"
+    return call(op, *operands)
+
+
+def _better(order: ast.cmpop, left: ast.expr, right: ast.expr) -> ast.expr:
+    """`left if left < right else right`: several times faster than a call of `min`; both can be read twice."""
+    return ast.IfExp(test=compare(left, order, right), body=_again(left), orelse=_again(right))
 
 
 def _again(value: ast.expr) -> ast.expr:

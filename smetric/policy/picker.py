@@ -1,13 +1,15 @@
-"""Writes the code of picks: the best candidate, then the tie breakers, then a draw or the rotation."""
+"""Writes the code of picks: the best candidate, then the tie breakers, then a draw, the rotation, or a lottery."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from smetric.policy.builtin import Family
 from smetric.policy.code import call, compare, item, listed, load, method
-from smetric.policy.plan import Op, Pick, Shape, Term
+from smetric.policy.term import Op, Pick, Shape, Term, Top
 
 if TYPE_CHECKING:
     from smetric.policy.emitter import Emitter
@@ -58,12 +60,38 @@ def write_pick(emitter: Emitter, pick: Pick, into: Picked) -> None:
     code.span = outer
 
 
+def write_top(emitter: Emitter, top: Top, into: str) -> None:
+    """Set the variable *into* to the mask of *top*; a tie breaker is asked only where the last places are tied."""
+    code = emitter.code
+    values = emitter.vector(top.value)
+    those, amount = emitter.candidates(top.level), emitter.scalar(top.amount)
+    chosen, tied, places = (code.name(name) for name in ("chosen", "tied", "places"))
+    code.unpack((chosen, tied, places), call("highest", load(values), those, amount))
+    stream = load(f"draw_{top.site}")
+
+    def fill(thens: Sequence[Term]) -> None:
+        if not thens:
+            taken = call("drawn_of", load(tied), load(places), emitter.inputs.ids(), load("seed"), stream)
+            code.assign(chosen, ast.BinOp(left=load(chosen), op=ast.Add(), right=taken))
+            return
+
+        def narrow() -> None:
+            then = load(emitter.vector(thens[0]))
+            more = code.name("more")
+            code.unpack((more, tied, places), call("lowest", then, load(tied), load(places)))
+            code.assign(chosen, ast.BinOp(left=load(chosen), op=ast.Add(), right=load(more)))
+
+        code.choose(compare(call("len", load(tied)), ast.Gt(), load(places)), narrow)
+        fill(thens[1:])
+
+    fill(top.thens)
+    code.assign(into, call("marked", load(chosen), emitter.inputs.size()))
+
+
 def _among_all(emitter: Emitter, pick: Pick, into: Picked) -> None:
     code = emitter.code
-    if pick.value.shape is not Shape.VECTOR:
-        tied = code.name("tied")
-        code.assign(tied, call("range", emitter.inputs.size()))
-        _break_tie(emitter, pick, list(pick.thens), tied, into.index)
+    if pick.value.shape is not Shape.VECTOR or pick.family is Family.LOTTERY or pick.named is not None:
+        _best_of(emitter, pick, into, call("range", emitter.inputs.size()))
         return
     score = load(into.score)
     best = code.name("best")
@@ -74,7 +102,7 @@ def _among_all(emitter: Emitter, pick: Pick, into: Picked) -> None:
         tied = code.name("tied")
         i, x = code.name("i"), code.name("x")
         code.assign(tied, _enumerated(i, x, score, compare(load(x), ast.Eq(), load(best))))
-        _break_tie(emitter, pick, list(pick.thens), tied, into.index)
+        _break_tie(emitter, pick, pick.thens, tied, into.index)
 
     code.choose(compare(method(score, "count", load(best)), ast.Gt(), ast.Constant(1)), tie)
 
@@ -83,7 +111,7 @@ def _among_some(emitter: Emitter, pick: Pick, into: Picked, left: str | None) ->
     code = emitter.code
     if pick.where is None:
         assert left is not None
-        _best_of(emitter, pick, into, left)
+        _best_of(emitter, pick, into, load(left))
         return
     those, i = code.name("those"), code.name("i")
     mask = load(emitter.vector(pick.where))
@@ -94,30 +122,54 @@ def _among_some(emitter: Emitter, pick: Pick, into: Picked, left: str | None) ->
         code.assign(those, listed(load(i), {i: left}, item(mask, load(i))))
     code.choose(
         load(those),
-        lambda: _best_of(emitter, pick, into, those),
+        lambda: _best_of(emitter, pick, into, load(those)),
         lambda: code.assign(into.index, ast.Constant(-1)),
     )
 
 
-def _best_of(emitter: Emitter, pick: Pick, into: Picked, those: str) -> None:
+def _best_of(emitter: Emitter, pick: Pick, into: Picked, among: ast.expr) -> None:
+    """Set the index of *into* to one of the candidates *among*, of whom there is one at least."""
     code = emitter.code
+    those = _named(emitter, among, "those")
     if pick.value.shape is not Shape.VECTOR:
-        _break_tie(emitter, pick, list(pick.thens), those, into.index)
+        _break_tie(emitter, pick, pick.thens, those, into.index)
         return
-    tied = code.name("tied")
-    code.assign(tied, _narrowed(emitter, load(into.score), those, pick.direction))
-    _break_tie(emitter, pick, list(pick.thens), tied, into.index)
+    ids, seed, stream = emitter.inputs.ids(), load("seed"), load(f"stream_{pick.site}")
+    if pick.family is Family.LOTTERY:
+        told = [] if pick.named is None else [emitter.scalar(pick.named)]
+        code.assign(into.index, call(pick.function, load(into.score), load(those), ids, seed, stream, *told))
+        return
+    within = None if pick.named is None else emitter.atom(pick.named, "within")
+    tied = _narrowed(emitter, load(into.score), those, pick.direction, within)
+    _break_tie(emitter, pick, pick.thens, tied, into.index)
 
 
-def _narrowed(emitter: Emitter, values: ast.expr, those: str, direction: str) -> ast.expr:
-    """The indices in *those* with the best value."""
+def _named(emitter: Emitter, value: ast.expr, hint: str) -> str:
+    """A variable that holds *value*."""
+    if isinstance(value, ast.Name):
+        return value.id
+    name = emitter.code.name(hint)
+    emitter.code.assign(name, value)
+    return name
+
+
+def _narrowed(
+    emitter: Emitter, values: ast.expr, those: str, direction: str, within: ast.expr | None = None
+) -> str:  # fmt: skip
+    """The variable of the indices in *those* with the best value, or one at most *within* from it."""
     code = emitter.code
-    i, best = code.name("i"), code.name("best")
-    code.assign(best, call(direction, listed(item(values, load(i)), {i: those})))
-    return listed(load(i), {i: those}, compare(item(values, load(i)), ast.Eq(), load(best)))
+    i, best, tied = code.name("i"), code.name("best"), code.name("tied")
+    bound: ast.expr = call(direction, listed(item(values, load(i)), {i: those}))
+    order: ast.cmpop = ast.Eq()
+    if within is not None:
+        bound = ast.BinOp(left=bound, op=ast.Add() if direction == "min" else ast.Sub(), right=within)
+        order = ast.LtE() if direction == "min" else ast.GtE()
+    code.assign(best, bound)
+    code.assign(tied, listed(load(i), {i: those}, compare(item(values, load(i)), order, load(best))))
+    return tied
 
 
-def _break_tie(emitter: Emitter, pick: Pick, thens: list[Term], tied: str, index: str) -> None:
+def _break_tie(emitter: Emitter, pick: Pick, thens: Sequence[Term], tied: str, index: str) -> None:
     """Set *index* to one of *tied*: by the next tie breaker if there is one, which is asked only now."""
     code = emitter.code
     if not thens:
@@ -130,8 +182,7 @@ def _break_tie(emitter: Emitter, pick: Pick, thens: list[Term], tied: str, index
         return
 
     def narrow() -> None:
-        fewer = code.name("tied")
-        code.assign(fewer, _narrowed(emitter, load(emitter.vector(thens[0])), tied, "min"))
+        fewer = _narrowed(emitter, load(emitter.vector(thens[0])), tied, "min")
         _break_tie(emitter, pick, thens[1:], fewer, index)
 
     several = compare(call("len", load(tied)), ast.Gt(), ast.Constant(1))

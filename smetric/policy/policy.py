@@ -13,9 +13,10 @@ from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
 from smetric.policy.diagnostic import Diagnostic, PolicyError
-from smetric.policy.plan import Pick, Plan, Term, features_of
+from smetric.policy.plan import Plan
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
+from smetric.policy.term import Pick, Term, features_of
 from smetric.policy.vocabulary import Vocabulary
 
 

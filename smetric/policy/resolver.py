@@ -1,68 +1,61 @@
-"""Turns a checked file into a plan: resolves names, expands definitions, puts parameters in, folds constants.
+"""Turns a checked file into a plan: resolves names, expands definitions, puts parameters in.
 
 Nothing is judged here: what the checker refuses never comes this far.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from smetric.policy import tree
+from smetric.policy.builtin import BUILTINS, Builtin, Family
+from smetric.policy.fold import Reading, bound, op, set_of
 from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.parameter import Parameter
-from smetric.policy.plan import (
+from smetric.policy.plan import Guard, Plan, StatementKind, Step
+from smetric.policy.term import (
     At,
     Binding,
     Column,
     Const,
-    Guard,
-    Norm,
-    Op,
+    Draw,
+    Keyed,
     Pick,
-    Plan,
     Provenance,
     Reduce,
     Ref,
     RequestValue,
+    Scale,
     Shape,
-    StatementKind,
-    Step,
     Term,
+    Top,
     count_uses,
 )
+from smetric.policy.tree import Span
 from smetric.policy.vocabulary import Vocabulary
 
-_REDUCTIONS = frozenset({"mean", "min", "max", "sum", "any", "all", "count"})
-_PICKS = frozenset({"argmin", "argmax", "rr_argmin", "rr_argmax"})
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
 
-
-class _Picks:
-    """The picks of a file: each has a site, and a key that survives unrelated edits."""
+class _Sites:
+    """The picks of a file, or its other draws: each has a site, and a key that survives unrelated edits."""
 
     def __init__(self) -> None:
-        self.bindings: list[Binding] = []
         self.keys: list[str] = []
 
-    def add(self, owner: str) -> tuple[int, str]:
-        """Site and key of the next pick of *owner*, the `let` or the rule that it stands in."""
+    def add(self, owner: str) -> int:
+        """The site of the next one of *owner*, the `let` or the rule that it stands in."""
         ordinal = 1 + sum(key.partition(".")[0] == owner for key in self.keys)
-        key = owner if ordinal == 1 else f"{owner}.{ordinal}"
-        self.keys.append(key)
-        return len(self.keys) - 1, key
+        self.keys.append(owner if ordinal == 1 else f"{owner}.{ordinal}")
+        return len(self.keys) - 1
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What names mean: those of one file so far, and the arguments of the definition being expanded."""
+
+    names: dict[str, Reading] = field(default_factory=dict)
+    defs: dict[str, tree.Def] = field(default_factory=dict)
+    arguments: Mapping[str, Reading] = field(default_factory=dict)
 
 
 class Resolver:
@@ -78,226 +71,184 @@ class Resolver:
         self._file = file
         self._features = vocabulary.features
         self._parameters = parameters
-        self._names: dict[str, Callable[[tree.Span], Term]] = {}
-        self._defs: dict[str, tree.Def] = {}
-        self._picks = _Picks()
+        self._scope = _Scope()
+        self._picks = _Sites()
+        self._bindings: list[Binding] = []
+        self._draws = _Sites()
+        self._keyed = False
         self._level = 0
         self._owner = ""
 
     def plan(self) -> Plan:
         """The plan of the file."""
         steps: list[Step] = []
+        scope = self._scope
         for statement in self._file.statements:
             if isinstance(statement, tree.Param):
-                self._names[statement.name] = self._parameter(statement.name)
+                scope.names[statement.name] = self._parameter(self._parameters[statement.name])
             elif isinstance(statement, tree.Let):
                 self._owner = statement.name
-                self._names[statement.name] = _bound(statement.name, self._term(statement.value, {}))
+                scope.names[statement.name] = bound(statement.name, self._term(statement.value, scope))
             elif isinstance(statement, tree.Def):
-                self._defs[statement.name] = statement
+                scope.defs[statement.name] = statement
             elif isinstance(statement, tree.Filter | tree.Route | tree.Reject | tree.Hold):
                 steps.append(self._step(statement, steps))
         count_uses(
             [guard.value for step in steps for guard in step.guards]
             + [step.value for step in steps if step.value is not None]
         )
-        return Plan(tuple(steps), tuple(self._picks.bindings), tuple(self._picks.keys))
+        return Plan(
+            tuple(steps), tuple(self._bindings), tuple(self._picks.keys), tuple(self._draws.keys), self._keyed
+        )  # fmt: skip
 
-    def _parameter(self, name: str) -> Callable[[tree.Span], Term]:
-        parameter = self._parameters[name]
+    def _parameter(self, parameter: Parameter) -> Reading:
         if parameter.is_feature:
             return lambda span: Column(str(parameter.value), span=span, shape=Shape.VECTOR)
         return lambda span: Const(parameter.value, span=span, shape=Shape.SCALAR)
 
-    def _step(self, statement: tree.Filter | tree.Route | tree.Reject | tree.Hold, before: list[Step]) -> Step:
-        value: Term | None
-        status, message = 0, ""
-        if isinstance(statement, tree.Filter):
-            kind = StatementKind(statement.word)
-        elif isinstance(statement, tree.Route):
-            kind = StatementKind.ROUTE
-        elif isinstance(statement, tree.Hold):
-            kind = StatementKind.HOLD
-        else:
-            kind = StatementKind.REJECT
+    # ── statements ───────────────────────────────────────────────────────────
+
+    def _step(self, statement: tree.Filter | tree.Route | tree.Reject | tree.Hold, before: Sequence[Step]) -> Step:
+        kind = _kind(statement)
         if statement.label is not None:
             label = statement.label.name
         else:
             label = f"{kind.value}_{1 + sum(step.kind is kind for step in before)}"
         self._owner = label
         guards = tuple(
-            Guard(label_of(part, self._file.text, self._defs), self._term(part, {}))
+            Guard(label_of(part, self._file.text, self._scope.defs), self._term(part, self._scope))
             for part in conjuncts(statement.when)
         )
-        if isinstance(statement, tree.Filter):
-            value = self._term(statement.mask, {})
-            self._level += 1
-        elif isinstance(statement, tree.Route):
-            value = self._term(statement.pick, {})
-        elif isinstance(statement, tree.Hold):
-            patience = _bound("patience", self._term(statement.patience, {}))
-            held = RequestValue("held", span=statement.patience.span, shape=Shape.SCALAR)
-            value = patience(statement.patience.span)
-            guards += (Guard(HELD, _op("<", statement.patience.span, held, patience(statement.patience.span))),)
-        else:
-            value = None if statement.retry is None else self._term(statement.retry, {})
-            status, message = int(statement.status.value), statement.message.value
-        return Step(kind, label, statement.span, guards, value, status, message)
+        made = Step(kind, label, statement.span, guards, None)
+        match statement:
+            case tree.Filter(mask=mask):
+                made.value = self._term(mask, self._scope)
+                self._level += 1
+            case tree.Route(pick=pick):
+                made.value = self._term(pick, self._scope)
+            case tree.Hold(patience=patience):
+                reading, span = bound("patience", self._term(patience, self._scope)), patience.span
+                so_far = RequestValue("held", span=span, shape=Shape.SCALAR)
+                made.guards += (Guard(HELD, op("<", span, so_far, reading(span))),)
+                made.value = reading(span)
+            case tree.Reject(status=status, message=message, retry=retry):
+                made.value = None if retry is None else self._term(retry, self._scope)
+                made.status, made.message = int(status.value), message.value
+        return made
 
     # ── expressions ──────────────────────────────────────────────────────────
 
-    def _term(self, expr: tree.Expr, arguments: Mapping[str, Callable[[tree.Span], Term]]) -> Term:
+    def _term(self, expr: tree.Expr, scope: _Scope) -> Term:
         span = expr.span
         match expr:
             case tree.Number(value=value) | tree.Text(value=value) | tree.Truth(value=value):
                 return Const(value, span=span, shape=Shape.SCALAR)
             case tree.Name(name=name):
-                return self._named(name, span, arguments)
+                return self._named(name, span, scope)
             case tree.Field(name=name):
                 return RequestValue(name, span=span, shape=Shape.SCALAR)
             case tree.SetOf(items=items):
-                return _set([self._term(item, arguments) for item in items], span)
-            case tree.Unary(op=op, operand=operand):
-                return _op("neg" if op == "-" else op, span, self._term(operand, arguments))
-            case tree.Binary(op=op, left=left, right=right):
-                return _op(op, span, self._term(left, arguments), self._term(right, arguments))
+                return set_of([self._term(item, scope) for item in items], span)
+            case tree.Unary(op=name, operand=operand):
+                return op("neg" if name == "-" else name, span, self._term(operand, scope))
+            case tree.Binary(op=name, left=left, right=right):
+                return op(name, span, self._term(left, scope), self._term(right, scope))
             case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
-                return _op("if", span, *(self._term(part, arguments) for part in (condition, then, otherwise)))
+                return op("if", span, *(self._term(part, scope) for part in (condition, then, otherwise)))
             case tree.At(vector=vector, pick=pick):
-                return At(self._term(vector, arguments), self._term(pick, arguments), span=span, shape=Shape.SCALAR)
+                return At(self._term(vector, scope), self._term(pick, scope), span=span, shape=Shape.SCALAR)
             case tree.Call():
-                return self._call(expr, arguments)
+                return self._call(expr, scope)
         raise AssertionError(f"no such expression: {type(expr).__name__}")
 
-    def _named(self, name: str, span: tree.Span, arguments: Mapping[str, Callable[[tree.Span], Term]]) -> Term:
-        if name in arguments:
-            return arguments[name](span)
-        if name in self._names:
-            return self._names[name](span)
+    def _named(self, name: str, span: Span, scope: _Scope) -> Term:
+        if name in scope.arguments:
+            return scope.arguments[name](span)
+        if name in scope.names:
+            return scope.names[name](span)
         return Column(self._features[name].name, span=span, shape=Shape.VECTOR)
 
-    def _call(self, call: tree.Call, arguments: Mapping[str, Callable[[tree.Span], Term]]) -> Term:
-        definition = self._defs.get(call.function)
+    def _call(self, call: tree.Call, scope: _Scope) -> Term:
+        definition = scope.defs.get(call.function)
         if definition is not None:
-            given = [self._term(argument.value, arguments) for argument in call.arguments]
-            scope = {
-                name.name: _bound(name.name, value) for name, value in zip(definition.arguments, given, strict=True)
+            given = [self._term(argument.value, scope) for argument in call.arguments]
+            arguments = {
+                name.name: bound(name.name, value) for name, value in zip(definition.arguments, given, strict=True)
             }
-            return self._term(definition.body, scope)
-        named = {a.name: self._term(a.value, arguments) for a in call.arguments if a.name and a.name != "then"}
-        thens = tuple(self._term(a.value, arguments) for a in call.arguments if a.name == "then")
-        plain = [self._term(argument.value, arguments) for argument in call.arguments if not argument.name]
-        masks = [self._term(argument.where, arguments) for argument in call.arguments if argument.where is not None]
-        where = masks[0] if masks else None
-        return self._built_in(call.function, call.span, plain, where, named.get("default"), thens)
+            return self._term(definition.body, replace(scope, arguments=arguments))
+        named = {a.name: self._term(a.value, scope) for a in call.arguments if a.name and a.name != "then"}
+        thens = tuple(self._term(a.value, scope) for a in call.arguments if a.name == "then")
+        plain = [self._term(argument.value, scope) for argument in call.arguments if not argument.name]
+        masks = [self._term(argument.where, scope) for argument in call.arguments if argument.where is not None]
+        return self._built_in(BUILTINS[call.function], call.span, plain, masks[0] if masks else None, named, thens)
 
     def _built_in(
         self,
-        function: str,
-        span: tree.Span,
+        row: Builtin,
+        span: Span,
         plain: list[Term],
         where: Term | None,
-        default: Term | None,
+        named: Mapping[str, Term],
         thens: tuple[Term, ...],
     ) -> Term:
-        if function in _REDUCTIONS:
-            value = plain[0] if plain else Const(True, span=span, shape=Shape.SCALAR)
-            return Reduce(function, value, where, default, self._level, span=span, shape=Shape.SCALAR)
-        if function in _PICKS:
-            site, key = self._picks.add(self._owner)
-            pick = Pick(function, plain[0], thens, where, self._level, site, span=span, shape=Shape.PICK)
-            binding = Binding(key, pick)
-            self._picks.bindings.append(binding)
-            return Ref(binding, span=span, shape=Shape.PICK)
-        match function:
-            case "least" | "greatest":
-                term = plain[0]
-                for other in plain[1:]:
-                    term = _op(function, span, term, other)
-                return term
-            case "clamp":
-                value, low, high = plain
-                return _op("least", span, _op("greatest", span, value, low), high)
-            case "abs":
-                return _op("abs", span, *plain)
-            case "ratio":
-                assert default is not None
+        name = row.name
+        match row.family:
+            case Family.REDUCTION | Family.TEST | Family.COUNT:
+                value = plain[0] if plain else Const(True, span=span, shape=Shape.SCALAR)
+                more = tuple(plain[1:])
+                return Reduce(
+                    name, value, more, where, named.get("default"), self._level, span=span, shape=Shape.SCALAR
+                )  # fmt: skip
+            case Family.SCALE:
+                return Scale(name, plain[0], self._level, span=span, shape=Shape.VECTOR)
+            case Family.ELEMENT:
+                return op(name, span, *plain)
+            case Family.RATIO:
                 dividend, divisor = plain
-                shared = _bound("divisor", divisor)
+                shared = bound("divisor", divisor)
                 zero = Const(0, span=span, shape=Shape.SCALAR)
-                return _op(
-                    "if", span, _op("!=", span, shared(span), zero), _op("/", span, dividend, shared(span)), default
-                )
-            case "norm":
-                return Norm(plain[0], self._level, span=span, shape=Shape.VECTOR)
-            case "known" | "age":
-                return Provenance(function, plain[0], span=span, shape=Shape.VECTOR)
-            case "fresh":
-                age = Provenance("age", plain[0], span=span, shape=Shape.VECTOR)
-                known = Provenance("known", plain[0], span=span, shape=Shape.VECTOR)
-                return _op("and", span, known, _op("<=", span, age, plain[1]))
-            case "first":
+                quotient = op("/", span, dividend, shared(span))
+                return op("if", span, op("!=", span, shared(span), zero), quotient, named["default"])
+            case Family.PICK | Family.ROTATION | Family.LOTTERY:
+                # Where all tie anyway, neither `within:` nor `temperature:` is looked at.
+                extra = next(iter(named.values()), None) if plain[0].shape is Shape.VECTOR else None
+                site = self._picks.add(self._owner)
+                pick = Pick(name, plain[0], thens, extra, where, self._level, site, span=span, shape=Shape.PICK)
+                binding = Binding(self._picks.keys[site], pick)
+                self._bindings.append(binding)
+                return Ref(binding, span=span, shape=Shape.PICK)
+            case Family.FIRST:
                 term = plain[-1]
                 for better in reversed(plain[:-1]):
-                    somebody = Op("somebody", (better,), span=better.span, shape=Shape.SCALAR)
-                    term = Op("if", (somebody, better, term), span=span, shape=Shape.PICK)
+                    somebody = op("somebody", better.span, better)
+                    term = op("if", span, somebody, better, term)
                 return term
-        raise AssertionError(f"no such built-in: {function}")
+            case Family.DRAW | Family.CHANCE:
+                shape = Shape.VECTOR if row.family is Family.DRAW else Shape.SCALAR
+                return Draw(name, plain[0], self._level, self._draws.add(self._owner), span=span, shape=shape)
+            case Family.TOP:
+                value, amount = plain
+                site = self._draws.add(self._owner)
+                return Top(value, amount, thens, self._level, site, span=span, shape=Shape.VECTOR)
+            case Family.WEIGHT | Family.PLACE:
+                self._keyed = True
+                shape = Shape.VECTOR if row.family is Family.WEIGHT else Shape.SCALAR
+                return Keyed(name, plain[0], span=span, shape=shape)
+            case Family.KNOWN | Family.AGE:
+                return Provenance(name, plain[0], span=span, shape=Shape.VECTOR)
+            case Family.FRESH:
+                known = Provenance("known", plain[0], span=span, shape=Shape.VECTOR)
+                age = Provenance("age", plain[0], span=span, shape=Shape.VECTOR)
+                return op("and", span, known, op("<=", span, age, plain[1]))
 
 
-def _bound(name: str, value: Term) -> Callable[[tree.Span], Term]:
-    """How *name* reads from now on: constants, features and references pass through, all else is computed once."""
-    if isinstance(value, Const):
-        return lambda span: Const(value.value, span=span, shape=value.shape)
-    if isinstance(value, Column):
-        return lambda span: Column(value.feature, span=span, shape=value.shape)
-    if isinstance(value, RequestValue):
-        return lambda span: RequestValue(value.name, span=span, shape=value.shape)
-    binding = value.binding if isinstance(value, Ref) else Binding(name, value)
-    return lambda span: Ref(binding, span=span, shape=value.shape)
-
-
-def _set(items: list[Term], span: tree.Span) -> Term:
-    if all(isinstance(item, Const) for item in items):
-        members = frozenset(item.value for item in items if isinstance(item, Const))
-        return Const(members, span=span, shape=Shape.SCALAR)
-    return Op("set", tuple(items), span=span, shape=_widest(items))
-
-
-def _widest(terms: list[Term]) -> Shape:
-    return Shape.VECTOR if any(term.shape is Shape.VECTOR for term in terms) else Shape.SCALAR
-
-
-def _op(op: str, span: tree.Span, *operands: Term) -> Term:
-    """An operation; one whose result is plain already, because a parameter settles it, becomes that result."""
-    first = operands[0]
-    if isinstance(first, Const):
-        settled = _settled(op, first.value, operands)
-        if settled is not None:
-            return settled
-        if op == "not":
-            return Const(not first.value, span=span, shape=Shape.SCALAR)
-        if op == "neg":
-            return Const(-first.value, span=span, shape=Shape.SCALAR)
-        if op in _FOLD and isinstance(operands[1], Const) and (op != "/" or operands[1].value):
-            return Const(_FOLD[op](first.value, operands[1].value), span=span, shape=Shape.SCALAR)
-    if op == "if" and operands[1].shape is Shape.PICK:
-        return Op(op, operands, span=span, shape=Shape.PICK)
-    if op in ("and", "or") and first.shape is Shape.SCALAR and operands[1].shape is Shape.VECTOR:
-        # One truth value on the left decides whether the other side is looked at.
-        settled = Const(op == "or", span=span, shape=Shape.SCALAR)
-        branches = (operands[1], settled) if op == "and" else (settled, operands[1])
-        return Op("if", (first, *branches), span=span, shape=Shape.VECTOR)
-    return Op(op, operands, span=span, shape=_widest(list(operands)))
-
-
-def _settled(op: str, first: Any, operands: tuple[Term, ...]) -> Term | None:
-    """What a constant first operand makes of `and`, `or` and `if`: one of the operands, or None."""
-    match op:
-        case "and":
-            return operands[1] if first else operands[0]
-        case "or":
-            return operands[0] if first else operands[1]
-        case "if":
-            return operands[1] if first else operands[2]
-    return None
+def _kind(statement: tree.Filter | tree.Route | tree.Reject | tree.Hold) -> StatementKind:
+    match statement:
+        case tree.Filter(word=word):
+            return StatementKind(word)
+        case tree.Route():
+            return StatementKind.ROUTE
+        case tree.Reject():
+            return StatementKind.REJECT
+        case tree.Hold():
+            return StatementKind.HOLD

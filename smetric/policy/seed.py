@@ -15,6 +15,11 @@ def stream_of(key: str) -> int:
     return zlib.crc32(key.encode()) * 0x9E3779B97F4A7C15 & _MASK
 
 
+def fraction(seed: int, stream: int) -> float:
+    """A number on 0..1, never 1, drawn from *seed* in *stream*."""
+    return (mix(seed, stream) >> 11) * 2.0**-53
+
+
 def mix(seed: int, stream: int) -> int:
     """64 well mixed bits of *seed* in *stream* (the finaliser of splitmix64)."""
     x = (seed ^ stream) & _MASK

@@ -148,14 +148,13 @@ def _got(decision: Decision) -> str:
 
 def _cases(policy: Policy, snapshot: Snapshot, last: Any) -> Iterator[tuple[dict[str, str], int]]:
     """Every cursor and seed that the outcome may depend on."""
-    rotating = [key for site, key in enumerate(policy.plan.keys) if policy.pick(site).rotates]
-    draws = len(rotating) < len(policy.plan.keys)
+    rotating = policy.plan.rotating
     if isinstance(last, tree.Name):
         cursors = [dict.fromkeys(rotating, last.name)]
     else:
         cursors = [{}, *(dict.fromkeys(rotating, id) for id in snapshot.ids)] if rotating else [{}]
     for cursor in cursors:
-        for seed in range(SEEDS if draws else 1):
+        for seed in range(SEEDS if policy.plan.random else 1):
             yield cursor, seed
 
 

@@ -6,14 +6,19 @@ that ties fall alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from smetric.policy import Policy, Snapshot, Vocabulary, tree
+from smetric.policy.builtin.mask import drawn_of
+from smetric.policy.builtin.pick import drawn, rotated
 from smetric.policy.guard import conjuncts
-from smetric.policy.runtime import drawn, rotated
-from smetric.policy.seed import stream_of
+from smetric.policy.pseudonym import key_of
+from smetric.policy.seed import fraction, stream_of
+from smetric.policy.term import Draw, Top, walk
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,
@@ -36,6 +41,7 @@ _REDUCE: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "sum": sum,
+    "std": lambda values: statistics.pstdev(values) if values else 0.0,
     "any": any,
     "all": all,
 }
@@ -74,6 +80,12 @@ class Reference:
         self.defs: dict[str, tree.Def] = {}
         self.keys = {
             binding.value.span.start: key for binding, key in zip(policy.plan.picks, policy.plan.keys, strict=True)
+        }
+        self.draws = {
+            term.span.start: stream_of(f"draw {policy.plan.draws[term.site]}")
+            for root in _roots(policy)
+            for term in walk(root)
+            if isinstance(term, Draw | Top)
         }
 
     def decide(self) -> tuple[str, str | None]:
@@ -171,7 +183,9 @@ class Reference:
         if name in ("mean", "min", "max"):
             reduce = _REDUCE[name]
             result = reduce(over) if over else default.data
-        elif name in ("sum", "any", "all"):
+        elif name == "quantile":
+            result = _quantile(over, plain[1].data) if over else default.data
+        elif name in ("sum", "std", "any", "all"):
             result = _REDUCE[name](over)
         elif name == "count":
             result = over.count(True)
@@ -186,24 +200,98 @@ class Reference:
         elif name == "norm":
             low, high = min(over), max(over)
             return self.each(lambda v: (v - low) / (high - low) if high > low else 0.0, plain[0])
-        elif name in ("known", "fresh"):
+        elif name == "share":
+            total = sum(over)
+            return self.each(lambda v: v / total if total else 1 / len(over), plain[0])
+        elif name == "rank":
+            return self.each(lambda v: 1 + sum(other < v for other in over), plain[0])
+        elif name == "draw":
+            chosen = drawn_of(those, plain[0].data, self.snapshot.ids, self.seed, self.draw(call))
+            result = [i in chosen for i in range(self.n)]
+        elif name == "top":
+            chosen = self.top(call, plain[0], int(plain[1].data), thens, those)
+            result = [i in chosen for i in range(self.n)]
+        elif name == "chance":
+            result = fraction(self.seed, self.draw(call)) < plain[0].data
+        elif name == "hrw":
+            own = key_of(plain[0].data or "") if plain[0].data else self.seed
+            result = [fraction(own, key_of(ident)) for ident in self.snapshot.ids]
+        elif name == "bucket":
+            result = fraction(key_of(plain[0].data) if plain[0].data else self.seed, key_of("bucket"))
+        elif name in ("softmin", "softmax", "sample"):
+            temperature = next((self.value(a.value, scope).data for a in call.arguments if a.name), None)
+            result = self.lottery(call, plain[0], temperature, those)
+        elif name in ("known", "fresh", "age"):
             known = [all(self.snapshot.is_known(f)[i] for f in plain[0].features) for i in range(self.n)]
             age = [max([0.0, *(self.snapshot.age(f)[i] for f in plain[0].features)]) for i in range(self.n)]
-            result = known if name == "known" else [k and a <= plain[1].data for k, a in zip(known, age, strict=True)]
+            result = {"known": known, "age": age}.get(name) or [
+                k and a <= plain[1].data for k, a in zip(known, age, strict=True)
+            ]
         elif name == "first":
             result = next((pick.data for pick in plain if pick.data >= 0), -1)
         else:
-            result = self.pick(call, plain[0], thens, those)
+            within = next((self.value(a.value, scope).data for a in call.arguments if a.name == "within"), 0)
+            result = self.pick(call, plain[0], thens, within, those)
         return Value(result, fields, features)
 
-    def pick(self, call: tree.Call, value: Value, thens: list[Value], those: list[int]) -> int:
+    def draw(self, call: tree.Call) -> int:
+        return self.draws.get(call.span.start, 0)
+
+    def top(self, call: tree.Call, value: Value, number: int, thens: list[Value], those: list[int]) -> list[int]:
+        def place(i: int) -> tuple[Any, ...]:
+            return (-value.at(i), *(then.at(i) for then in thens))
+
+        order = sorted(those, key=place)
+        wanted = min(max(1, number), len(order))
+        certain = [i for i in order if place(i) < place(order[wanted - 1])]
+        tied = [i for i in order if place(i) == place(order[wanted - 1])]
+        return certain + drawn_of(tied, wanted - len(certain), self.snapshot.ids, self.seed, self.draw(call))
+
+    def lottery(self, call: tree.Call, value: Value, temperature: float | None, those: list[int]) -> int:
         if not those:
             return -1
-        tied = those
-        for criterion, best in ((value, max if call.function.endswith("max") else min), *((t, min) for t in thens)):
-            target = best(criterion.at(i) for i in tied)
+        ids, stream = self.snapshot.ids, stream_of(self.keys[call.span.start])
+        weights = {i: max(0.0, float(value.at(i))) for i in those}
+        if temperature is not None:
+            sign = 1 if call.function == "softmin" else -1
+            best = min(sign * value.at(i) for i in those)
+            far = {i: sign * value.at(i) - best for i in those}
+            weights = {i: math.exp(-far[i] / temperature) if temperature else float(far[i] == 0) for i in those}
+            if not temperature:
+                return drawn([i for i in those if weights[i]], ids, self.seed, stream)
+        if not any(weights.values()) or not isinstance(value.data, list):
+            return drawn(those, ids, self.seed, stream)
+        left = fraction(self.seed, stream) * sum(weights.values())
+        for i in sorted(those, key=lambda i: ids[i]):
+            left -= weights[i]
+            if left < 0 and weights[i]:
+                return i
+        return max((i for i in those if weights[i]), key=lambda i: ids[i])
+
+    def pick(self, call: tree.Call, value: Value, thens: list[Value], within: float, those: list[int]) -> int:
+        if not those:
+            return -1
+        high = call.function.endswith("max")
+        best = (max if high else min)(value.at(i) for i in those)
+        tied = [i for i in those if (value.at(i) >= best - within if high else value.at(i) <= best + within)]
+        for criterion in thens:
+            target = min(criterion.at(i) for i in tied)
             tied = [i for i in tied if criterion.at(i) == target]
         key = self.keys[call.span.start]
         if call.function.startswith("rr_"):
             return rotated(tied, self.snapshot.ids, self.cursors.get(key, ""))
         return drawn(tied, self.snapshot.ids, self.seed, stream_of(key))
+
+
+def _roots(policy: Policy) -> Iterator[Any]:
+    for step in policy.plan.steps:
+        yield from (guard.value for guard in step.guards)
+        if step.value is not None:
+            yield step.value
+
+
+def _quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return float(low + (high - low) * (place - math.floor(place)))

@@ -30,6 +30,7 @@ VOCABULARY = Vocabulary(
         for field in (
             RequestField(name="turn", doc="May be unknown.", high=9.0, may_be_unknown=True),
             RequestField(name="held", doc="As the router's.", unit="seconds"),
+            RequestField(name="key", doc="Text.", kind=Kind.STRING, default=""),
             RequestField(name="size", doc="At least 1.", low=1.0, high=9.0, default=1.0),
         )
     },
@@ -61,6 +62,10 @@ class Author:
             lambda: f"({n(d)} {self.rng.choice('+-*')} {v(d)})",
             lambda: f"{v(d)} / greatest({v(d)}, 1)",
             lambda: f"norm({v(d)})",
+            lambda: f"rank({v(d)})",
+            lambda: f"share(abs({v(d)}))",
+            lambda: "hrw(req.key)",
+            lambda: 'hrw("home")',
             lambda: f"({v(d)} if {self.mask(d)} else {v(d)})",
             lambda: f"({v(d)} if {self.truth(d)} else {v(d)})",
             lambda: f"{self.rng.choice(['least', 'greatest'])}({v(d)}, {n(d)}, {v(d)})",
@@ -77,7 +82,10 @@ class Author:
             lambda: n(0),
             lambda: f"{self.rng.choice(['mean', 'min', 'max', 'sum'])}({v(d)})",
             lambda: f"{self.rng.choice(['mean', 'min', 'max'])}({v(d)} where {self.mask(d)}, default: {n(d)})",
-            lambda: f"sum({v(d)} where {self.mask(d)})",
+            lambda: f"{self.rng.choice(['sum', 'std'])}({v(d)} where {self.mask(d)})",
+            lambda: f"quantile({v(d)}, {self.rng.choice(['0', '0.5', '0.9', '1'])})",
+            lambda: f"quantile({v(d)} where {self.mask(d)}, 0.25, default: {n(d)})",
+            lambda: "bucket(req.key)",
             lambda: f"count({self.mask(d)})",
             lambda: "count()",
             lambda: f"({n(d)} {self.rng.choice('+-*')} {n(d)})",
@@ -92,7 +100,7 @@ class Author:
     def mask(self, depth: int) -> str:
         if depth <= 0:
             return self.rng.choice(["well", "near > 3", "hits > 2", 'side == "x"', 'side in {"x", "y"}', *self.masks])
-        m, v, d = self.mask, self.vector, depth - 1
+        m, v, n, d = self.mask, self.vector, self.number, depth - 1
         return self.one_of(
             lambda: m(0),
             lambda: f"{v(d)} {self.rng.choice(['<', '<=', '>', '>=', '==', '!='])} {self.one_of(v(d), self.number(d))}",
@@ -101,6 +109,9 @@ class Author:
             lambda: f"({m(d)} and {self.truth(d)})",
             lambda: f"not ({m(d)})",
             lambda: f"known({v(d)} + near)",
+            lambda: f"draw({n(d)})",
+            lambda: f"top({v(d)}, {n(d)})",
+            lambda: f"top({v(d)}, 2, then: {v(d)})",
             lambda: f"fresh({v(d)} + near, 5s)",
         )
 
@@ -115,12 +126,20 @@ class Author:
             lambda: f"any({self.mask(d)} where {self.mask(d)})",
             lambda: f"({t(d)} {self.rng.choice(['and', 'or'])} {t(d)})",
             lambda: f"not ({t(d)})",
+            lambda: "chance(0.5)",
+            lambda: "bucket(req.key) < 0.5",
         )
 
     def pick(self, depth: int, maybe: bool = False) -> str:
-        function = self.rng.choice(["argmin", "argmax", "rr_argmin", "rr_argmax"])
+        function = self.rng.choice(["argmin", "argmax", "rr_argmin", "rr_argmax", "softmin", "softmax", "sample"])
         where = f" where {self.mask(depth)}" if maybe else ""
         then = f", then: {self.vector(1)}" if self.rng.random() < 0.4 else ""
+        if function.startswith("rr_") and self.rng.random() < 0.3:
+            then += f", within: abs({self.number(1)})"
+        elif function.startswith("soft"):
+            then = f", temperature: {self.rng.choice(['0', '0.5', 'abs(' + self.number(1) + ')'])}"
+        elif function == "sample":
+            then = ""
         plain = f"{function}({self.one_of(self.vector(depth), '0')}{where}{then})"
         options = [lambda: plain]
         if not maybe:
@@ -211,7 +230,10 @@ def test_compiled_lazy_and_restarted_evaluation_agree_with_the_reference(batch: 
         for _ in range(8):
             snapshot = random_snapshot(rng)
             request = types.SimpleNamespace(
-                turn=rng.choice([None, 0, 1, 3]), size=rng.randint(1, 5), held=rng.randint(0, 3)
+                turn=rng.choice([None, 0, 1, 3]),
+                size=rng.randint(1, 5),
+                held=rng.randint(0, 3),
+                key=rng.choice(["", "k"]),
             )
             cursors = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}
             seed = rng.getrandbits(63)
@@ -235,7 +257,9 @@ def test_the_order_of_the_candidates_plays_no_part() -> None:
         policy = load(Author(rng).policy(), VOCABULARY)
         for _ in range(6):
             snapshot = random_snapshot(rng)
-            request = types.SimpleNamespace(turn=rng.choice([0, 1, 3]), size=rng.randint(1, 5), held=rng.randint(0, 3))
+            request = types.SimpleNamespace(
+                turn=rng.choice([0, 1, 3]), size=rng.randint(1, 5), held=rng.randint(0, 3), key=rng.choice(["", "k"])
+            )
             cursors = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}
             seed = rng.getrandbits(63)
             order = rng.sample(range(len(snapshot.ids)), k=len(snapshot.ids))

@@ -149,7 +149,21 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str]] = [
         "a statement starts with use, param, let, def, keep, prefer, route, reject, hold or test",
     ),
     ("if req.turn == 0: route rr_argmin(0)", {}, "if", "a statement cannot start with `if`", STATEMENT_LIST),
-    ("route ranks(requests)", {}, "ranks", "unknown function `ranks`", ""),
+    ("route ranks(requests)", {}, "ranks", "unknown function `ranks`", "did you mean `rank`?"),
+    (
+        "route softmin(hit_len, temperature: 5 requests)",
+        {},
+        "5 requests",
+        "the temperature has the unit of the score, tokens, not requests",
+        "for a scale-free one use norm(v)",
+    ),
+    (
+        "route softmin(requests, temprature: 0)",
+        {},
+        "temprature",
+        "`softmin` has no `temprature:`",
+        "did you mean `temperature`?",
+    ),
     (
         "route argmin(requests) when req.model == gpt",
         {},
@@ -399,10 +413,7 @@ def test_a_report_shows_line_caret_and_help() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["use common (x)", "route softmin(requests)", "route argmax(hrw(req.session))", "keep draw(2)"],
-)
+@pytest.mark.parametrize("code", ["use common (x)"])
 def test_what_this_version_does_not_run_is_said_to_be_unavailable(code: str) -> None:
     (found,) = _found(f"{code}\nroute argmin(requests)", {})
     assert found.message.endswith("is not available in this version")
