@@ -2,46 +2,30 @@
 
     python benchmarks/decision.py [--calls 2000]
 
-Prints microseconds per call, median and 99th percentile of single calls, less the cost of reading the clock. All cells
-of a size are measured in turns, so that a busy moment of the machine falls on all of them. `figure 13 by hand` is the
-same rule in plain Python without guards' counts or a Decision: what the language costs is the difference.
+Prints microseconds per call, median and 99th percentile of single calls, less the cost of reading the clock; they are
+measured as `smetric bench` does. `figure 13 by hand` is the same rule in plain Python without guards' counts or a
+Decision: what the language costs is the difference.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from smetric.bench import REQUESTS, SIZES, costs, fleet, id_of
 from smetric.features import VOCABULARY
 from smetric.policy import Policy, Snapshot, load
 from smetric.request import InferenceRequest
 
-SIZES = (8, 32, 128, 1024)
-ROUNDS = 20
-PROMPT = 8000
-FIRST = InferenceRequest(turn=0, prompt_len=PROMPT)
-LATER = InferenceRequest(turn=3, prompt_len=PROMPT, est_hit=6000)
-LOST = InferenceRequest(turn=3, prompt_len=PROMPT, est_hit=7900)
+FIRST, LATER, LOST = REQUESTS.values()
 
 
 def policies() -> dict[str, Policy]:
     """The shipped policies by name."""
     folder = Path(__file__).parent.parent / "policies"
     return {path.stem: load(path.read_text(), VOCABULARY, path=str(path)) for path in sorted(folder.glob("*.policy"))}
-
-
-def fleet(size: int, *, equal: bool) -> Snapshot:
-    """*size* instances of which one holds 3,500 tokens; loads random, or all equal."""
-    rng = random.Random(size)
-    ids = [f"gpu-{i:04}" for i in range(size)]
-    hits = [0] * size
-    hits[size // 2] = 3500
-    loads = [4 if equal else rng.randint(3, 6) for _ in ids]
-    return Snapshot(ids, {"hit_len": hits, "requests": loads, "unprefilled": [900 * load for load in loads]})
 
 
 def by_hand(snapshot: Snapshot, request: InferenceRequest) -> int:
@@ -56,8 +40,9 @@ def by_hand(snapshot: Snapshot, request: InferenceRequest) -> int:
 
 def cells(size: int, shipped: dict[str, Policy]) -> dict[str, Callable[[], Any]]:
     """What is measured at one size."""
-    spread, equal = fleet(size, equal=False), fleet(size, equal=True)
-    cursors = {key: "gpu-0003" for policy in shipped.values() for key in policy.plan.keys}
+    features = [VOCABULARY.features[name] for name in frozenset[str]().union(*(p.reads for p in shipped.values()))]
+    spread, equal = fleet(size, features), fleet(size, features, equal=True)
+    cursors = {key: id_of(3) for policy in shipped.values() for key in policy.plan.keys}
 
     def run(name: str, snapshot: Snapshot, request: InferenceRequest) -> Callable[[], Any]:
         decide = shipped[name].decide
@@ -79,33 +64,16 @@ def cells(size: int, shipped: dict[str, Policy]) -> dict[str, Callable[[], Any]]
     return found
 
 
-def measure(found: dict[str, Callable[[], Any]], calls: int) -> dict[str, list[int]]:
-    """Nanoseconds of each single call."""
-    clock = time.perf_counter_ns
-    times: dict[str, list[int]] = {name: [] for name in found}
-    for _ in range(ROUNDS):
-        for name, call in found.items():
-            taken = times[name]
-            for _ in range(calls // ROUNDS):
-                started = clock()
-                call()
-                taken.append(clock() - started)
-    return times
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=2000, help="calls per cell (default: %(default)s)")
     calls = parser.parse_args().calls
     shipped = policies()
-    overhead = sorted(measure({"": lambda: None}, 4000)[""])[2000]
     columns: dict[str, dict[int, str]] = {}
     for size in SIZES:
-        for name, times in measure(cells(size, shipped), calls).items():
-            times.sort()
-            middle, late = (max(0, times[int(len(times) * q)] - overhead) / 1000 for q in (0.5, 0.99))
-            columns.setdefault(name, {})[size] = f"{middle:.1f} / {late:.1f}"
+        for name, cost in costs(cells(size, shipped), calls).items():
+            columns.setdefault(name, {})[size] = f"{cost.p50:.1f} / {cost.p99:.1f}"
     width = max(map(len, columns))
     print(f"{'µs, p50 / p99':<{width}}" + "".join(f"{size:>16}" for size in SIZES))
     for name, by_size in columns.items():

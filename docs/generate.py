@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from smetric import reference
 from smetric.config.section import ListOf, Section
 from smetric.config.settings import SETTINGS
 from smetric.features import VOCABULARY
-from smetric.policy.builtin import BUILTINS
-from smetric.policy.vocabulary import LARGEST, Feature, RequestField, Unknown
+from smetric.policy.vocabulary import Unknown
+from smetric.reference import markdown_table, range_of
 from smetric.telemetry import names
 
 DOCS = Path(__file__).parent
@@ -26,14 +27,6 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def _range(item: Feature | RequestField) -> str:
-    if item.kind.value != "number":
-        return item.kind.value
-    most = getattr(item, "at_most", "")
-    high = f"`req.{most}`" if most else ("" if item.high >= LARGEST else f"{item.high:g}")
-    return f"{item.low:g} … {high}".rstrip()
 
 
 def _value(value: Any) -> str:
@@ -53,7 +46,7 @@ def features() -> str:
             (
                 f"`{f.name}`" + (" **L**" if f.lookup else ""),
                 f.unit or "–",
-                _range(f),
+                range_of(f),
                 f.doc,
                 f.source,
                 f.staleness,
@@ -71,15 +64,25 @@ def request() -> str:
     return table(
         ("field", "unit", "range", "meaning"),
         (
-            (f"`req.{f.name}`", f.unit or "–", _range(f), f.doc + (" May be unknown." if f.may_be_unknown else ""))
+            (f"`req.{f.name}`", f.unit or "–", range_of(f), f.doc + (" May be unknown." if f.may_be_unknown else ""))
             for f in VOCABULARY.request.values()
         ),
     )
 
 
+def statements() -> str:
+    """Statements of the language."""
+    return markdown_table(reference.statements())
+
+
+def operators() -> str:
+    """Operators by precedence."""
+    return markdown_table(reference.operators())
+
+
 def builtins() -> str:
     """Built-in functions."""
-    return table(("function", "gives"), ((f"`{b.signature}`", b.doc) for b in BUILTINS.values()))
+    return markdown_table(reference.builtins())
 
 
 def settings() -> str:
@@ -118,7 +121,7 @@ def events() -> str:
 
 PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "features.md": (features, request),
-    "policy-language.md": (builtins,),
+    "policy-language.md": (statements, operators, builtins),
     "configuration.md": (settings,),
     "telemetry.md": (attributes, metrics, events),
 }

@@ -20,6 +20,8 @@ COMMANDS = {
     "check": "Check policy files.",
     "test": "Run the tests of policy files.",
     "fmt": "Lay policy files out canonically.",
+    "bench": "Measure what decisions cost.",
+    "reference": "Print the whole policy language.",
     "explain": "Say how a policy decides, or why it decided.",
     "drain": "Send an instance nothing new.",
     "undrain": "Let an instance be a candidate again.",

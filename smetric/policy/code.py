@@ -201,6 +201,11 @@ class Code:
 
     def function(self, name: str, arguments: Iterable[str], path: str, namespace: dict[str, object]) -> object:
         """Compile what was written; *namespace* holds what it calls."""
+        exec(compile(self.module(name, arguments), path, "exec"), namespace)
+        return namespace[name]
+
+    def module(self, name: str, arguments: Iterable[str]) -> ast.Module:
+        """What was written, as a module with one function."""
         optional: list[ast.stmt] = [
             ast.Assign(targets=[store(name)], value=ast.Constant(None)) for name in sorted(self._optional)
         ]
@@ -213,9 +218,7 @@ class Code:
             decorator_list=[],
         )
         definition.lineno, definition.col_offset = 1, 0
-        module = ast.fix_missing_locations(ast.Module(body=[definition], type_ignores=[]))
-        exec(compile(module, path, "exec"), namespace)
-        return namespace[name]
+        return ast.fix_missing_locations(ast.Module(body=[definition], type_ignores=[]))
 
     def _aside(self, start: Branch[Any], write: Callable[[], T]) -> Branch[T]:
         outer = self.body, self.state, self.ended

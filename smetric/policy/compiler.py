@@ -79,12 +79,20 @@ class Compiler:
 
     def compile(self) -> Compiled:
         """The function that decides."""
-        for index, step in enumerate(self._plan.steps):
-            self._code.span = step.span
-            self._step(index, step)
+        self._write_steps()
         decide: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
         asked_by = {feature: tuple(labels) for feature, labels in self._emitter.inputs.asked_by.items()}
         return Compiled(decide, self._always or frozenset(), asked_by)
+
+    def python(self) -> str:
+        """The function that decides, as Python to read."""
+        self._write_steps()
+        return ast.unparse(self._code.module("decide", _ARGUMENTS))
+
+    def _write_steps(self) -> None:
+        for index, step in enumerate(self._plan.steps):
+            self._code.span = step.span
+            self._step(index, step)
 
     def probe(self, before: int, terms: Sequence[Term]) -> Callable[..., Any]:
         """A function that computes *terms* as step number *before* sees them, for explanations.

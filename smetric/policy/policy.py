@@ -95,6 +95,10 @@ class Policy:
         assert isinstance(value, Pick)
         return value
 
+    def python(self) -> str:
+        """The Python that decides, to read: the file is compiled into one function, and this is its text."""
+        return Compiler(self.plan, self._vocabulary, self.source, self.path).python()
+
     def probe(self, decision: Decision, before: int, term: Term) -> Any:
         """What *term* was in *decision* as step number *before* saw it: a value, or a list with one per candidate.
 

@@ -1,0 +1,61 @@
+"""The reference holds the whole language, in every format, and stays short."""
+
+import json
+import re
+
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.policy import load
+from smetric.policy.builtin import BUILTINS
+from smetric.policy.keyword import KEYWORDS, OPERATORS
+from smetric.policy.layout import format_text
+from smetric.policy.testing import run_tests
+from smetric.policy.unit import BASES
+from smetric.reference import FORMATS, MAX_LINES, chapters
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_word_operator_built_in_unit_feature_and_field_is_there(form: str) -> None:
+    text = FORMATS[form]()
+    if form == "json":
+        text = "\n".join(str(chapter) for chapter in json.loads(text).values())
+    wanted = [
+        *KEYWORDS,
+        *BASES.values(),
+        *(row.signature for row in BUILTINS.values()),
+        *VOCABULARY.features,
+        *(f"req.{name}" for name in VOCABULARY.request),
+    ]
+    assert [word for word in wanted if not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)] == []
+    assert [form for form, _ in OPERATORS if form not in text] == []
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_it_is_short_enough_for_a_prompt(form: str) -> None:
+    assert FORMATS[form]().count("\n") + 1 < MAX_LINES
+
+
+def test_its_example_is_a_policy_that_passes_its_tests_and_is_laid_out() -> None:
+    (code,) = [chapter.code for chapter in chapters() if chapter.code]
+    load(code, VOCABULARY)
+    assert [result.failure for result in run_tests(code, VOCABULARY)] == [""]
+    assert format_text(code) == code
+
+
+def test_json_names_the_columns_of_each_row() -> None:
+    found = json.loads(FORMATS["json"]())
+    rows = {row["feature"]: row for row in found["features"]["rows"]}
+    assert rows["hit_len L"]["unit"] == "tokens"
+    assert rows["hit_len L"]["range"] == "0..req.prompt_len"
+    assert rows["requests"]["range"] == "0.."
+    assert rows["healthy"]["range"] == "bool"
+
+
+def test_markdown_escapes_bars_in_tables() -> None:
+    text = FORMATS["markdown"]()
+    assert "`instance \\| hit_len \\| age(requests)`" in text
+    tables = re.findall(r"(?:^\|.*\n?)+", text, re.M)
+    for table in tables:
+        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(columns) == 1, table
