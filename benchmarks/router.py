@@ -1,14 +1,16 @@
-"""CPU per request and per chunk of SMetric beside sglang-router, in one interleaved run over mock instances.
+"""What SMetric costs beside other routers, in one interleaved run over mock instances.
 
     python -m benchmarks.router [--targets smetric,sglang-rr] [--scenarios small,32k,256k,1m,chunk] [--rounds 4]
 
-How to read what it prints is in README.md.
+How to read what it prints is in README.md. With `--save` it writes what docs/performance.md shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -23,9 +25,11 @@ from statistics import median
 
 from benchmarks.kit.bodies import TURNS, Shape, write
 from benchmarks.kit.collector import collector
+from benchmarks.kit.installed import Missing
 from benchmarks.kit.load import build, mock_instances, run_load
+from benchmarks.kit.peak import Peak
 from benchmarks.kit.process import NotReady
-from benchmarks.kit.target import TARGETS, Missing, Running
+from benchmarks.kit.target import TARGETS, Running, Site
 
 KIB = 1024
 INSTANCES = 4
@@ -42,11 +46,13 @@ class Scenario:
         shape: the bodies.
         connections: of the load client.
         requests: in one round.
+        tells: what it is about, a column of `Measured`.
     """
 
     shape: Shape
     connections: int
     requests: int
+    tells: str = "cpu_us"
 
 
 SCENARIOS = {
@@ -56,17 +62,36 @@ SCENARIOS = {
     "1m": Scenario(Shape(1024 * KIB, sessions=16), 8, 64),
     "chunk": Scenario(Shape(300, sessions=128, chunks=64, interval_ms=20), 100, 300),
     "free": Scenario(Shape(300, sessions=64, chunks=64), 32, 256),
+    "ttft": Scenario(Shape(300, sessions=16, chunks=8, interval_ms=10), 1, 48, "first_chunk_us"),
+    "streams": Scenario(Shape(300, sessions=1000, chunks=16, interval_ms=250), 1000, 1000, "peak_mb"),
 }
+#: What each column is measured in.
+UNITS = {"cpu_us": "us of CPU", "first_chunk_us": "us to wait", "peak_mb": "MB"}
 WARM = SCENARIOS["1m"]
 
 
 @dataclass(slots=True)
 class Measured:
-    """What one router took in one scenario: microseconds of CPU and of waiting for each round, and what went wrong."""
+    """What one router took in one scenario, a value for each round, and what went wrong.
+
+    Args:
+        cpu_us: microseconds of CPU for each request, or for each chunk of a stream; none without a router.
+        request_us: microseconds a request took, the median.
+        first_chunk_us: microseconds until the first chunk of a stream, the median.
+        peak_mb: most memory while it ran, MB.
+        bad: answers that were wrong.
+    """
 
     cpu_us: list[float] = field(default_factory=list)
     request_us: list[float] = field(default_factory=list)
+    first_chunk_us: list[float] = field(default_factory=list)
+    peak_mb: list[float] = field(default_factory=list)
     bad: int = 0
+
+    def values(self, column: str) -> list[float]:
+        """A column's values; empty where there was nothing to measure."""
+        found: list[float] = getattr(self, column)
+        return found
 
 
 class Load:
@@ -87,20 +112,26 @@ class Load:
         if shape not in self._bodies:
             self._bodies[shape] = self._folder / f"bodies-{len(self._bodies)}"
             write(shape, self._bodies[shape])
-        before = router.process.cpu_ns()
-        seen = run_load(
-            self._folder,
-            router.port,
-            self._bodies[shape],
-            connections=scenario.connections,
-            requests=requests,
-            stamp=self._stamp,
-        )
-        cpu_us = (router.process.cpu_ns() - before) / 1000
+        process = router.process
+        before = process.cpu_ns() if process else 0
+        with Peak(process) as peak:
+            seen = run_load(
+                self._folder,
+                router.port,
+                self._bodies[shape],
+                connections=scenario.connections,
+                requests=requests,
+                stamp=self._stamp,
+            )
         self._stamp += requests // (shape.sessions * TURNS) + 1
         measured.bad += seen.failed + seen.incomplete
-        measured.cpu_us.append(cpu_us / max(1, seen.chunks if shape.chunks else seen.ok))
         measured.request_us.append(seen.request_us)
+        if shape.chunks:
+            measured.first_chunk_us.append(seen.first_chunk_us)
+        if process:
+            cpu_us = (process.cpu_ns() - before) / 1000
+            measured.cpu_us.append(cpu_us / max(1, seen.chunks if shape.chunks else seen.ok))
+            measured.peak_mb.append(peak.bytes / 1e6)
 
     def warm(self, smetric: Running) -> int:
         """Fill SMetric's prefix index; returns how many blocks it holds."""
@@ -132,17 +163,35 @@ def index_blocks(smetric: Running) -> int:
 
 def table(name: str, scenario: Scenario, result: dict[str, Measured], base: str) -> list[str]:
     """The rows of one scenario."""
-    unit = "chunk" if scenario.shape.chunks else "request"
+    unit = UNITS[scenario.tells]
+    if scenario.tells == "cpu_us":
+        unit += " a chunk" if scenario.shape.chunks else " a request"
+    of_base = result[base].values(scenario.tells) if base in result else []
     rows = []
     for router, measured in result.items():
-        cpu = median(measured.cpu_us)
-        ratio = f"{cpu / median(result[base].cpu_us):.2f}" if base in result else "-"
+        values = measured.values(scenario.tells)
         wrong = f"  {measured.bad} BAD ANSWERS" if measured.bad else ""
+        if not values:
+            rows.append(f"{name:9}{router:18}{'-':>9}{wrong}")
+            continue
+        ratio = f"{median(values) / median(of_base):.2f}" if of_base else "-"
         rows.append(
-            f"{name:9}{router:14}{cpu:9.1f} us/{unit:8}x{ratio:7}"
-            f"{min(measured.cpu_us):9.1f} ..{max(measured.cpu_us):9.1f}{median(measured.request_us):12.0f}{wrong}"
+            f"{name:9}{router:18}{median(values):9.1f} {unit:19}x{ratio:7}"
+            f"{min(values):9.1f} ..{max(values):9.1f}{median(measured.request_us):12.0f}{wrong}"
         )
     return rows
+
+
+def figures(result: dict[str, dict[str, Measured]]) -> dict[str, dict[str, dict[str, float]]]:
+    """The medians, by scenario, router and column."""
+    columns = ("cpu_us", "first_chunk_us", "peak_mb")
+    return {
+        scenario: {
+            router: {name: round(median(values), 1) for name in columns if (values := measured.values(name))}
+            for router, measured in by_router.items()
+        }
+        for scenario, by_router in result.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,10 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         instances = stack.enter_context(mock_instances(folder, INSTANCES))
         sink = stack.enter_context(collector())
+        site = Site(kept, folder, instances, sink)
         routers: dict[str, Running] = {}
         for name in options.targets:
             try:
-                routers[name] = stack.enter_context(TARGETS[name](kept, folder, instances, sink))
+                routers[name] = stack.enter_context(TARGETS[name](site))
             except Missing as error:
                 print(f"{name} is left out: {error}", file=sys.stderr)
             except NotReady as error:
@@ -176,12 +226,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"# {options.rounds} rounds, interleaved; load average {os.getloadavg()[0]:.1f}; x against {options.base}"
         )
-        print(f"{'scenario':9}{'router':14}{'CPU, median':>21}{'ratio':>9}{'least .. most':>22}{'wait, us':>14}")
+        print(f"{'scenario':9}{'router':18}{'median':>9}{'ratio':>28}{'least .. most':>22}{'request, us':>14}")
+        results: dict[str, dict[str, Measured]] = {}
         for name in options.scenarios:
-            result = load.compare(routers, SCENARIOS[name], options.rounds)
+            result = results[name] = load.compare(routers, SCENARIOS[name], options.rounds)
             failed |= any(measured.bad for measured in result.values())
             for row in table(name, SCENARIOS[name], result, options.base):
                 print(row, flush=True)
+    if options.save:
+        about = {"python": platform.python_version(), "rounds": options.rounds, "base": options.base}
+        options.save.write_text(json.dumps({"about": about, "figures": figures(results)}, indent=1) + "\n")
     return int(failed)
 
 
@@ -190,7 +244,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
         def some(text: str) -> list[str]:
-            names = text.split(",")
+            names = list(known) if text == "all" else text.split(",")
             for name in names:
                 if name not in known:
                     raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
@@ -199,9 +253,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         return some
 
     default = "small,32k,256k,1m,chunk"
-    parser.add_argument("--targets", type=some_of(list(TARGETS)), default="smetric,sglang-rr", help=", ".join(TARGETS))
-    parser.add_argument("--scenarios", type=some_of(list(SCENARIOS)), default=default, help=", ".join(SCENARIOS))
+    targets, everything = "smetric,sglang-rr", ", ".join(TARGETS)
+    parser.add_argument("--targets", type=some_of(list(TARGETS)), default=targets, help=f"{everything}; or `all`")
+    parser.add_argument(
+        "--scenarios", type=some_of(list(SCENARIOS)), default=default, help=f"{', '.join(SCENARIOS)}; or `all`"
+    )
     parser.add_argument("--rounds", type=int, default=4, help="rounds that count (default 4)")
+    parser.add_argument("--save", type=Path, help="where the medians are written, as JSON")
     parser.add_argument("--base", choices=TARGETS, default="sglang-rr", help="the router that ratios are against")
     return parser.parse_args(arguments)
 

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
+import shutil
 import sys
-import venv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from benchmarks.kit.installed import Missing, installed
 from benchmarks.kit.load import free_ports, listens
 from benchmarks.kit.process import Process, running
 
-#: The peer's version that all published figures are against.
+#: The versions that published figures are against.
 SGLANG_ROUTER = "sglang-router==0.3.2"
+VLLM_ROUTER = "vllm-router==0.1.17"
 #: Share of requests whose trace SMetric records.
 SAMPLED = "0.01"
 #: Seconds a router gets to listen.
 READY_S = 60.0
-
-
-class Missing(Exception):
-    """A router cannot be had on this machine; the text says what is missing."""
+#: Where a checkout of github.com/vllm-project/production-stack is: it is on no index.
+PRODUCTION_STACK = "PRODUCTION_STACK"
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A router that takes requests on `port` and shows its metrics on `admin`."""
+    """A router that takes requests on `port` and shows its metrics on `admin`; no process for the way without one."""
 
-    process: Process
+    process: Process | None
     port: int
     admin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where routers run.
+
+    Args:
+        kept: a folder that outlives the run.
+        folder: one that does not.
+        instances: base URLs of the instances.
+        collector: URL of an OTLP collector.
+    """
+
+    kept: Path
+    folder: Path
+    instances: Sequence[str]
+    collector: str
 
 
 @contextmanager
@@ -45,18 +62,25 @@ def _listening(
 
 
 @contextmanager
-def _smetric(kept: Path, folder: Path, instances: Sequence[str], collector: str) -> Iterator[Running]:
+def _direct(site: Site) -> Iterator[Running]:
+    """No router: the load client speaks to the first instance."""
+    port = int(site.instances[0].rpartition(":")[2])
+    yield Running(None, port, port)
+
+
+@contextmanager
+def _smetric(site: Site) -> Iterator[Running]:
     """As it is run: policy, prefix index, metrics, access log to a file, traces sampled and exported."""
     port = free_ports(2)
     command = [sys.executable, "-m", "smetric", "serve", "--policy", "smetric"]
     command += ["--port", str(port), "--admin-port", str(port + 1)]
-    command += [word for url in instances for word in ("--instance", url)]
+    command += [word for url in site.instances for word in ("--instance", url)]
     with _listening(
         "smetric",
         command,
-        folder,
+        site.folder,
         (port, port + 1),
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector,
+        OTEL_EXPORTER_OTLP_ENDPOINT=site.collector,
         OTEL_TRACES_SAMPLER="parentbased_traceidratio",
         OTEL_TRACES_SAMPLER_ARG=SAMPLED,
     ) as started:
@@ -64,41 +88,78 @@ def _smetric(kept: Path, folder: Path, instances: Sequence[str], collector: str)
 
 
 @contextmanager
-def _sglang(policy: str, kept: Path, folder: Path, instances: Sequence[str], collector: str) -> Iterator[Running]:
-    """sglang-router from PyPI, in a venv of its own; it has no tracing that is on by default."""
+def _rust(package: str, module: str, level: str, policy: str, site: Site) -> Iterator[Running]:
+    """sglang-router, or vllm-router which has its options from it; neither traces by default."""
+    python = installed(site.kept, package.replace("==", "-"), [package])
     port = free_ports(2)
-    command = [str(_installed(kept)), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--prometheus-port", str(port + 1), "--log-level", "warn", "--policy", policy]
-    command += ["--worker-urls", *instances]
-    with _listening(f"sglang-{policy}", command, folder, (port, port + 1)) as started:
+    command = [str(python), "-m", module, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--prometheus-port", str(port + 1), "--log-level", level, "--policy", policy]
+    command += ["--worker-urls", *site.instances]
+    with _listening(f"{package}-{policy}", command, site.folder, (port, port + 1)) as started:
         yield started
 
 
-def _installed(kept: Path) -> Path:
-    """The Python of the venv that holds sglang-router, made when it is first asked for.
+@contextmanager
+def _production_stack(site: Site) -> Iterator[Running]:
+    """The router of vLLM's production stack, from a checkout."""
+    checkout = Path(os.environ.get(PRODUCTION_STACK, ""))
+    requirements = checkout / "src" / "vllm_router" / "requirements.txt"
+    if not requirements.is_file():
+        raise Missing(f"set {PRODUCTION_STACK} to a checkout of github.com/vllm-project/production-stack")
+    newer = next(filter(None, map(shutil.which, ("python3.12", "python3.13"))), None)
+    if newer is None:
+        raise Missing("it needs Python 3.12")
+    python = installed(site.kept, "production-stack", ["-r", str(requirements), "httptools", "uvloop"], newer)
+    port = free_ports(1)
+    command = [str(python), "-m", "vllm_router.app", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--service-discovery", "static", "--static-backends", ",".join(site.instances)]
+    command += ["--static-models", ",".join("m" for _ in site.instances)]
+    command += ["--routing-logic", "roundrobin", "--log-level", "warning"]
+    path = str(checkout / "src")
+    with _listening("production-stack", command, site.folder, (port, port), PYTHONPATH=path) as started:
+        yield started
 
-    Raises:
-        Missing: pip cannot install it.
-    """
-    home = kept / SGLANG_ROUTER.replace("==", "-")
-    python = home / "bin" / "python"
-    if not (home / "installed").exists():
-        venv.create(home, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", SGLANG_ROUTER]
-        done = subprocess.run(pip, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            reason = next(
-                (line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), done.stderr
-            )
-            raise Missing(f"`pip install {SGLANG_ROUTER}` failed: {reason.strip()}")
-        (home / "installed").touch()
-    return python
+
+NGINX = """
+worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.err warn;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off; client_max_body_size 64m; client_body_buffer_size 2m; keepalive_requests 1000000;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  upstream instances {{ least_conn; {servers} keepalive 256; keepalive_requests 1000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=2048;
+    location / {{
+      proxy_pass http://instances; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+    }}
+  }}
+}}
+"""
 
 
-#: By name; each is called with a folder that outlives the run, one that does not, the instances' URLs and an OTLP
-#: collector's URL.
-TARGETS: dict[str, Callable[[Path, Path, Sequence[str], str], AbstractContextManager[Running]]] = {
+@contextmanager
+def _nginx(site: Site) -> Iterator[Running]:
+    """nginx with `least_conn`, one worker, no access log: what forwarding alone costs."""
+    program = shutil.which("nginx")
+    if program is None:
+        raise Missing("nginx is not installed")
+    port = free_ports(1)
+    servers = " ".join(f"server {url.removeprefix('http://')};" for url in site.instances)
+    file = site.folder / "nginx.conf"
+    file.write_text(NGINX.format(folder=site.folder, servers=servers, port=port))
+    with _listening("nginx", [program, "-c", str(file)], site.folder, (port, port)) as started:
+        yield started
+
+
+#: By name.
+TARGETS: dict[str, Callable[[Site], AbstractContextManager[Running]]] = {
+    "direct": _direct,
+    "nginx": _nginx,
+    "sglang-rr": partial(_rust, SGLANG_ROUTER, "sglang_router.launch_router", "warn", "round_robin"),
+    "sglang-cache": partial(_rust, SGLANG_ROUTER, "sglang_router.launch_router", "warn", "cache_aware"),
+    "vllm-rr": partial(_rust, VLLM_ROUTER, "vllm_router.launch_router", "warning", "round_robin"),
+    "vllm-cache": partial(_rust, VLLM_ROUTER, "vllm_router.launch_router", "warning", "cache_aware"),
+    "production-stack": _production_stack,
     "smetric": _smetric,
-    "sglang-rr": partial(_sglang, "round_robin"),
-    "sglang-cache": partial(_sglang, "cache_aware"),
 }
