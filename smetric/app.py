@@ -24,20 +24,22 @@ from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
-from smetric.fleet.tolerance import Tolerance
+from smetric.fleet.tolerance import tolerance_of
 from smetric.policy_file import Generation, PolicyFile
 from smetric.prompt import BLOCK_BYTES
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
 from smetric.proxy.admin_guard import AdminGuard
+from smetric.proxy.admission import admission_of
 from smetric.proxy.asgi import App
 from smetric.proxy.draining import drain_routes
 from smetric.proxy.endpoints import Door, UnderWay, data_app
-from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
+from smetric.proxy.limits import admin_limits, data_limits
 from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.plane import Deadlines, Plane
+from smetric.proxy.saturation import Saturation
 from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
@@ -54,6 +56,7 @@ from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import Gauges, IndexFigures
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
 from smetric.telemetry.model_label import ModelLabels
+from smetric.telemetry.overload_gauges import OverloadGauges
 from smetric.telemetry.tracing import Tracing
 from smetric.token_ids import TokenIds
 from smetric.tokenize.request_tokens import request_tokens
@@ -100,7 +103,7 @@ class Application:
             instances,
             VOCABULARY,
             unknown_after_s=settings.scrape.unknown_after,
-            health=Health(instances, _tolerance(settings), on_ejected=self.metrics.ejected),
+            health=Health(instances, tolerance_of(settings), on_ejected=self.metrics.ejected),
         )
         self.drains = Drains(self.fleet, Path(settings.state_dir) if settings.state_dir else None)
         self.policy_file = PolicyFile(policy_path(settings.policy), VOCABULARY, settings.params, self._reloaded)
@@ -163,6 +166,7 @@ class Application:
             connect_timeout_s=settings.forward.connect_timeout, resolve=resolve_within(settings.instance_networks)
         )
         self.under_way = UnderWay()
+        self.admission = admission_of(settings, self.fleet, self.metrics)
         self.admin_token = credential("admin.token_file", settings.admin.token, settings.admin.token_file, least=16)
         secret = credential("tenants.secret_file", settings.tenants.secret, settings.tenants.secret_file, least=16)
         self._salt = None
@@ -173,6 +177,8 @@ class Application:
 
     def _reloaded(self, generation: Generation, error: str | None) -> None:
         self.metrics.reloaded(swapped=error is None)
+        if error is None:
+            self.admission.queue.reloaded()
 
     def _restarted(self, instance: Instance) -> None:
         log.warning("smetric.instance.restarted", instance=instance.id, incarnation=instance.incarnation)
@@ -206,6 +212,7 @@ class Application:
         door = Door(
             plane,
             self.telemetry,
+            self.admission,
             Reading(
                 block_size=settings.block_size,
                 tenant_header=settings.tenant_header.lower(),
@@ -227,14 +234,10 @@ class Application:
                 await self.stop()
 
         app = data_app(door, Models(self.fleet, self.upstream, settings.models), lambda: self.is_ready, lifespan)
-        limits = Limits(
-            body_bytes=settings.forward.max_body,
-            header_count=settings.limits.max_headers,
-            header_bytes=settings.limits.max_header_bytes,
-            body_timeout_s=settings.limits.body_timeout,
-            send_timeout_s=settings.limits.send_timeout,
-        )
-        return Intake(app, limits)
+        intake = Intake(app, data_limits(settings))
+        saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
+        self.metrics.register(OverloadGauges(saturation.figures))
+        return intake
 
     def admin_app(self) -> App:
         """What the admin port serves."""
@@ -250,7 +253,7 @@ class Application:
                 *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
             ],
         )
-        return AdminGuard(app, self.admin_token)
+        return Intake(AdminGuard(app, self.admin_token), admin_limits(self.settings))
 
     async def start(self) -> None:
         """Begin to scrape and to watch the policy file."""
@@ -262,6 +265,7 @@ class Application:
         if index is not None and index.is_restoring:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
             await self.knows.scraper.first_look(FIRST_LOOK_S)
+        await self.admission.overload.start()
         self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
         self.is_ready = True
         log.info("smetric.ready")
@@ -270,6 +274,9 @@ class Application:
     def drain(self) -> None:
         """No new request is welcome any more; those under way go on."""
         self.is_ready = False
+        drain = self.settings.drain
+        # Who is held is decided by then, and has the other half of the time for its answer.
+        self.admission.queue.end_by(asyncio.get_running_loop().time() + (drain.announce + drain.deadline) / 2)
         notify(self._environ, "STOPPING=1")
 
     async def stop(self) -> None:
@@ -290,20 +297,6 @@ async def _end(part: str, ending: Awaitable[object]) -> None:
         await ending
     except Exception:
         log.exception("smetric.stop.failed", part=part)
-
-
-def _tolerance(settings: Settings) -> Tolerance:
-    return Tolerance(
-        fall=settings.health.fall,
-        rise=settings.health.rise,
-        failures=settings.health.failures,
-        slow_factor=settings.health.slow_factor,
-        ejection_s=settings.health.ejection,
-        longest_ejection_s=settings.health.longest_ejection,
-        max_ejected=settings.health.max_ejected_percent / 100,
-        panic_below=settings.health.panic_below_percent / 100,
-        slow_start_s=settings.health.slow_start,
-    )
 
 
 def create_app(settings: Settings) -> App:

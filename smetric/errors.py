@@ -6,6 +6,7 @@ SmetricError
 ├─ RequestError          400, 413, …   in the API's own error shape
 ├─ NoCandidate           404 / 503   nobody serves the model, or a filter left nobody
 ├─ Shed                  429   a reject rule, with Retry-After
+├─ Overloaded            429 / 503   more than the instances, or the router itself, can take; with Retry-After
 └─ UpstreamError         502 / 504   after retries
 
 `PolicyError` itself lives in `smetric.policy.diagnostic`, which imports nothing of smetric; it is not a subclass here.
@@ -73,10 +74,24 @@ class Shed(HttpError):
         )
 
 
+class Overloaded(HttpError):
+    """More than can be taken now: refused before anything is read of the body, or after too long a wait.
+
+    `reason` is one of a closed list for metrics: in_flight, queue, bytes, lag, memory, files. The first two are
+    answered 429, for the instances have no room; the others 503, for the router itself has none.
+    """
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float):
+        status = 429 if reason in ("in_flight", "queue") else 503
+        kind = "rate_limit_exceeded" if status == 429 else "overloaded"
+        super().__init__(status, message, kind, retry_after_s=retry_after_s)
+        self.reason = reason
+
+
 class UpstreamError(HttpError):
     """The chosen instances failed before a response could be passed on.
 
-    `reason` is one of a closed list for metrics: connect_error, connect_timeout, timeout, closed, protocol.
+    `reason` is one of a closed list for metrics: connect_error, connect_timeout, exhausted, timeout, closed, protocol.
     A 503 says that waiting may help, and how long.
     """
 

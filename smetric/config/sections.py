@@ -271,12 +271,19 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one client connection may ask for."""
+    """What clients may ask for, and how many of them there may be."""
 
     max_headers: int = setting(Integer(1, 1000), "Most header lines of a request.", 100)
     max_header_bytes: int = setting(Size("1KiB", "1MiB"), "Most bytes of a request's head.", 32 << 10)
     body_timeout: float = setting(Duration("100ms", "1h"), "Longest time a request body may take to arrive.", 60.0)
     send_timeout: float = setting(Duration("100ms", "1h"), "Longest wait for a client that does not read.", 60.0)
+    head_timeout: float = setting(Duration("100ms", "1h"), "Longest time a request's head may take to arrive.", 10.0)
+    idle_timeout: float = setting(Duration("100ms", "1h"), "Time a connection without a request is kept.", 10.0)
+    max_connections: int = setting(
+        Integer(0, 1_000_000),
+        "Most connections of clients; 0, and at most: half as many as open files, less a few.",
+        0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from smetric.config.address import Network, NetworkRange, PathRef, PolicyRef, odd_host
 from smetric.config.kind import Flag, Integer, ParamValue, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
+from smetric.config.overload import OverloadSettings
 from smetric.config.raw import Table
 from smetric.config.section import ListOf, MapOf, Section, setting
 from smetric.config.sections import (
@@ -53,6 +54,7 @@ __all__ = [
     "LmcacheSettings",
     "Log",
     "Lookup",
+    "OverloadSettings",
     "PeersSettings",
     "PrefixIndexSettings",
     "Scrape",
@@ -103,7 +105,10 @@ class Settings:
     lookup: Lookup = setting(Section(Lookup), "How long a decision may wait for looked-up features.", Lookup())
     forward: Forward = setting(Section(Forward), "Sending a request to the chosen instance.", Forward())
     drain: Drain = setting(Section(Drain), "Ending.", Drain())
-    limits: Limits = setting(Section(Limits), "What one client connection may ask for.", Limits())
+    limits: Limits = setting(Section(Limits), "What clients may ask for.", Limits())
+    overload: OverloadSettings = setting(
+        Section(OverloadSettings), "How much is taken at once, and what becomes of the rest.", OverloadSettings()
+    )
     trace: Trace = setting(Section(Trace), "What stands in spans.", Trace())
     log: Log = setting(Section(Log), "Log lines on standard error.", Log())
     state_dir: str = setting(
@@ -240,10 +245,17 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
                 'empty, but tokenizer.source is local; name each model\'s folder, or one for "*"',
             )
         )
-    scrape, lookup, health = settings.scrape, settings.lookup, settings.health
+    scrape, lookup, health, overload = settings.scrape, settings.lookup, settings.health, settings.overload
+    if overload.soft_percent > overload.hard_percent:
+        problem = f"{overload.hard_percent} is less than soft_percent, {overload.soft_percent}; raise it or lower that"
+        found.append((("overload", "hard_percent"), problem))
+    if overload.bodies < settings.forward.max_body:
+        problem = f"less than forward.max_body, {settings.forward.max_body} bytes: no such body could ever be taken"
+        found.append((("overload", "bodies"), f"{overload.bodies} bytes is {problem}; raise it or lower that"))
     for section, smaller, low, larger, high in (
         ("health", "ejection", health.ejection, "longest_ejection", health.longest_ejection),
         ("scrape", "interval", scrape.interval, "unknown_after", scrape.unknown_after),
+        ("overload", "soft_lag", overload.soft_lag, "hard_lag", overload.hard_lag),
         ("lookup", "deadline_base", lookup.deadline_base, "deadline_cap", lookup.deadline_cap),
     ):
         if low > high:

@@ -50,7 +50,7 @@ class Fleet:
         self.instances: list[Instance] = sorted(instances, key=lambda instance: instance.id)
         self._by_id = {instance.id: instance for instance in self.instances}
         self._features = vocabulary.features
-        self._unknown_after_s = unknown_after_s
+        self.unknown_after_s = unknown_after_s
         self.health = health or Health(self.instances, clock=clock)
         self.clock = clock
         #: Times candidates were taken whatever their health, as too few were healthy.
@@ -62,6 +62,11 @@ class Fleet:
     def get(self, id: str) -> Instance | None:
         """The instance called *id*, or None."""
         return self._by_id.get(id)
+
+    def watch_load(self, told: Callable[[], object]) -> None:
+        """Call *told* whenever an instance may have more room than before."""
+        for instance in self.instances:
+            instance.on_load_changed = told
 
     def candidates(
         self, model: str, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
@@ -152,7 +157,7 @@ class Fleet:
 
     def _measured(self, candidates: Sequence[Instance], now: float) -> list[float | None]:
         """When each candidate's scrape was true; None when it never was or that is too long ago."""
-        oldest = now - self._unknown_after_s
+        oldest = now - self.unknown_after_s
         return [
             None if instance.scrape is None or instance.scrape.measured_at < oldest else instance.scrape.measured_at
             for instance in candidates

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from smetric.config import Settings
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -33,3 +35,18 @@ class Tolerance:
     max_ejected: float = 0.3
     panic_below: float = 0.5
     slow_start_s: float = 30.0
+
+
+def tolerance_of(settings: Settings) -> Tolerance:
+    """What the settings say."""
+    return Tolerance(
+        fall=settings.health.fall,
+        rise=settings.health.rise,
+        failures=settings.health.failures,
+        slow_factor=settings.health.slow_factor,
+        ejection_s=settings.health.ejection,
+        longest_ejection_s=settings.health.longest_ejection,
+        max_ejected=settings.health.max_ejected_percent / 100,
+        panic_below=settings.health.panic_below_percent / 100,
+        slow_start_s=settings.health.slow_start,
+    )

@@ -6,7 +6,6 @@ Hypercorn accepts, counts tasks and drains; from the first byte on a connection 
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from hypercorn.config import Config
 
 from smetric.errors import HttpError
 from smetric.proxy.asgi import App
+from smetric.proxy.footprint import most_files
 from smetric.proxy.http1 import Http1
 from smetric.proxy.inbox import Limits
 
@@ -33,8 +33,7 @@ LOG_EVERY_S = 10.0
 
 def most_connections() -> int:
     """How many connections of clients the file descriptors allow: each may need another one to an instance."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(8, (soft - RESERVED_FDS) // 2)
+    return max(8, (most_files() - RESERVED_FDS) // 2)
 
 
 class Connections:
@@ -109,6 +108,10 @@ class Connections:
             else:
                 busy = HttpError(503, "too many connections", "service_unavailable", retry_after_s=1.0)
                 protocol.turn_away(busy)
+
+    def count(self) -> tuple[int, int]:
+        """How many there are, and how many there may be."""
+        return len(self._open), self._most
 
     def end(self) -> None:
         """Close each as soon as it has nothing under way, those that wait for a request a moment later."""

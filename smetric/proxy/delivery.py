@@ -135,6 +135,8 @@ class Delivery:
         """Pass the first bytes on, then note that the prompt has been prefilled."""
         self._attempt.first_byte()
         self._lease.first_byte()
+        if self._attempt.ttfc_s is not None and self._leased and self.observer.is_stream:
+            self._trial.waited(self._lease, self._attempt.ttfc_s)
         await self._outbox({"type": "http.response.body", "body": piece, "more_body": not is_last})
         if self._answer.status == 200 and self._leased:
             self._plane.router.prefilled(self._request, self._lease.instance)

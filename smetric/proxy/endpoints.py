@@ -20,11 +20,13 @@ from starlette.routing import BaseRoute, Route, Router
 
 from smetric.body import patch_model
 from smetric.errors import HttpError
+from smetric.proxy.admission import Admission
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.error_response import error_event, send_error
 from smetric.proxy.forward import CLIENT_CLOSED, Forwarding
 from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
+from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.reading import Reading, parse
@@ -98,6 +100,7 @@ class Door:
     Args:
         plane: routes and sends.
         telemetry: one exchange per request.
+        admission: who is let in.
         reading: how requests are read.
         aliases: model aliases: the name a client sends to the one that is sent on.
         trusted: peers whose trace is continued, and whose word on tenants is taken.
@@ -107,6 +110,7 @@ class Door:
 
     plane: Plane
     telemetry: Telemetry
+    admission: Admission
     reading: Reading
     aliases: Mapping[str, str]
     trusted: Sequence[Network]
@@ -147,8 +151,10 @@ class Inference:
         exchange = door.telemetry.begin(scope, self._route, trusted=is_trusted)
         task = door.under_way.begin()
         forwarding: Forwarding | None = None
+        permit: Permit | None = None
         try:
-            body: bytes | None = await inbox.body()
+            permit = door.admission.admit(scope["headers"], leased=self._leased)
+            body: bytes | None = await inbox.body(permit)
             assert body is not None
             if door.salt is not None and self._leased:
                 body = door.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
@@ -158,7 +164,10 @@ class Inference:
                 body = patch_model(body, request.model)
             if scope["method"] in ("GET", "HEAD", "DELETE") and not body:
                 body = None
-            forwarding = Forwarding(door.plane, scope, inbox, outbox, exchange, request, body, leased=self._leased)
+            forwarding = Forwarding(
+                door.plane, scope, inbox, outbox, exchange, request, body, permit, leased=self._leased
+            )
+            del body  # it is let go as soon as an answer begins
             await forwarding.run()
         except HttpError as error:
             await send_error(outbox, scope["path"], error)
@@ -171,6 +180,8 @@ class Inference:
                 exchange.end(CUT_OFF.status, error_type="shutdown")
             raise
         finally:
+            if permit is not None:
+                permit.end()
             door.under_way.end(task)
             exchange.end(500, error_type="internal_error")  # counts only if nothing above has ended it
 

@@ -19,6 +19,7 @@ from smetric.proxy.failure import ELSEWHERE, HELD_BYTES, SHUTTING_DOWN, Failure
 from smetric.proxy.headers import request_headers, response_headers
 from smetric.proxy.inbox import Inbox
 from smetric.proxy.outbox import Outbox
+from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
 from smetric.proxy.upstream import Answer
 from smetric.proxy.wire import AnswerBroken, Unreachable, UpstreamFailed
@@ -26,6 +27,7 @@ from smetric.request import InferenceRequest
 from smetric.router import Routing
 from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.exchange import Exchange
+from smetric.telemetry.names import CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, HELD
 from smetric.telemetry.record import DecisionRecord
 
 #: The status logged for a client that left first.
@@ -43,6 +45,7 @@ class Forwarding:
         exchange: what telemetry sees.
         request: what the router sees.
         body: the bytes to send; None for no body.
+        permit: what it takes of the router.
         leased: it counts as load and the policy decides; otherwise any candidate does.
     """
 
@@ -55,6 +58,7 @@ class Forwarding:
         exchange: Exchange,
         request: InferenceRequest,
         body: bytes | None,
+        permit: Permit,
         *,
         leased: bool = True,
     ) -> None:
@@ -69,6 +73,7 @@ class Forwarding:
         self._exchange = exchange
         self._request = request
         self._body = body
+        self._permit = permit
         self._headers = request_headers(scope["headers"], plane.id)
         #: The answer that the client is given.
         self._delivery: Delivery | None = None
@@ -94,12 +99,18 @@ class Forwarding:
             self._trial.close()
 
     async def _attempts(self) -> None:
-        router, retries = self._plane.router, self._plane.retries
+        router, retries, permit = self._plane.router, self._plane.retries, self._permit
         retries.arrived()
         failure: Failure | None = None
         tried: list[Instance] = []
         while True:
-            routing = await router.route(self._request, exclude=tried, leased=self._leased)
+            self._inbox.watchdog.disarm()  # time in the queue has its own bounds
+            try:
+                routing = await permit.route(router, self._request, exclude=tried, leased=self._leased)
+            except (asyncio.CancelledError, HttpError):
+                if permit.held is not None:
+                    self._exchange.decided(self._record(permit.held))
+                raise
             lease = routing.lease
             try:
                 record = self._record(routing)
@@ -128,11 +139,12 @@ class Forwarding:
         await self._give(failure)
 
     def _record(self, routing: Routing) -> DecisionRecord:
-        generation = routing.generation
+        generation, permit = routing.generation, self._permit
         return DecisionRecord(
             time_ns=time.time_ns(),
-            outcome=routing.outcome,
+            outcome=HELD if permit.held is not None and routing.lease is not None else routing.outcome,
             request=self._request,
+            held_s=permit.waited_s,
             policy=generation.policy,
             generation=generation.number,
             decision=routing.decision,
@@ -159,8 +171,11 @@ class Forwarding:
             )
         except UpstreamFailed as failed:
             attempt.end(failed.reason)
-            if failed.reason in ("connect_error", "connect_timeout"):
+            if failed.reason in (CONNECT_ERROR, CONNECT_TIMEOUT):
                 instance.healthy = False  # until a scrape succeeds again
+            if failed.reason == EXHAUSTED:
+                none_left = "the router has no connection left for this request; send it again"
+                return Failure(UpstreamError(none_left, reason=EXHAUSTED, status=503), elsewhere=False)
             return Failure(
                 UpstreamError(
                     "the instance chosen for this request could not be reached",
@@ -220,6 +235,8 @@ class Forwarding:
                 attempt.end("closed", status=answer.status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
         assert routing.lease is not None
+        self._body = None  # it is sent to nobody else from here on
+        self._permit.settle(0)
         self._delivery = Delivery(
             self._plane,
             self._scope,

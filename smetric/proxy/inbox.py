@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from smetric.errors import RequestError
 from smetric.proxy.asgi import Message, Receive
@@ -23,7 +23,7 @@ LINGER_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one request, and on a connection that waits for one; sizes in bytes, times in seconds."""
+    """Bounds on one request, on a connection that waits for one, and on connections; bytes and seconds."""
 
     body_bytes: int = 32 * 1024 * 1024
     header_count: int = 100
@@ -33,6 +33,18 @@ class Limits:
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
+    #: Connections; 0 for as many as the file descriptors allow.
+    connections: int = 0
+
+
+class Room(Protocol):
+    """What accounts for the memory that a body takes."""
+
+    def grow(self, received: int) -> None:
+        """*received* bytes of it have come, and more will; raises HttpError if there is no room for them."""
+
+    def settle(self, size: int) -> None:
+        """It has *size* bytes."""
 
 
 class ClientGone(Exception):
@@ -83,8 +95,11 @@ class Inbox:
             self.complete = True
         return message
 
-    async def body(self) -> bytes:
+    async def body(self, room: Room) -> bytes:
         """The whole body.
+
+        Args:
+            room: told how much there is of it.
 
         Raises:
             RequestError: 413 above the limit, 408 when it takes longer than allowed.
@@ -92,12 +107,15 @@ class Inbox:
         """
         message = await self._receive_from_present()
         if not message.get("more_body", False):
-            return bytes(message.get("body", b""))
+            body = bytes(message.get("body", b""))
+            room.settle(len(body))
+            return body
         pieces = [message.get("body", b"")]
         size = len(pieces[0])
         while True:
             if size > self._limits.body_bytes:
                 raise too_large(self._limits)
+            room.grow(size)
             message = await self._receive_from_present()
             piece = message.get("body", b"")
             pieces.append(piece)
@@ -105,6 +123,7 @@ class Inbox:
             if not message.get("more_body", False):
                 if size > self._limits.body_bytes:
                     raise too_large(self._limits)
+                room.settle(size)
                 return b"".join(pieces)
 
     async def _receive_from_present(self) -> Message:

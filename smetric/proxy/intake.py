@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 
 import structlog
 
@@ -39,6 +40,8 @@ class Intake:
     def __init__(self, app: App, limits: Limits) -> None:
         self._app = app
         self.limits = limits
+        #: Of clients: how many there are and may be, where our own server counts them.
+        self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard one request."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from smetric.fleet.own_fault import is_own_fault
 from smetric.proxy.addresses import Addresses, Resolve
 from smetric.proxy.wire import Unreachable, UpstreamFailed, Wire
 
@@ -75,7 +76,8 @@ class Pool:
 
         Raises:
             Unreachable: connect_error or connect_timeout.
-            UpstreamFailed: connect_error where TLS could not be agreed on; closed if this pool is.
+            UpstreamFailed: connect_error where TLS could not be agreed on; exhausted where this process can open no
+                more connections; closed if this pool is.
         """
         if self._is_closed:
             raise UpstreamFailed("closed")
@@ -88,6 +90,8 @@ class Pool:
         except ssl.SSLError as error:
             raise UpstreamFailed("connect_error") from error  # no matter of waiting
         except OSError as error:
+            if is_own_fault(error):
+                raise UpstreamFailed("exhausted") from error
             self.addresses.doubt()
             raise Unreachable("connect_error") from error
         return wire

@@ -117,7 +117,10 @@ async def serve(
     raise_fd_limit()
     if limits is None:
         limits = app.limits if isinstance(app, Intake) else Limits()
-    connections = Connections(app, limits, most_connections())
+    most = most_connections()
+    connections = Connections(app, limits, min(limits.connections or most, most))
+    if isinstance(app, Intake):
+        app.connections = connections.count
     config = hypercorn_config(connections, limits, drain_s)
 
     async def until_stopped() -> None:

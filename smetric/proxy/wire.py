@@ -24,9 +24,9 @@ JOIN_BYTES = 16 * 1024
 class UpstreamFailed(Exception):
     """A request to an instance failed before any byte of its answer could be passed on.
 
-    `reason` is one of: connect_error (refused, unreachable, no name, no trusted certificate), connect_timeout, closed
-    (the connection ended), protocol (what came was not HTTP). The cause's text is never shown to clients: it can quote
-    bytes.
+    `reason` is one of: connect_error (refused, unreachable, no name, no trusted certificate), connect_timeout,
+    exhausted (this process can open no more connections), closed (the connection ended), protocol (what came was not
+    HTTP). The cause's text is never shown to clients: it can quote bytes.
     """
 
     def __init__(self, reason: str) -> None:

@@ -13,6 +13,7 @@ import structlog
 
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
+from smetric.fleet.own_fault import is_own_fault
 from smetric.telemetry.log_limit import LogLimit
 
 #: Most bytes of an answer that are read.
@@ -78,7 +79,9 @@ class Prober:
             async with asyncio.timeout(self._timeout_s):
                 try:
                     reader, writer = await _connect(urlsplit(instance.url))
-                except OSError:
+                except OSError as error:
+                    if is_own_fault(error):
+                        return  # nothing was learnt
                     refused = True
                 else:
                     ok = 100 <= await _ask(reader, writer, urlsplit(instance.url).netloc) < 500

@@ -157,6 +157,8 @@ def of_decision(
         names.PROMPT_TOKENS.name: request.prompt_len,
         names.PROMPT_SOURCE.name: record.tokens_source,
     }
+    if record.held_s:
+        result[names.HOLD_DURATION.name] = record.held_s
     if record.instance is not None:
         result[names.INSTANCE_ID.name] = record.instance.id
     if request.turn is not None:

@@ -82,6 +82,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
         "generation": record.generation,
         "evaluate_s": record.evaluate_s,
         "lookup_s": record.lookup_s,
+        "held_s": record.held_s,
         "rank": record.rank,
         "error_type": record.error_type or None,
         "summary": attributes.summary_of(record),

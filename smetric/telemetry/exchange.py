@@ -189,7 +189,9 @@ class Exchange:
         failed = status >= 500 or bool(error_type and status < 400)
         if telemetry.tracing.enabled and self.server is None:
             if record is None:
-                self.server = self._start_server(names.ERROR if failed else None)
+                # What an overloaded router refuses is the ordinary case then, and a span of each would be more of it.
+                is_odd = failed and error_type != names.OVERLOADED
+                self.server = self._start_server(names.ERROR if is_odd else None)
             elif failed:
                 self.server = self._start_server(names.ERROR)
                 if self.server is not None:
@@ -260,6 +262,9 @@ class Exchange:
                 salt=self.telemetry.salt,
             )
             start_ns = record.time_ns - int(record.evaluate_s * 1e9)
+            if record.held_s:
+                hold = tracing.child("hold", server, SpanKind.INTERNAL, {}, start_ns - int(record.held_s * 1e9))
+                hold.end(start_ns)
             span = tracing.child(f"route {record.policy.name}", server, SpanKind.INTERNAL, about, start_ns)
             span.end(record.time_ns)
 

@@ -65,6 +65,10 @@ class Metrics:
         self._tokenize_seconds = _Children(self._histogram(names.TOKENIZE_SECONDS))
         self._tokenize_checks = _Children(self._counter(names.TOKENIZE_CHECKS))
         self._retries_refused = self._counter(names.RETRIES_REFUSED)
+        self._refused = _Children(self._counter(names.REFUSED))
+        self._client_retries = _Children(self._counter(names.CLIENT_RETRIES))
+        self._hold_seconds = self._histogram(names.HOLD_SECONDS)
+        self._loop_lag = self._histogram(names.LOOP_LAG)
         self._scrapes = _Children(self._counter(names.SCRAPES))
         self._scrape_seconds = self._histogram(names.SCRAPE_SECONDS)
         self._prompt_tokens = self._counts(names.PROMPT_TOKENS_TOTAL)
@@ -117,6 +121,22 @@ class Metrics:
     def retry_refused(self) -> None:
         """A failed request was not tried elsewhere as the retry budget was spent."""
         self._retries_refused.inc()
+
+    def refused(self, reason: str) -> None:
+        """A request was refused before anything was decided, for *reason*, one of `names.REFUSALS`."""
+        self._refused.of(reason).inc()
+
+    def client_retried(self, admitted: bool) -> None:
+        """A client sent a request again; it was let in, or refused."""
+        self._client_retries.of(names.RETRY_ADMITTED if admitted else names.RETRY_REFUSED).inc()
+
+    def held(self, seconds: float) -> None:
+        """A request left the queue after so long."""
+        self._hold_seconds.observe(seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop was so late."""
+        self._loop_lag.observe(seconds)
 
     def ejected(self, instance: Instance, reason: str) -> None:
         """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""

@@ -61,6 +61,14 @@ ANY_CANDIDATE = "any_candidate"
 POLICY_ERROR = "policy_error"
 REASONS = (BY_POLICY, BY_PIN, ANY_CANDIDATE, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
 
+# What a request is refused for before it is decided; the first two by the fleet's want of room, the others by our own.
+REFUSALS = ("in_flight", "queue", "bytes", "lag", "memory", "files")
+#: The type of the error that clients are told for the latter.
+OVERLOADED = "overloaded"
+#: What becomes of requests that clients send again.
+RETRY_ADMITTED = "admitted"
+RETRY_REFUSED = "refused"
+
 # A predicted hit against the reported one: within a block, too high, too low.
 HIT_EQUAL = "equal"
 HIT_OVER = "over"
@@ -75,6 +83,8 @@ CHANGES = ("changed", "added", "removed", "reordered")
 OK = "ok"
 CONNECT_ERROR = "connect_error"
 CONNECT_TIMEOUT = "connect_timeout"
+#: The router itself had no file descriptor or no local port left for a connection; nothing is said of the instance.
+EXHAUSTED = "exhausted"
 TIMEOUT = "timeout"
 CLOSED = "closed"
 PROTOCOL = "protocol"
@@ -82,7 +92,7 @@ STATUS_5XX = "5xx"
 ABORTED = "aborted"
 #: A reused connection died before a byte of the answer, and the request was sent once more: an attempt within one.
 RESENT = "resent"
-RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
+RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
 
 # How instances stand (`smetric.fleet.instance.State`), and why they are left out.
 STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "draining")
@@ -125,6 +135,7 @@ PLACEMENT_RESULTS = (PLACEMENT_SENT, PLACEMENT_DROPPED, PLACEMENT_RECEIVED, PLAC
 
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
+    "hold": "INTERNAL: time in the queue before a decision.",
     "route {policy}": "INTERNAL: one decision; a second one follows when the first instance failed.",
     "{operation} {model}": "CLIENT: one attempt on one instance; its traceparent goes upstream.",
 }
@@ -135,6 +146,9 @@ REASON = Attribute("smetric.decision.reason", "string", "", f"What settled it: {
 DURATION = Attribute("smetric.decision.duration", "double", "s", "Time the policy took to evaluate.")
 SUMMARY = Attribute("smetric.decision.summary", "string", "", "The decision in one sentence.")
 LOOKUP_DURATION = Attribute("smetric.lookup.duration", "double", "s", "Time spent on look-ups before the decision.")
+HOLD_DURATION = Attribute(
+    "smetric.hold.duration", "double", "s", "Time in the queue before the decision, by a rule or for want of a place."
+)
 POLICY_NAME = Attribute("smetric.policy.name", "string", "", "Name of the acting policy.")
 POLICY_HASH = Attribute("smetric.policy.hash", "string", "", "First 12 hex digits of the SHA-256 of its source.")
 POLICY_SOURCE = Attribute("smetric.policy.source", "string", "", "Its file's name, without the folder.")
@@ -219,6 +233,7 @@ UI_SESSION = Attribute("session.id", "string", "", "The session's keyed hash aga
 
 _MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _MICRO = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, *_MS)
+_LAG = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
 
@@ -277,6 +292,39 @@ RETRIES_REFUSED = Metric(
 IN_PROGRESS = Metric("smetric_requests_in_progress", "gauge", (), "Requests that arrived and have not ended.")
 INFLIGHT = Metric("smetric_inflight_requests", "gauge", ("instance",), "Sequences sent to an instance and not ended.")
 UNPREFILLED = Metric("smetric_unprefilled_tokens", "gauge", ("instance",), "Tokens sent there, first byte not back.")
+REFUSED = Metric(
+    "smetric_requests_refused_total",
+    "counter",
+    ("reason",),
+    f"Requests refused before anything was decided, by what there was too much of: {', '.join(REFUSALS)}.",
+)
+CLIENT_RETRIES = Metric(
+    "smetric_client_retries_total",
+    "counter",
+    ("result",),
+    "Requests that clients said they send again (`x-stainless-retry-count`): `admitted` or `refused`.",
+)
+HOLD_SECONDS = Metric("smetric_hold_duration_seconds", "histogram", (), "Time requests spent in the queue.", _TTFT)
+QUEUE_REQUESTS = Metric("smetric_queue_requests", "gauge", (), "Requests in the queue.")
+QUEUE_BYTES = Metric("smetric_queue_bytes", "gauge", (), "Bytes of their bodies.")
+BODY_BYTES = Metric("smetric_body_bytes", "gauge", (), "Bytes of request bodies kept until their answers begin.")
+CONNECTIONS = Metric("smetric_connections", "gauge", (), "Connections of clients on the data port.")
+LOOP_LAG = Metric(
+    "smetric_event_loop_lag_seconds", "histogram", (), "How late the event loop was, ten times a second.", _LAG
+)
+OVERLOAD_LEVEL = Metric(
+    "smetric_overload_level",
+    "gauge",
+    ("resource",),
+    "What the router's own state forbids, by resource (`lag`, `memory`, `files`): 0 nothing, 1 more requests than are "
+    "under way, 2 all new ones.",
+)
+SATURATION = Metric(
+    "smetric_saturation_ratio",
+    "gauge",
+    ("of",),
+    "For autoscalers: 1 when full, more when more is asked for. Of the `instances` and of the `router` itself.",
+)
 UP = Metric("smetric_instance_up", "gauge", ("instance",), "1 while it is healthy.")
 DRAINING = Metric("smetric_instance_draining", "gauge", ("instance",), "1 while it is draining.")
 STATE = Metric(
@@ -467,6 +515,10 @@ READY_EVENT = Event("smetric.ready", "Info: requests are served.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 HYPERCORN_EVENT = Event(
     "smetric.hypercorn.unknown", "Warning: a Hypercorn this version does not know; its own HTTP/1.1 serves instead."
+)
+OVERLOAD_EVENT = Event(
+    "smetric.overload.changed",
+    "Warning or info: the router came to be short of a resource, or no longer is: `lag`, `memory`, `files`.",
 )
 CONNECTIONS_FULL_EVENT = Event(
     "smetric.connections.full", "Warning: the connection cap is reached; so many clients were turned away."

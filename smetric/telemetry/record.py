@@ -50,6 +50,7 @@ class DecisionRecord:
         instance: where the request goes, None for nowhere.
         evaluate_s: seconds the policy took.
         lookup_s: seconds spent on look-ups before.
+        held_s: seconds in the queue before that.
         tokens_source: how `request.prompt_len` is known: exact or estimated.
     """
 
@@ -62,6 +63,7 @@ class DecisionRecord:
     instance: Instance | None = None
     evaluate_s: float = 0.0
     lookup_s: float = 0.0
+    held_s: float = 0.0
     tokens_source: str = "estimated"
 
     id: str = field(init=False)

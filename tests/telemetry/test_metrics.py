@@ -13,6 +13,7 @@ from smetric.telemetry.gauges import Gauges, IndexFigures, PeerFigures
 from smetric.telemetry.kv_gauges import CacheFigures, KvFigures, KvGauges
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import MOST, ModelLabels
+from smetric.telemetry.overload_gauges import OverloadFigures, OverloadGauges
 from smetric.telemetry.record import Usage
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
 
@@ -166,6 +167,11 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.hit_checked("gpu-0", "kv_events", names.HIT_OVER, 32)
     app.metrics.cache_broke("system", "changed")
     app.metrics.reloaded(swapped=True)
+    app.metrics.register(OverloadGauges(lambda: OverloadFigures(1, 1, 1, 1, {"lag": 0}, {"router": 0.5})))
+    app.metrics.refused("bytes")
+    app.metrics.client_retried(admitted=True)
+    app.metrics.held(0.1)
+    app.metrics.lagged(0.001)
     page, content_type = await app.metrics.page()
     assert content_type.startswith("text/plain")
     shown = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name, _ in series(page)}

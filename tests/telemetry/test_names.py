@@ -45,6 +45,7 @@ def test_the_names_others_build_on_do_not_change_by_accident() -> None:
         "smetric.decision.reason",
         "smetric.decision.summary",
         "smetric.guard.failed",
+        "smetric.hold.duration",
         "smetric.instance.id",
         "smetric.instance.rank",
         "smetric.load.kv_usage",

@@ -1,0 +1,68 @@
+"""Series of what is taken at once and how full that is, computed when somebody scrapes; `metrics.py` counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from smetric.telemetry import names
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadFigures:
+    """What there is now.
+
+    Args:
+        queue_requests: requests in the queue.
+        queue_bytes: bytes of their bodies.
+        body_bytes: bytes of all bodies kept.
+        connections: of clients.
+        levels: of overload, by resource.
+        saturation: of the instances and of the router; 1 is full.
+    """
+
+    queue_requests: int
+    queue_bytes: int
+    body_bytes: int
+    connections: int
+    levels: Mapping[str, int]
+    saturation: Mapping[str, float]
+
+
+class OverloadGauges(Collector):
+    """Collects them.
+
+    Args:
+        figures: gives them.
+    """
+
+    def __init__(self, figures: Callable[[], OverloadFigures]) -> None:
+        self._figures = figures
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is asked for at registration: the parts may not have started yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All series, now."""
+        figures = self._figures()
+        for metric, value in (
+            (names.QUEUE_REQUESTS, figures.queue_requests),
+            (names.QUEUE_BYTES, figures.queue_bytes),
+            (names.BODY_BYTES, figures.body_bytes),
+            (names.CONNECTIONS, figures.connections),
+        ):
+            yield GaugeMetricFamily(metric.name, metric.doc, value=value)
+        yield _labelled(names.OVERLOAD_LEVEL, figures.levels)
+        yield _labelled(names.SATURATION, figures.saturation)
+
+
+def _labelled(metric: names.Metric, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(metric.name, metric.doc, labels=metric.labels)
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from smetric.proxy import footprint
+
+
+def test_what_this_process_takes_is_what_the_system_says() -> None:
+    resident, files = footprint.resident_bytes(), footprint.open_files()
+    assert resident is not None
+    assert 1 << 20 < resident < 1 << 40
+    assert files is not None
+    with Path(os.devnull).open() as _:
+        assert footprint.open_files() == files + 1
+    assert files < footprint.most_files()
+    footprint.give_back()
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/\n", {"memory.max": "536870912\n"}, 512 << 20),
+        ("0::/\n", {"memory.max": "max\n"}, None),
+        ("0::/a/b\n", {"a/memory.max": "1048576", "a/b/memory.max": "max", "memory.max": "max"}, 1 << 20),
+        ("5:memory:/docker/x\n", {"memory/docker/x/memory.limit_in_bytes": "1048576"}, 1 << 20),
+        ("5:memory:/docker/x\n1:cpu:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_containers_limit_is_the_least_of_those_around_this_process(
+    tmp_path: Path, own: str | None, files: dict[str, str], limit: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text)
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    assert footprint.memory_limit(tmp_path / "cgroup", tmp_path / "own") == limit

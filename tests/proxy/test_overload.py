@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from smetric.proxy import footprint
+from smetric.proxy.overload import Level, Overload, Thresholds
+from tests.fakes import until
+
+LAG = Thresholds(0.25, 1.0)
+SHARE = Thresholds(0.85, 0.95)
+
+
+class Machine:
+    """What a router could be told of itself."""
+
+    def __init__(self) -> None:
+        self.resident = 0
+        self.files = 10
+        self.given_back = 0
+
+    def watch(self, memory_bytes: int | None = 1000) -> Overload:
+        return Overload(
+            LAG,
+            SHARE,
+            memory_bytes=memory_bytes,
+            resident_bytes=lambda: self.resident,
+            open_files=lambda: self.files,
+            give_back=self.give_back,
+        )
+
+    def give_back(self) -> None:
+        self.given_back += 1
+
+
+def look(overload: Overload, lag_s: float = 0.0, times: int = 10) -> None:
+    for _ in range(times):
+        overload.looked(lag_s)
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "level"), [(0.0, Level.CALM), (0.2, Level.CALM), (0.25, Level.SOFT), (0.9, Level.SOFT), (1.0, Level.HARD)]
+)
+def test_a_loop_that_stays_late_is_an_overload(lag_s: float, level: Level) -> None:
+    overload = Machine().watch()
+    look(overload, lag_s)
+    assert (overload.level, overload.levels["lag"]) == (level, level)
+    assert overload.shares["lag"] == pytest.approx(lag_s / 0.25)
+    look(overload)
+    assert overload.level is Level.CALM
+
+
+def test_one_long_step_is_none() -> None:
+    overload = Machine().watch()
+    look(overload)
+    overload.looked(5.0)
+    overload.looked(5.0)
+    assert overload.level is Level.CALM
+
+
+@pytest.mark.parametrize(("resident", "level"), [(849, Level.CALM), (850, Level.SOFT), (950, Level.HARD)])
+def test_memory_has_two_thresholds_and_what_is_free_is_given_back(resident: int, level: Level) -> None:
+    machine = Machine()
+    machine.resident = resident
+    overload = machine.watch()
+    look(overload, times=1)
+    assert (overload.level, overload.resource if level else "memory") == (level, "memory")
+    assert machine.given_back == (level is not Level.CALM)
+    look(overload, times=100)
+    assert machine.given_back <= 1, "at most once in ten seconds"
+    machine.resident = 0
+    look(overload)
+    assert overload.level is Level.CALM
+
+
+def test_without_a_limit_memory_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "memory_limit", lambda: None)
+    machine = Machine()
+    machine.resident = 1 << 50
+    overload = machine.watch(memory_bytes=None)
+    look(overload)
+    assert overload.level is Level.CALM
+
+
+def test_the_worst_resource_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "most_files", lambda: 100)
+    machine = Machine()
+    machine.files, machine.resident = 96, 860
+    overload = machine.watch()
+    look(overload, times=1)
+    assert (overload.level, overload.resource, overload.times) == (Level.HARD, "files", 1)
+    machine.files = 10
+    look(overload)
+    assert (overload.level, overload.resource, overload.times) == (Level.SOFT, "memory", 1)
+
+
+async def test_it_looks_by_itself_and_tells_how_late_the_loop_is() -> None:
+    lags: list[float] = []
+    overload = Overload(LAG, SHARE, on_lag=lags.append)
+    await overload.start()
+    await until(lambda: len(lags) >= 2)
+    await overload.stop()
+    seen = len(lags)
+    assert all(lag >= 0.0 for lag in lags)
+    await asyncio.sleep(0.15)
+    assert len(lags) == seen
