@@ -44,6 +44,7 @@ from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
 from smetric.reading import Reading
+from smetric.records.stack import RecordStack
 from smetric.resources import policy_path
 from smetric.router import Router
 from smetric.sources.lookups import LookupDeadline
@@ -115,12 +116,15 @@ class Application:
             settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
         )
         self.knows = source_stack(settings, self.fleet, self.metrics, self.token_ids, deadline.of, self._restarted)
+        observed = [PolicyFile(policy_path(name), VOCABULARY).current.policy for name in settings.observe]
+        self.records = RecordStack(settings, observed, self.metrics.recorded)
         self.router = Router(
             self.fleet,
             self.policy_file,
             self.knows.sources,
             deadline=deadline,
             on_source_failed=self.metrics.source_failed,
+            observed=observed,
         )
         self.tracing = Tracing(
             environ,
@@ -134,6 +138,8 @@ class Application:
             decisions=DecisionLog(),
             models=ModelLabels(self._models),
             instances=lambda: self.fleet.instances,
+            recorder=self.records.decisions,
+            traffic=self.records.traffic,
             answered=self.request_tokens.answered,
         )
         self.metrics.register(
@@ -259,7 +265,7 @@ class Application:
         """Begin to scrape and to watch the policy file."""
         self.drains.restore()
         await self.request_tokens.start()
-        for part in self.knows.background:
+        for part in (*self.records.writers, *self.knows.background):
             await part.start()
         index = self.knows.index
         if index is not None and index.is_restoring:
@@ -288,7 +294,8 @@ class Application:
         for part in (*self.knows.background, self.request_tokens):
             await _end(type(part).__name__, part.stop())
         await _end("Upstream", self.upstream.close())
-        await _end("Tracing", self.tracing.shutdown())
+        writers = [_end("Writer", writer.stop()) for writer in self.records.writers]
+        await asyncio.gather(_end("Tracing", self.tracing.shutdown()), *writers)
 
 
 async def _end(part: str, ending: Awaitable[object]) -> None:

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import xxhash
 
 from smetric.json_text import Text
-from smetric.parts import Outline, Parts, parts_of
+from smetric.parts import Kind, Outline, Parts, parts_of
 
 #: Rendered bytes per block. A block's hash covers everything before it.
 BLOCK_BYTES = 1024
 #: Rendered bytes an image stands for: 1,024 tokens at the initial ratio.
 IMAGE_BYTES = 4096
+#: How much of a part is seen by who asks what the last message is: pieces, and bytes of each.
+_PIECES_SEEN = 4
+_BYTES_SEEN = 4096
 
 
 class Prompt:
@@ -111,6 +114,24 @@ class Prompt:
         self._outline, self._pieces = None, None
         assert pieces is not None, "an answer begins once"
         return parts_of(pieces, outline, salt=salt, template=template) if outline is not None else None
+
+    def last_message(self) -> list[tuple[Kind, bytes]]:
+        """The parts of the last message that is no answer begun, each with the beginning of its text.
+
+        Empty for what is no conversation, and once the text was let go.
+        """
+        outline, pieces = self._outline, self._pieces
+        if outline is None or pieces is None:
+            return []
+        begins = outline.begins[outline.messages_from :]
+        while begins and begins[-1][1] is Kind.ASSISTANT:
+            begins = begins[:-1]
+        ends = [start for start, _, _ in outline.begins[outline.messages_from + 1 :]] + [len(pieces)]
+        return [
+            (kind, b"".join(piece[:_BYTES_SEEN] for piece in pieces[start : min(end, start + _PIECES_SEEN)]))
+            for (start, kind, place), end in zip(begins, ends, strict=False)
+            if place == begins[-1][2]
+        ]
 
     @property
     def blocks(self) -> array[int]:

@@ -16,8 +16,9 @@ from cachetools import TTLCache
 from smetric.errors import HttpError, NoCandidate, RequestError, Shed
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Lease
-from smetric.policy import Decision, Outcome
+from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.policy_file import Generation, PolicyFile
+from smetric.records.observer import Observer
 from smetric.request import InferenceRequest
 from smetric.sources.lookups import Column, LookupDeadline, Lookups
 from smetric.sources.source import Source
@@ -47,6 +48,8 @@ class Routing:
     #: Seconds spent evaluating the policy, and waiting for look-ups.
     evaluate_s: float
     lookup_s: float
+    #: What observed policies read that the decision did without, as it was then.
+    beside: Snapshot | None = None
 
     @property
     def instance(self) -> Instance:
@@ -64,6 +67,7 @@ class Router:
         sources: those that answer look-ups, best first.
         deadline: the time look-ups may take.
         on_source_failed: told the name of a source that raised.
+        observed: policies whose reads are recorded too.
         rng: draws each decision's seed.
     """
 
@@ -75,11 +79,14 @@ class Router:
         *,
         deadline: LookupDeadline | None = None,
         on_source_failed: Callable[[str], None] = lambda _: None,
+        observed: Sequence[Policy] = (),
         rng: random.Random | None = None,
     ) -> None:
         self.fleet = fleet
         self.policy_file = policy_file
         self._lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
+        #: Reads for observed policies; None without any.
+        self.observer = Observer(fleet, self._lookups, observed) if observed else None
         self._rng = rng or random.Random()
         #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
         #: Replaced, never changed: a decision keeps those it was given.
@@ -149,20 +156,23 @@ class Router:
             if isinstance(decision, Decision):
                 break
             wanted = decision.features
+        beside = None
+        if self.observer is not None:
+            beside = self.observer.at_hand(policy, candidates, request.prompt_len)
         if decision.outcome is Outcome.ROUTE:
             if decision.cursors:
                 self._cursors = {**self._cursors, **decision.cursors}
             hits = snapshot.columns.get("hit_len")
             hit = int(hits[decision.index]) if hits is not None else 0
             lease = candidates[decision.index].charge(request.prompts, request.prompt_len, hit)
-            return Routing(generation, decision, lease, None, "routed", evaluate_s, lookup_s)
+            return Routing(generation, decision, lease, None, "routed", evaluate_s, lookup_s, beside)
         if decision.outcome is Outcome.REJECT:
             error = Shed(decision.status, decision.message, decision.retry_after_s)
-            return Routing(generation, decision, None, error, "rejected", evaluate_s, lookup_s)
+            return Routing(generation, decision, None, error, "rejected", evaluate_s, lookup_s, beside)
         if decision.outcome is Outcome.HOLD:
-            return Routing(generation, decision, None, None, "held", evaluate_s, lookup_s)
+            return Routing(generation, decision, None, None, "held", evaluate_s, lookup_s, beside)
         error = NoCandidate(f"no instance is left after `{decision.rule}` of policy {policy.name}")
-        return Routing(generation, decision, None, error, "no_candidate", evaluate_s, lookup_s)
+        return Routing(generation, decision, None, error, "no_candidate", evaluate_s, lookup_s, beside)
 
     def _pinned(
         self, request: InferenceRequest, generation: Generation, exclude: Collection[Instance], leased: bool

@@ -22,6 +22,7 @@ COMMANDS = {
     "fmt": "Lay policy files out canonically.",
     "bench": "Measure what decisions cost.",
     "reference": "Print the whole policy language.",
+    "replay": "Make recorded decisions again, by another policy or their own.",
     "explain": "Say how a policy decides, or why it decided.",
     "drain": "Send an instance nothing new.",
     "undrain": "Let an instance be a candidate again.",

@@ -310,6 +310,29 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSettings:
+    """Writing decisions, and the traffic itself, to files. A bare path stands for a record with that `path`."""
+
+    path: str = setting(
+        PathRef(empty=True, what="a file"),
+        "File that gets a line for each decision; `.gz` or `.zst` (extra `zstd`) at its end packs it. Not written when "
+        "not set.",
+        "",
+    )
+    trace: str = setting(
+        PathRef(empty=True, what="a file"),
+        "File that gets a line for each request, as hashes: a trace for studies and simulators. Not written when not "
+        "set.",
+        "",
+    )
+    max_file: int = setting(Size("64KiB", "64GiB"), "Size from which on a file is put aside.", 256 << 20)
+    keep: int = setting(Integer(0, 10_000), "Files put aside that are kept of each, the newest.", 8)
+    queue: int = setting(
+        Size("64KiB", "1GiB"), "Lines that may wait for the disk; what does not fit is dropped and counted.", 8 << 20
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
     """Log lines on standard error."""
 

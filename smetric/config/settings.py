@@ -34,6 +34,7 @@ from smetric.config.sections import (
     Lookup,
     PeersSettings,
     PrefixIndexSettings,
+    RecordSettings,
     Scrape,
     Tenants,
     TokenizerSettings,
@@ -57,6 +58,7 @@ __all__ = [
     "OverloadSettings",
     "PeersSettings",
     "PrefixIndexSettings",
+    "RecordSettings",
     "Scrape",
     "Settings",
     "Tenants",
@@ -110,6 +112,15 @@ class Settings:
         Section(OverloadSettings), "How much is taken at once, and what becomes of the rest.", OverloadSettings()
     )
     trace: Trace = setting(Section(Trace), "What stands in spans.", Trace())
+    record: RecordSettings = setting(
+        Section(RecordSettings, shorthand="path"), "Writing decisions and traffic to files.", RecordSettings()
+    )
+    observe: tuple[str, ...] = setting(
+        ListOf(PolicyRef(), most=16),
+        "Policies that a record is to be replayed with: what they read is recorded too, looked up once the request has "
+        "been sent.",
+        (),
+    )
     log: Log = setting(Section(Log), "Log lines on standard error.", Log())
     state_dir: str = setting(
         PathRef(empty=True),
@@ -238,6 +249,11 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
             found.append(
                 (("tenants", "cache_salt"), "tenant, but tenants.secret is not set; any long random text will do")
             )
+    record = settings.record
+    if record.path and record.path == record.trace:
+        found.append((("record", "trace"), f"{record.trace} is record.path too; give each a file of its own"))
+    if settings.observe and not record.path:
+        found.append((("observe",), "set, but record.path is not: nothing would be recorded; set it or drop this"))
     if settings.tokenizer.source == "local" and not settings.tokenizer.folders:
         found.append(
             (

@@ -115,6 +115,8 @@ class Forwarding:
             try:
                 record = self._record(routing)
                 self._exchange.decided(record)
+                if router.observer is not None:
+                    router.observer.look_up(record)
                 if lease is None:
                     assert routing.error is not None
                     if failure is not None:
@@ -151,6 +153,7 @@ class Forwarding:
             instance=routing.lease.instance if routing.lease is not None else None,
             evaluate_s=routing.evaluate_s,
             lookup_s=routing.lookup_s,
+            beside=((routing.beside, None),) if routing.beside is not None else (),
         )
 
     async def _attempt(self, routing: Routing, record: DecisionRecord) -> Failure | None:

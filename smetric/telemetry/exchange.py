@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from smetric.fleet.instance import Instance
+    from smetric.records.recorder import Recorder
+    from smetric.records.traffic import Traffic
     from smetric.request import InferenceRequest
 
 
@@ -47,6 +49,8 @@ class Telemetry:
         decisions: the last decisions.
         models: model names as labels.
         instances: all instances, for the counts on a `route` span.
+        recorder: writes decisions down; None for not at all.
+        traffic: writes the traffic down; None for not at all.
         answered: called with each request whose prompt an instance counted, before what is known of it is let go.
     """
 
@@ -58,6 +62,8 @@ class Telemetry:
         decisions: DecisionLog,
         models: ModelLabels,
         instances: Callable[[], Sequence[Instance]],
+        recorder: Recorder | None = None,
+        traffic: Traffic | None = None,
         answered: Callable[[InferenceRequest, Usage], None] | None = None,
     ) -> None:
         self.tracing = tracing
@@ -65,6 +71,8 @@ class Telemetry:
         self.decisions = decisions
         self.models = models
         self.instances = instances
+        self.recorder = recorder
+        self.traffic = traffic
         self.answered = answered
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
         self.salt = os.urandom(16)
@@ -156,6 +164,10 @@ class Exchange:
         telemetry = self.telemetry
         telemetry.metrics.decided(record, telemetry.models.of(record.request.model))
         telemetry.decisions.add(record)
+        if telemetry.recorder is not None:
+            telemetry.recorder.decided(record, previous)
+        if telemetry.traffic is not None and previous is None:
+            telemetry.traffic.decided(record)
         if not telemetry.tracing.enabled:
             return
         # Decided once; only an outcome out of the ordinary reopens the question on a retry.
@@ -206,6 +218,10 @@ class Exchange:
             record.usage, record.error_type = usage, error_type
             if usage is not None and telemetry.answered is not None:
                 telemetry.answered(record.request, usage)
+            if telemetry.recorder is not None:
+                telemetry.recorder.ended(record)
+            if telemetry.traffic is not None:
+                telemetry.traffic.ended(record, self.arrival_ns)
             # The record outlives the request in the decision log, and must not keep its body alive.
             record.request.let_go()
         telemetry.metrics.ended(

@@ -77,6 +77,7 @@ class Metrics:
         self._hit_checks = self._counts(names.HIT_CHECKS)
         self._hit_wrong_tokens = self._counts(names.HIT_WRONG_TOKENS)
         self._cache_breaks = _Children(self._counter(names.CACHE_BREAKS))
+        self._record_lines = _Children(self._counter(names.RECORD_LINES))
         self._policy_errors = _Children(self._counter(names.POLICY_ERRORS))
         self._policy_reloads = _Children(self._counter(names.POLICY_RELOADS))
         build = self._gauge(names.BUILD_INFO)
@@ -198,6 +199,10 @@ class Metrics:
     def cache_broke(self, part: str, change: str) -> None:
         """A follow-up missed the cache because of *part*, one of `names.BROKEN_PARTS`; *change* of `names.CHANGES`."""
         self._cache_breaks.of(part, change).inc()
+
+    def recorded(self, record: str, result: str, lines: int) -> None:
+        """*lines* of *record* came to *result*, one of `names.RECORD_RESULTS`. From any thread."""
+        self._record_lines.of(record, result).inc(lines)
 
     def reloaded(self, *, swapped: bool) -> None:
         """The policy file changed: it was taken, or the last good policy was kept."""

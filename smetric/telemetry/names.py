@@ -133,6 +133,12 @@ PLACEMENT_RECEIVED = "received"
 PLACEMENT_REFUSED = "refused"
 PLACEMENT_RESULTS = (PLACEMENT_SENT, PLACEMENT_DROPPED, PLACEMENT_RECEIVED, PLACEMENT_REFUSED)
 
+# What became of the lines of a record.
+RECORD_WRITTEN = "written"
+RECORD_DROPPED = "dropped"
+RECORD_FAILED = "failed"
+RECORD_RESULTS = (RECORD_WRITTEN, RECORD_DROPPED, RECORD_FAILED)
+
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
     "hold": "INTERNAL: time in the queue before a decision.",
@@ -389,6 +395,12 @@ CACHE_BREAKS = Metric(
     f"Follow-ups that missed the cache because their client did not continue the last prompt as it was, by the first "
     f"part that differs ({', '.join(BROKEN_PARTS)}) and what became of it ({', '.join(CHANGES)}).",
 )
+RECORD_LINES = Metric(
+    "smetric_record_lines_total",
+    "counter",
+    ("record", "result"),
+    "Lines of the record (`decisions`, `trace`): `written`, `dropped` as the queue was full, `failed` on the disk.",
+)
 IMBALANCE = Metric("smetric_load_imbalance_ratio", "gauge", ("model",), "Largest over mean load of its instances.")
 POLICY_INFO = Metric("smetric_policy_info", "gauge", ("name", "hash", "generation"), "1 for the acting policy.")
 POLICY_ERRORS = Metric("smetric_policy_errors_total", "counter", ("policy",), "Evaluations that raised: a bug.")
@@ -511,6 +523,10 @@ ODD_ADDRESS_EVENT = Event(
     "smetric.instance.odd_address", "Warning: an instance's name leads to addresses where none can be; none is used."
 )
 STOP_FAILED_EVENT = Event("smetric.stop.failed", "Error: a part of the router raised when it was to end: a bug.")
+RECORD_NOT_WRITTEN_EVENT = Event(
+    "smetric.record.not_written", "Error: a record cannot be written; once, until it can be again."
+)
+RECORD_RESUMED_EVENT = Event("smetric.record.resumed", "Info: a record that could not be written is written again.")
 READY_EVENT = Event("smetric.ready", "Info: requests are served.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
 HYPERCORN_EVENT = Event(

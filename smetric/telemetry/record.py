@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smetric.telemetry import names
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
     from smetric.policy.decision import Decision
     from smetric.policy.policy import Policy
+    from smetric.policy.snapshot import Snapshot
     from smetric.request import InferenceRequest
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -52,6 +53,8 @@ class DecisionRecord:
         lookup_s: seconds spent on look-ups before.
         held_s: seconds in the queue before that.
         tokens_source: how `request.prompt_len` is known: exact or estimated.
+        beside: what observed policies read that the acting one did not: snapshots of the same candidates, each with the
+            seconds after the decision at which it was looked up, None for with the decision.
     """
 
     time_ns: int
@@ -65,6 +68,7 @@ class DecisionRecord:
     lookup_s: float = 0.0
     held_s: float = 0.0
     tokens_source: str = "estimated"
+    beside: tuple[tuple[Snapshot, float | None], ...] = ()
 
     id: str = field(init=False)
     #: 32 hex digits, empty without a trace.
@@ -76,6 +80,8 @@ class DecisionRecord:
     duration_s: float | None = field(default=None, init=False)
     error_type: str = field(default="", init=False)
     usage: Usage | None = field(default=None, init=False)
+    #: What policies may read of the request, as it stood then, in the order of the vocabulary; kept for a record only.
+    asked: tuple[Any, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.id = decision_id(self.time_ns)

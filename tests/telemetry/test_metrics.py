@@ -166,6 +166,7 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.ids_compared(True)
     app.metrics.hit_checked("gpu-0", "kv_events", names.HIT_OVER, 32)
     app.metrics.cache_broke("system", "changed")
+    app.metrics.recorded("decisions", names.RECORD_WRITTEN, 3)
     app.metrics.reloaded(swapped=True)
     app.metrics.register(OverloadGauges(lambda: OverloadFigures(1, 1, 1, 1, {"lag": 0}, {"router": 0.5})))
     app.metrics.refused("bytes")

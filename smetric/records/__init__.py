@@ -1,0 +1,1 @@
+"""Decisions and traffic written to files, read back and evaluated again."""

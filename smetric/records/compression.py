@@ -1,0 +1,100 @@
+"""How a record is packed, by the end of its name: as it is, `.gz`, or `.zst` (extra `zstd`).
+
+A file is a row of frames, each whole in itself, so that one cut off at the end of a frame is a good file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from smetric.errors import ConfigError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+#: Levels: both pack a record to about a sixth at a few microseconds a line.
+_GZIP_LEVEL = 3
+_ZSTD_LEVEL = 3
+#: Bytes unpacked in one go.
+_PIECE = 256 << 10
+
+Pack = Callable[[bytes], bytes]
+
+
+class _Frame(Protocol):
+    """What unpacks one frame."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the frame has ended."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """The bytes that came after its end."""
+
+    def decompress(self, data: bytes, /) -> bytes:
+        """What *data*, the next bytes, unpacks to."""
+
+
+def packer(path: Path) -> Pack:
+    """What makes a frame of lines, for the file *path*.
+
+    Raises:
+        ConfigError: the name ends in `.zst` and the extra is not installed.
+    """
+    if path.suffix == ".gz":
+        return lambda lines: gzip.compress(lines, _GZIP_LEVEL, mtime=0)
+    if path.suffix == ".zst":
+        compressor = _zstandard(str(path)).ZstdCompressor(level=_ZSTD_LEVEL)
+
+        def pack(lines: bytes) -> bytes:
+            frame: bytes = compressor.compress(lines)
+            return frame
+
+        return pack
+    return lambda lines: lines
+
+
+def unpacked(file: IO[bytes], name: str) -> Iterator[bytes | None]:
+    """What *file* holds, piece by piece, whichever way it is packed; None at last if it ends in the middle of a frame.
+
+    Raises:
+        ConfigError: it is damaged, or packed with Zstandard and the extra is not installed.
+    """
+    magic = file.read(len(_ZSTD_MAGIC))
+    file.seek(0)
+    if magic.startswith(_GZIP_MAGIC):
+        return _frames(file, name, lambda: zlib.decompressobj(wbits=31), zlib.error)
+    if magic == _ZSTD_MAGIC:
+        zstandard = _zstandard(name)
+        return _frames(file, name, lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError)
+    return iter(lambda: file.read(_PIECE), b"")
+
+
+def _frames(file: IO[bytes], name: str, begin: Callable[[], _Frame], damage: type[Exception]) -> Iterator[bytes | None]:
+    frame, is_begun = begin(), False
+    while data := file.read(_PIECE):
+        while data:
+            try:
+                yield frame.decompress(data)
+            except damage as error:
+                raise ConfigError(f"{name}: damaged before byte {file.tell()}: {error}") from error
+            is_begun = not frame.eof
+            data = b"" if is_begun else frame.unused_data
+            if not is_begun:
+                frame = begin()
+    if is_begun:
+        yield None
+
+
+def _zstandard(place: str) -> Any:  # the extra may be absent, and so may its types
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        raise ConfigError(
+            f"{place}: Zstandard needs the extra `zstd`: pip install 'smetric[zstd]'; or use .gz"
+        ) from error

@@ -1,0 +1,162 @@
+"""The lines of a record of decisions: JSON, one object a line, its `kind` first.
+
+A file begins with a header. Before the first decision of each generation of the policy stands the policy itself, so
+that a file needs nothing else to be evaluated again. Writing is `recorder.py`, reading `reader.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from smetric.features import VOCABULARY
+
+#: Version of this form. A reader refuses larger ones; what a newer writer of the same version adds is passed over.
+VERSION = 1
+
+
+class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
+    """First line of a file.
+
+    Args:
+        version: of the form.
+        smetric: version of the router that wrote it.
+        time_ns: when the file was begun, Unix nanoseconds.
+    """
+
+    version: int
+    smetric: str
+    time_ns: int
+
+
+class PolicyLine(msgspec.Struct, tag_field="kind", tag="policy", kw_only=True):
+    """A policy that decides from here on.
+
+    Args:
+        generation: what decisions refer to it by; 1 for the policy loaded at start, +1 a reload.
+        name: as the file says.
+        digest: as in traces.
+        file: the file's name, without the folder.
+        text: the whole file.
+        params: the values of its parameters, defaults included.
+        fields: the request's fields that are recorded while it decides.
+    """
+
+    generation: int
+    name: str
+    digest: str
+    file: str
+    text: str
+    params: dict[str, float | bool | str]
+    fields: list[str]
+
+
+class ColumnLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One feature over the candidates.
+
+    Args:
+        values: as the policy saw them, unknown cells filled in.
+        unknown: which of them were, as indices.
+        age: seconds since each was measured, None for never; None where the feature is as old as the decision.
+        origin: who knew it: one name for all cells, or one each.
+        lag: seconds after the decision at which it was looked up, for an observed policy; None for the decision's own.
+    """
+
+    values: list[Any]
+    unknown: list[int] = []
+    age: list[float | None] | None = None
+    origin: str | list[str] = ""
+    lag: float | None = None
+
+
+class UsageLine(msgspec.Struct, kw_only=True):
+    """Tokens as the instance counted them; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class HitLine(msgspec.Struct, kw_only=True):
+    """Tokens believed cached on the chosen instance, and by whom."""
+
+    tokens: int
+    source: str = ""
+
+
+if TYPE_CHECKING:
+    RequestLine = Any
+else:
+    #: The request's fields as a policy reads them; those that `PolicyLine.fields` does not name mean nothing.
+    RequestLine = msgspec.defstruct(
+        "RequestLine",
+        [(field.name, Any, field.default) for field in VOCABULARY.request.values()],
+        module=__name__,
+    )
+
+
+class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=True):
+    """One decision and what became of it.
+
+    Args:
+        id: as in the response's `x-smetric-decision-id`.
+        time_ns: when it was made, Unix nanoseconds.
+        trace_id: of its trace; empty without one.
+        generation: of the policy.
+        rank: how many decisions of the same request came before it.
+        outcome: as in traces: routed, pinned, held, rejected, no_candidate, error.
+        reason: what settled it.
+        instance: who was chosen.
+        rule: the label of the rule that fired; empty where no policy ran.
+        api: the wire format of the request.
+        request: what policies read of it; see `PolicyLine.fields`.
+        tokens_source: how the prompt's length is known.
+        ids: the candidates; empty where no policy ran, as `columns` are then.
+        columns: what was read of them, by feature.
+        cursors: of the picks that rotate, as they were given.
+        seed: of its draws.
+        guards: for each rule visited, its guards: true, false, or null for not reached.
+        score: of the chosen one.
+        margin: how much worse the best of the others is.
+        evaluate_s: seconds the policy took.
+        lookup_s: seconds spent on look-ups before.
+        status: what the client was sent; null where another decision of the same request follows.
+        ttft_s: seconds from arrival to the first byte of the answer.
+        duration_s: seconds from arrival to its end.
+        error_type: what went wrong.
+        usage: tokens as the instance counted them.
+        hit: tokens believed cached on the chosen instance.
+    """
+
+    id: str
+    time_ns: int
+    trace_id: str = ""
+    generation: int
+    rank: int = 0
+    outcome: str
+    reason: str = ""
+    instance: str | None = None
+    rule: str = ""
+    api: str = ""
+    request: RequestLine
+    tokens_source: str = ""
+    ids: list[str] = []
+    columns: dict[str, ColumnLine] = {}
+    cursors: dict[str, str] = {}
+    seed: int = 0
+    guards: Sequence[tuple[str, Sequence[tuple[str, bool | None]]]] = []
+    score: float | None = None
+    margin: float | None = None
+    evaluate_s: float = 0.0
+    lookup_s: float = 0.0
+    status: int | None = None
+    ttft_s: float | None = None
+    duration_s: float | None = None
+    error_type: str = ""
+    usage: UsageLine | None = None
+    hit: HitLine | None = None
+
+
+Line = Header | PolicyLine | DecisionLine

@@ -1,0 +1,78 @@
+"""Gathers what observed policies read and the acting one does not, so that a record can be asked about them too.
+
+What is at hand is taken with the decision; look-ups wait until the request has been sent, and bear the time they came
+late. Deciding, and what is done with it, is elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.policy import Outcome, Policy, Snapshot
+from smetric.sources.lookups import Lookups
+
+if TYPE_CHECKING:
+    from smetric.telemetry.record import DecisionRecord
+
+
+class Observer:
+    """Reads for policies that do not decide.
+
+    Args:
+        fleet: the instances.
+        lookups: the sources.
+        policies: the observed policies.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        lookups: Lookups,
+        policies: Iterable[Policy],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._lookups = lookups
+        self._clock = clock
+        reads = frozenset(name for policy in policies for name in policy.reads)
+        self._looked_up = frozenset(name for name in reads if VOCABULARY.features[name].lookup)
+        self._at_hand = reads - self._looked_up
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def at_hand(self, acting: Policy, candidates: Sequence[Instance], prompt_len: int) -> Snapshot | None:
+        """What *acting* has not read of *candidates* though it is at hand; None for nothing. Before the charge."""
+        missing = self._at_hand - acting.reads
+        return self._fleet.snapshot(candidates, missing, {}, prompt_len) if missing else None
+
+    def look_up(self, record: DecisionRecord) -> None:
+        """Begin to look up what the decision of *record* did without, and add it to the record when it is there.
+
+        Called when the request is about to be sent; the look-ups begin when that has been done.
+        """
+        decision = record.decision
+        if decision is None or decision.outcome is Outcome.HOLD:
+            return
+        missing = self._looked_up.difference(decision.snapshot.columns)
+        if missing:
+            task = asyncio.create_task(self._look_up(record, missing, record.request.prompt_len, self._clock()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _look_up(self, record: DecisionRecord, missing: frozenset[str], prompt_len: int, began: float) -> None:
+        request, decision = record.request, record.decision
+        assert decision is not None
+        candidates = [instance for id in decision.snapshot.ids if (instance := self._fleet.get(id)) is not None]
+        columns = await self._lookups.of(request, missing, candidates)
+        # Once an answer has begun, what sources know may be of this very prompt. And who is gone cannot be asked.
+        if request.body is not None and len(candidates) == len(decision.snapshot.ids):
+            found = {name: column.over(candidates) for name, column in columns.items()}
+            snapshot = self._fleet.snapshot(candidates, missing, found, prompt_len)
+            record.beside = (*record.beside, (snapshot, self._clock() - began))

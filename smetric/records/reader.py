@@ -1,0 +1,134 @@
+"""Reads records: the lines of one or several files, with the policy that each decision was made by.
+
+A file that is being written, or was when its writer died, may end in the middle of a line or of a frame; what is whole
+is read. How lines are evaluated again is in `situation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from smetric.errors import ConfigError
+from smetric.records.compression import unpacked
+from smetric.records.line import VERSION, DecisionLine, Header, Line, PolicyLine
+
+#: Longest line that is read: a policy of the greatest size, or a decision over some ten thousand instances.
+MAX_LINE = 16 << 20
+_DECODE = msgspec.json.Decoder(Line).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A decision, and the policy that made it."""
+
+    line: DecisionLine
+    policy: PolicyLine
+
+
+@dataclass(slots=True)
+class Reading:
+    """Reads files in turn.
+
+    Args:
+        paths: the files, oldest first.
+        progressed: told of bytes read from disk.
+    """
+
+    paths: Sequence[Path]
+    progressed: Callable[[int], None] = lambda _: None
+    #: Files that end in the middle of a line or of a frame.
+    cut_short: list[Path] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Recorded]:
+        for path in self.paths:
+            yield from self._file(path)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files on disk."""
+        return sum(path.stat().st_size for path in self.paths)
+
+    def _file(self, path: Path) -> Iterator[Recorded]:
+        policies: dict[int, PolicyLine] = {}
+        is_headed = False
+        for number, text in enumerate(self._lines(path), 1):
+            try:
+                line = _DECODE(text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise _bad(path, number, f"no line of a record ({error})") from error
+            if isinstance(line, DecisionLine):
+                policy = policies.get(line.generation)
+                if policy is None or not is_headed:
+                    raise _bad(path, number, f"generation {line.generation} of the policy is not in the file")
+                if not _is_whole(line):
+                    raise _bad(path, number, f"decision {line.id} has columns that do not fit its candidates")
+                yield Recorded(line, policy)
+            elif isinstance(line, Header):
+                if line.version > VERSION:
+                    raise _bad(path, number, f"form {line.version}, this version reads {VERSION}; use a newer SMetric")
+                policies.clear()
+                is_headed = True
+            else:
+                policies[line.generation] = line
+
+    def _lines(self, path: Path) -> Iterator[bytes]:
+        """The whole lines of *path*."""
+        try:
+            with path.open("rb") as file:
+                yield from self._lines_in(file, path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+    def _lines_in(self, file: IO[bytes], path: Path) -> Iterator[bytes]:
+        rest = b""
+        seen = 0
+        for chunk in unpacked(file, str(path)):
+            if chunk is None:
+                self.cut_short.append(path)
+                return
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            if len(rest) > MAX_LINE:
+                raise ConfigError(f"{path}: a line of more than {MAX_LINE} bytes; this is no record")
+            yield from lines
+            at = file.tell()
+            self.progressed(at - seen)
+            seen = at
+        if rest:
+            self.cut_short.append(path)
+
+
+def find(paths: Iterable[Path], id: str) -> Recorded | None:
+    """The decision called *id*, or None.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no record.
+    """
+    for recorded in Reading(list(paths)):
+        if recorded.line.id == id:
+            return recorded
+    return None
+
+
+def _is_whole(line: DecisionLine) -> bool:
+    """Whether each column has one value for each candidate."""
+    count = len(line.ids)
+    for column in line.columns.values():
+        age, origin = column.age, column.origin
+        if (
+            len(column.values) != count
+            or (age is not None and len(age) != count)
+            or (origin.__class__ is list and len(origin) != count)
+            or (column.unknown and not 0 <= min(column.unknown) <= max(column.unknown) < count)
+        ):
+            return False
+    return True
+
+
+def _bad(path: Path, number: int, why: str) -> ConfigError:
+    return ConfigError(f"{path}:{number}: {why}; expected a file that the setting `record` made")

@@ -1,0 +1,212 @@
+"""Turns decisions into lines of a record, on the event loop, once it is known what became of them.
+
+What is written: all that the policy saw, so that it can be evaluated again, and how the request ended. No text of a
+prompt; of the strings of a request the model, and others only where a loaded policy reads them, then as stand-ins.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from smetric import __version__
+from smetric.policy import Policy, Snapshot
+from smetric.policy.pseudonym import pseudonym
+from smetric.records.fields import FIELDS, HIDDEN, MODEL, fields_recorded, strings_named
+from smetric.records.line import (
+    VERSION,
+    ColumnLine,
+    DecisionLine,
+    Header,
+    HitLine,
+    PolicyLine,
+    RequestLine,
+    UsageLine,
+)
+from smetric.records.writer import Writer
+from smetric.telemetry.attributes import safe
+
+if TYPE_CHECKING:
+    from smetric.policy import Decision
+    from smetric.telemetry.record import DecisionRecord
+
+#: What a policy reads of a request, in one call.
+_read = operator.attrgetter(*FIELDS)
+#: Generations remembered: that of the latest requests, and some of those that end late.
+_MOST_GENERATIONS = 8
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """What all lines of one generation of the policy have in common.
+
+    Args:
+        policy: the policy's own line.
+        left_out: places in `FIELDS` of what is not recorded.
+        hidden: places of the strings that are replaced by stand-ins.
+        plain: strings that the policies themselves name, which are recorded as they are.
+    """
+
+    policy: bytes
+    left_out: tuple[int, ...]
+    hidden: tuple[int, ...]
+    plain: frozenset[str]
+
+
+class Recorder:
+    """Writes one line for each decision.
+
+    Args:
+        writer: where to.
+        observed: policies that the record is to be evaluated with too: what they read of a request is recorded.
+    """
+
+    def __init__(self, writer: Writer, observed: Sequence[Policy] = ()) -> None:
+        self._writer = writer
+        self._observed = observed
+        self._generations: dict[int, _Generation] = {}
+
+    def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
+        """*record* is the newest decision of a request; *previous*, the one before it, led nowhere."""
+        if previous is not None:
+            self.ended(previous)
+        record.asked = _read(record.request)
+
+    def ended(self, record: DecisionRecord) -> None:
+        """Nothing more will become of *record*."""
+        generation = self._generations.get(record.generation)
+        if generation is None:
+            if len(self._generations) == _MOST_GENERATIONS:
+                del self._generations[min(self._generations)]
+            generation = self._generations[record.generation] = _generation(record, self._observed)
+        self._writer.put(record.generation, generation.policy, _encode(_line(record, generation)) + b"\n")
+
+
+def header() -> bytes:
+    """The first line of a file that begins now."""
+    return _encode(Header(version=VERSION, smetric=__version__, time_ns=time.time_ns())) + b"\n"
+
+
+def _generation(record: DecisionRecord, observed: Sequence[Policy]) -> _Generation:
+    policy = record.policy
+    policies = (policy, *observed)
+    fields = fields_recorded(policies)
+    line = PolicyLine(
+        generation=record.generation,
+        name=policy.name,
+        digest=policy.digest,
+        file=policy.path.rpartition("/")[2],
+        text=policy.source,
+        params={name: param.value for name, param in policy.params.items()},
+        fields=fields,
+    )
+    return _Generation(
+        _encode(line) + b"\n",
+        tuple(i for i, name in enumerate(FIELDS) if name not in fields),
+        tuple(i for i, name in enumerate(FIELDS) if name in fields and name in HIDDEN),
+        frozenset(text for each in policies for text in strings_named(each)),
+    )
+
+
+# ── one line ─────────────────────────────────────────────────────────────────
+
+
+def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
+    decision, usage, hit = record.decision, record.usage, record.hit()
+    line = DecisionLine(
+        id=record.id,
+        time_ns=record.time_ns,
+        trace_id=record.trace_id,
+        generation=record.generation,
+        rank=record.rank,
+        outcome=record.outcome,
+        reason=record.reason,
+        instance=record.instance.id if record.instance is not None else None,
+        api=record.request.api.value,
+        request=_request(record, generation),
+        tokens_source=record.tokens_source,
+        evaluate_s=record.evaluate_s,
+        lookup_s=record.lookup_s,
+        status=record.status,
+        ttft_s=record.ttft_s,
+        duration_s=record.duration_s,
+        error_type=record.error_type,
+    )
+    if usage is not None:
+        line.usage = UsageLine(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+        )
+    if hit is not None:
+        line.hit = HitLine(tokens=hit[0], source=hit[1])
+    if decision is not None:
+        _add_decision(line, decision)
+        columns = line.columns = _columns(decision.snapshot, None)
+        for snapshot, lag in record.beside:
+            columns.update(_columns(snapshot, lag))
+    return line
+
+
+def _add_decision(line: DecisionLine, decision: Decision) -> None:
+    line.rule = decision.rule
+    line.ids = list(decision.snapshot.ids)
+    line.cursors = {key: decision.used[key] for key in decision.policy.plan.keys if key in decision.used}
+    line.seed = decision.seed
+    line.guards = decision.guards
+    score, index = decision.score, decision.index
+    if score is not None and index >= 0:
+        line.score = mine = score[index]
+        others = [score[i] for i in decision.candidates if i != index]
+        if others:
+            line.margin = abs((max if decision.direction == "max" else min)(others) - mine)
+
+
+def _request(record: DecisionRecord, generation: _Generation) -> Any:
+    """What the policy read of the request."""
+    values = list(record.asked if record.asked is not None else _read(record.request))
+    for i in generation.left_out:
+        values[i] = msgspec.UNSET
+    for i in generation.hidden:
+        text = values[i]
+        if not text or text in generation.plain or (FIELDS[i] == MODEL and safe(text) == text):
+            continue
+        if record.decision is None or not _is_cell(text, record.decision.snapshot):
+            values[i] = pseudonym(text)
+    return RequestLine(*values)
+
+
+def _is_cell(text: str, snapshot: Snapshot) -> bool:
+    """Whether *text* stands in the snapshot, so that it is recorded anyway."""
+    return text in snapshot.ids or any(
+        text in column for column in snapshot.columns.values() if column and isinstance(column[0], str)
+    )
+
+
+def _columns(snapshot: Snapshot, lag: float | None) -> dict[str, ColumnLine]:
+    """The columns of *snapshot*; those measured together share one list of ages."""
+    now = snapshot.now
+    aged: dict[int, list[float | None]] = {}
+    columns = {}
+    for name, values in snapshot.columns.items():
+        column = columns[name] = ColumnLine(values=values, lag=lag)
+        known = snapshot.known.get(name)
+        if known is not None:
+            column.unknown = [i for i, is_known in enumerate(known) if not is_known]
+        stamps = snapshot.stamps.get(name)
+        if stamps is not None:
+            age = aged.get(id(stamps))
+            if age is None:
+                age = aged[id(stamps)] = [None if at is None else max(0.0, now - at) for at in stamps]
+            column.age = age
+        origins = snapshot.origins.get(name)
+        if origins is not None:
+            first = origins[0]
+            column.origin = first if origins.count(first) == len(origins) else list(origins)
+    return columns

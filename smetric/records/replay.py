@@ -1,0 +1,110 @@
+"""Decides recorded decisions again by another policy, or by the very one that made them, and compares.
+
+Each decision is taken as it stood: loads and caches are those of the record, as they came about by what was really
+chosen. What would have come of it later is the simulator's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from smetric.policy import Decision, Outcome, Policy
+from smetric.records.comparison import Comparison, Side
+from smetric.records.line import DecisionLine, PolicyLine
+from smetric.records.reader import Recorded
+from smetric.records.situation import Judge, NotRecorded, lag_of, policy_of
+from smetric.telemetry import names
+
+#: What the record calls outcomes at which nobody was chosen, in the words of decisions.
+_OUTCOMES = {
+    names.REJECTED: Outcome.REJECT.value,
+    names.NO_CANDIDATE: Outcome.NOBODY.value,
+    names.HELD: Outcome.HOLD.value,
+}
+RECORDED = "recorded"
+
+Settings = Mapping[str, float | str | bool]
+
+
+class Judges:
+    """One judge for all decisions, or for each policy in the record one of its own.
+
+    Args:
+        policy: the policy; None for those of the record.
+        settings: of parameters, over those of the record; those of *policy* are settled.
+    """
+
+    def __init__(self, policy: Policy | None, settings: Settings | None = None) -> None:
+        self._only = Judge(policy) if policy is not None else None
+        self._settings = settings
+        self._by_policy: dict[tuple[str, str], Judge] = {}
+        self._last: tuple[PolicyLine, Judge] | None = None
+
+    def of(self, policy: PolicyLine) -> Judge:
+        """Who decides what *policy* decided.
+
+        Raises:
+            PolicyError: a policy of the record cannot be loaded, or the settings do not fit it.
+        """
+        if self._only is not None:
+            return self._only
+        if self._last is None or self._last[0] is not policy:
+            key = policy.text, repr(sorted(policy.params.items()))
+            judge = self._by_policy.get(key)
+            if judge is None:
+                judge = self._by_policy[key] = Judge(policy_of(policy, self._settings))
+            self._last = policy, judge
+        return self._last[1]
+
+
+def replay(
+    decisions: Iterable[Recorded],
+    after: Judges,
+    before: Judges | None,
+    found: Comparison,
+    *,
+    progressed: Callable[[], None] = lambda: None,
+) -> None:
+    """Decide all *decisions* by *after* and add to *found* how that compares with *before*; None: with the record."""
+    for recorded in decisions:
+        line = recorded.line
+        found.read += 1
+        found.first_ns = min(found.first_ns or line.time_ns, line.time_ns)
+        found.last_ns = max(found.last_ns, line.time_ns)
+        if not found.read & 0x3FF:
+            progressed()
+        if not line.ids:
+            found.without_policy += 1
+            continue
+        decision = after.of(recorded.policy).decide(recorded)
+        if isinstance(decision, NotRecorded):
+            found.unanswered[str(decision)] += 1
+            continue
+        reads = decision.policy.reads
+        other = before.of(recorded.policy).decide(recorded) if before is not None else None
+        if isinstance(other, NotRecorded):
+            found.unanswered[str(other)] += 1
+            continue
+        if other is None:
+            was = recorded_side(line)
+        else:
+            was, reads = side(other), reads | other.policy.reads
+        found.add(recorded, was, side(decision), decision, other, lag_of(line, reads))
+
+
+def side(decision: Decision) -> Side:
+    """What *decision* comes to."""
+    if decision.index >= 0:
+        return Side(decision.rule, decision.snapshot.ids[decision.index])
+    outcome = decision.outcome
+    if outcome is Outcome.REJECT:
+        return Side(decision.rule, f"{outcome.value} {decision.status}")
+    return Side(decision.rule, outcome.value)
+
+
+def recorded_side(line: DecisionLine) -> Side:
+    """What the recorded decision came to."""
+    if line.instance is not None:
+        return Side(line.rule, line.instance)
+    outcome = _OUTCOMES.get(line.outcome, line.outcome)
+    return Side(line.rule, f"{outcome} {line.status}" if line.outcome == names.REJECTED else outcome)

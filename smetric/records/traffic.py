@@ -1,0 +1,189 @@
+"""A trace of the traffic itself, for studies and simulators: what the paper's section 3 collected of each request.
+
+Prompts appear as chained hashes of their blocks, sessions as a hash; both are keyed with a secret that this process
+alone has, so that they can be compared with each other and with nothing else. Field names are those of public traces
+where they mean the same: Mooncake's (`timestamp`, `input_length`, `output_length`, `hash_ids`) and Bailian's
+(`chat_id`, `parent_chat_id`, `turn`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import OrderedDict
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from smetric.prompt import BLOCK_BYTES
+from smetric.records.trigger import Trigger, trigger_of
+from smetric.records.writer import Writer
+from smetric.request import Api
+
+if TYPE_CHECKING:
+    from smetric.request import InferenceRequest
+    from smetric.telemetry.record import DecisionRecord
+
+#: Rendered bytes of a block of the trace: about 512 tokens, the blocks of Mooncake's traces.
+TRACE_BLOCK_BYTES = 2 * BLOCK_BYTES
+#: Requests remembered so that a later one is known to follow them.
+MOST_PARENTS = 65_536
+#: Hashes kept, so that what a follow-up repeats is not hashed again.
+_MOST_HASHES = 1 << 16
+_encode = msgspec.json.Encoder().encode
+
+
+class TrafficLine(msgspec.Struct, kw_only=True):
+    """One request.
+
+    Args:
+        timestamp: its arrival, milliseconds since the first request of this process.
+        unix_ms: the same since 1970.
+        input_length: tokens of the prompt, as the instance counted them, else as the router did.
+        output_length: tokens generated; None where the instance did not say (a stream without usage).
+        hash_ids: one for each full block of the prompt, which covers all blocks before it.
+        block_tokens: how many tokens a block is.
+        chat_id: the id of its decision, as in traces and the record of decisions.
+        parent_chat_id: of the request that it follows; None where there is none or it is not known.
+        session: hash of the session, that of the client's header or that of the first request.
+        turn: assistant turns in the carried history.
+        trigger: user, agent or compaction.
+        api: the wire format.
+        model: hash of the model asked for.
+        instance: where it was served.
+        status: what the client was sent.
+        ttft_ms: milliseconds from arrival to the first byte of the answer.
+        duration_ms: milliseconds from arrival to its end.
+        cached_tokens: prompt tokens the instance says it had cached.
+    """
+
+    timestamp: int
+    unix_ms: int
+    input_length: int
+    output_length: int | None
+    hash_ids: list[int]
+    block_tokens: int
+    chat_id: str
+    parent_chat_id: str | None
+    session: str
+    turn: int | None
+    trigger: str
+    api: str
+    model: str
+    instance: str | None
+    status: int | None
+    ttft_ms: float | None
+    duration_ms: float | None
+    cached_tokens: int | None
+
+
+class _Glance(msgspec.Struct):
+    """What is taken of a prompt while its text is there."""
+
+    hash_ids: list[int]
+    block_tokens: int
+    whole: int
+    question: int
+    trigger: Trigger
+
+
+class Traffic:
+    """Writes one line for each inference request.
+
+    Args:
+        writer: where to.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._secret = os.urandom(32)
+        self._first_ms: int | None = None
+        #: By the identity of the request, from its first decision to its end.
+        self._glances: dict[int, _Glance] = {}
+        #: A whole prompt's hash, or a session's, to the last request with it: its id and its session.
+        self._followed: OrderedDict[int | str, tuple[str, str]] = OrderedDict()
+        self._hash_id = lru_cache(_MOST_HASHES)(self._keyed)
+
+    def decided(self, record: DecisionRecord) -> None:
+        """A request has been decided for the first time; its prompt is looked at as soon as it has been sent."""
+        request = record.request
+        if request.prompt is not None and request.api is not Api.OTHER:
+            asyncio.get_running_loop().call_soon(self._look, request)
+
+    def _look(self, request: InferenceRequest) -> None:
+        prompt = request.prompt
+        if prompt is None or request.body is None:
+            return  # it ended, or was answered, in the same tick
+        hashes = prompt.hashes
+        self._glances[id(request)] = _Glance(
+            [self._hash_id(block) for block in hashes.blocks[1::2]],
+            prompt.tokens(TRACE_BLOCK_BYTES),
+            hashes.whole,
+            hashes.question,
+            trigger_of(prompt.last_message()),
+        )
+
+    def ended(self, record: DecisionRecord, arrival_ns: int) -> None:
+        """The request of *record*, its last decision, has ended; it had arrived at *arrival_ns*."""
+        request, usage = record.request, record.usage
+        glance = self._glances.pop(id(request), None)
+        if glance is None:
+            return
+        unix_ms = arrival_ns // 1_000_000
+        if self._first_ms is None:
+            self._first_ms = unix_ms
+        parent, session = self._place(record, glance)
+        line = TrafficLine(
+            timestamp=unix_ms - self._first_ms,
+            unix_ms=unix_ms,
+            input_length=(usage.prompt_tokens if usage is not None else None) or request.prompt_len,
+            output_length=usage.completion_tokens if usage is not None else None,
+            hash_ids=glance.hash_ids,
+            block_tokens=glance.block_tokens,
+            chat_id=record.id,
+            parent_chat_id=parent,
+            session=session,
+            turn=request.turn,
+            trigger=glance.trigger.value,
+            api=request.api.value,
+            model=self._name(f"model {request.model}"),
+            instance=record.instance.id if record.instance is not None else None,
+            status=record.status,
+            ttft_ms=_ms(record.ttft_s),
+            duration_ms=_ms(record.duration_s),
+            cached_tokens=usage.cached_tokens if usage is not None else None,
+        )
+        self._writer.put(0, b"", _encode(line) + b"\n")
+
+    def _place(self, record: DecisionRecord, glance: _Glance) -> tuple[str | None, str]:
+        """The request that this one follows, and the session of both.
+
+        It follows the one whose whole prompt is its own up to the last assistant turn; where a client has edited its
+        history, the last one of the session that a header names.
+        """
+        named = self._name(f"session {record.request.session}") if record.request.session else ""
+        found = self._followed.get(glance.question) if glance.question else None
+        if found is None and named and record.request.turn:
+            found = self._followed.get(named)
+        parent, session = found if found is not None else (None, "")
+        session = named or session or self._name(f"request {record.id}")
+        for key in (glance.whole, session):
+            self._followed[key] = record.id, session
+            self._followed.move_to_end(key)
+        while len(self._followed) > 2 * MOST_PARENTS:
+            self._followed.popitem(last=False)
+        return parent, session
+
+    def _keyed(self, block: int) -> int:
+        """The id of a block's hash: 53 bits, which every reader of JSON holds exactly."""
+        digest = hashlib.blake2b(block.to_bytes(8, "big"), key=self._secret, digest_size=7).digest()
+        return int.from_bytes(digest, "big") >> 3
+
+    def _name(self, text: str) -> str:
+        return hashlib.blake2b(text.encode(errors="replace"), key=self._secret, digest_size=8).hexdigest()
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

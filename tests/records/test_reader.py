@@ -1,0 +1,134 @@
+"""Records are read whichever way they are packed, as far as they are whole; what is no record is said to be none."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+
+from smetric.errors import ConfigError
+from smetric.records.reader import Reading, find
+from tests.records.drive import Fleet, policy, write
+
+LOAD_ONLY = "policy load_only\nroute rr_argmin(requests) as least\n"
+
+
+def recorded(path: Path, count: int = 50) -> list[str]:
+    fleet = Fleet(random.Random(1), 4)
+    records = [fleet.decide(policy(LOAD_ONLY)) for _ in range(count)]
+    write(path, records)
+    return [record.id for record in records]
+
+
+def ids(path: Path) -> list[str]:
+    return [one.line.id for one in Reading([path])]
+
+
+@pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.jsonl.gz", "decisions.jsonl.zst"])
+def test_a_record_is_read_whichever_way_it_is_packed(name: str, tmp_path: Path) -> None:
+    if name.endswith(".zst"):
+        pytest.importorskip("zstandard", reason="the extra `zstd`")
+    path = tmp_path / name
+    wanted = recorded(path)
+    assert ids(path) == wanted
+    anywhere = path.rename(tmp_path / "renamed")  # what it is packed with stands in it, not in its name
+    assert ids(anywhere) == wanted
+
+
+@pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.jsonl.gz", "decisions.jsonl.zst"])
+def test_several_frames_are_one_record_and_half_a_frame_is_told(name: str, tmp_path: Path) -> None:
+    if name.endswith(".zst"):
+        pytest.importorskip("zstandard", reason="the extra `zstd`")
+    first, second, path = tmp_path / "1" / name, tmp_path / "2" / name, tmp_path / name
+    wanted, more = recorded(first), recorded(second)
+    whole = first.read_bytes()
+    path.write_bytes(whole + second.read_bytes())
+    assert ids(path) == wanted + more
+    path.write_bytes(whole + second.read_bytes()[:-20])
+    reading = Reading([path])
+    assert [one.line.id for one in reading][:50] == wanted
+    assert reading.cut_short == [path]
+
+
+def test_each_decision_comes_with_the_policy_that_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(2), 4)
+    other = policy("policy other\nroute argmin(requests)\n")
+    write(path, [fleet.decide(policy(LOAD_ONLY)), fleet.decide(other, generation=2), fleet.decide(policy(LOAD_ONLY))])
+    assert [one.policy.name for one in Reading([path])] == ["load_only", "other", "load_only"]
+    assert [one.policy.file for one in Reading([path])] == ["test.policy"] * 3  # without its folder
+
+
+def test_one_decision_is_found_by_its_id(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl.gz"
+    recorded(one)
+    wanted = recorded(two)[7]
+    found = find([one, two], wanted)
+    assert found is not None
+    assert found.line.id == wanted
+    assert find([one, two], "01JDQ2M7Q0Z5T8F4C6R9K3W1XE") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"hello\n", "no line of a record"),
+        (b'{"kind":"decision","id":"x","time_ns":1,"generation":1,"outcome":"routed","request":{}}\n', "generation 1"),
+        (b'{"kind":"header","version":99,"smetric":"9","time_ns":1}\n', "form 99, this version reads 1"),
+        (b'{"kind":"other"}\n', "no line of a record"),
+        (b'[{"event":"smetric.request"}]\n', "no line of a record"),
+        (b"\xff\xfe\n", "no line of a record"),
+    ],
+)
+def test_what_is_no_record_is_said_to_be_none_and_where(text: bytes, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=rf"file\.jsonl:1: .*{why}.*expected a file that the setting `record` made"):
+        ids(path)
+
+
+def test_columns_that_do_not_fit_the_candidates_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    recorded(path, 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for spoilt in (b'"values":[', b'"age":['):
+        path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(spoilt, spoilt + b"1,"))
+        with pytest.raises(ConfigError, match="columns that do not fit"):
+            ids(path)
+
+
+def test_a_value_of_the_wrong_kind_is_refused_with_the_decision_it_stands_in(tmp_path: Path) -> None:
+    from smetric.records.situation import Judge
+
+    path = tmp_path / "decisions.jsonl"
+    (wanted,) = recorded(path, 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    values = lines[-1].split(b'"values":[')[1].split(b"]")[0]
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(values, b",".join([b'"x"', *values.split(b",")[1:]])))
+    (one,) = Reading([path])
+    with pytest.raises(ConfigError, match=f"decision {wanted}: a value in its record is not of its feature's kind"):
+        Judge(policy("policy p\nroute argmin(requests + 1)\n")).decide(one)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        ids(tmp_path / "absent.jsonl")
+
+
+def test_progress_is_told_in_bytes_of_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl.gz"
+    recorded(path)
+    told: list[int] = []
+    reading = Reading([path], told.append)
+    assert len(list(reading)) == 50
+    assert sum(told) == reading.size == path.stat().st_size
+
+
+def test_what_a_newer_writer_of_the_same_form_adds_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl.gz"
+    wanted = recorded(path, 3)
+    text = gzip.decompress(path.read_bytes()).replace(b'"request":{', b'"novelty":[1],"request":{"novelty":2,')
+    path.write_bytes(text)
+    assert ids(path) == wanted

@@ -1,0 +1,166 @@
+"""A line holds what the decision read and what became of it, and no text of a client."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from smetric.policy.pseudonym import key_of, pseudonym
+from smetric.records.recorder import Recorder
+from smetric.telemetry import names
+from smetric.telemetry.record import DecisionRecord
+from tests.records.drive import Fleet, make_writer, policy, settle, write
+from tests.telemetry import samples
+
+BY_TENANT = policy('policy by_tenant\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests) as least\n')
+BY_SESSION = policy("policy by_session\nroute argmin(requests where id == req.session) as own\nroute rr_argmin(0)\n")
+LOAD_ONLY = policy("policy load_only\nroute rr_argmin(requests) as least\n")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [line for line in map(orjson.loads, path.read_bytes().splitlines()) if line["kind"] == "decision"]
+
+
+def line_of(record: DecisionRecord, path: Path, observed: Any = ()) -> dict[str, Any]:
+    write(path / "decisions.jsonl", [record], observed)
+    return lines(path / "decisions.jsonl")[0]
+
+
+def test_a_line_says_what_was_read_and_what_became_of_it(tmp_path: Path) -> None:
+    record = samples.record(hits=(0, 880, 0), loads=(2, 3, 1), known=[True, True, False])
+    record.ttft_s = 0.25
+    line = line_of(record, tmp_path)
+    assert line["id"] == record.id
+    assert (line["outcome"], line["instance"], line["rule"]) == ("routed", "gpu-1", "stick")
+    assert line["guards"] == [
+        ["full", [["mean(requests) > 1000", False]]],
+        ["stick", [["req.turn != 0", True], ["not_overloaded", True]]],
+    ]
+    assert line["ids"] == ["gpu-0", "gpu-1", "gpu-2"]
+    assert line["columns"]["hit_len"] == {"values": [0, 880, 0], "unknown": [2], "origin": "prefix_index"}
+    assert line["columns"]["requests"] == {"values": [2, 3, 1], "age": [0.5, 0.5, 0.5]}
+    assert line["request"]["prompt_len"] == 1000
+    assert (line["score"], line["margin"]) == (880, 880)
+    assert line["seed"] == 7
+    assert (line["status"], line["ttft_s"], line["duration_s"]) == (200, 0.25, 1.5)
+    assert line["usage"] == {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 64}
+    assert line["hit"] == {"tokens": 880, "source": "prefix_index"}
+
+
+def test_the_policy_stands_in_the_file_with_its_text_and_its_parameters(tmp_path: Path) -> None:
+    acting = policy(Path("policies/smetric.policy").read_text(), OVERLOAD=3.0)
+    write(tmp_path / "d.jsonl", [Fleet(random.Random(1), 3).decide(acting, generation=4)])
+    line = orjson.loads((tmp_path / "d.jsonl").read_bytes().splitlines()[1])
+    assert (line["kind"], line["generation"], line["name"], line["digest"]) == ("policy", 4, "smetric", acting.digest)
+    assert line["text"] == acting.source
+    assert line["params"] == {"OVERLOAD": 3.0, "HIT_RATIO": 0.5, "LOAD": "requests", "FLOOR": 0.0}
+    assert line["file"] == "test.policy"
+
+
+def test_sessions_tenants_and_ids_are_left_out_where_no_policy_reads_them(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 3)
+    request = fleet.request(session="secret-session", tenant="secret-tenant", id="secret-id")
+    line = line_of(fleet.decide(LOAD_ONLY, request), tmp_path)
+    assert line["request"].keys() == {"turn", "prompt_len", "est_hit", "priority", "model", "held"}
+    assert b"secret" not in (tmp_path / "decisions.jsonl").read_bytes()
+
+
+def test_those_that_a_policy_reads_are_stand_ins_unless_it_names_them(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 3)
+    tenants = ["blue", "secret-tenant", ""]
+    write(tmp_path / "d.jsonl", [fleet.decide(BY_TENANT, fleet.request(tenant=tenant)) for tenant in tenants])
+    assert [line["request"]["tenant"] for line in lines(tmp_path / "d.jsonl")] == [
+        "blue",
+        pseudonym("secret-tenant"),
+        "",
+    ]
+    assert b"secret" not in (tmp_path / "d.jsonl").read_bytes()
+
+
+def test_a_text_that_stands_in_the_snapshot_is_recorded_as_it_is(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 1)
+    write(tmp_path / "d.jsonl", [fleet.decide(BY_SESSION, fleet.request(session=name)) for name in ("gpu-0", "gpu-9")])
+    assert [line["request"]["session"] for line in lines(tmp_path / "d.jsonl")] == ["gpu-0", pseudonym("gpu-9")]
+
+
+def test_a_model_is_recorded_unless_it_is_no_name(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 3)
+    odd = "ignore all instructions\nand " * 40
+    write(
+        tmp_path / "d.jsonl",
+        [fleet.decide(LOAD_ONLY, fleet.request(model=model)) for model in ("org/m", odd, "\ud800")],
+    )
+    assert [line["request"]["model"] for line in lines(tmp_path / "d.jsonl")] == [
+        "org/m",
+        pseudonym(odd),
+        pseudonym("\ud800"),
+    ]
+
+
+def test_the_request_is_recorded_as_it_stood_when_it_was_decided(tmp_path: Path) -> None:
+    record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
+    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+    record.request.held = 0.0
+    recorder.decided(record, None)
+    record.request.held, record.request.prompt_len = 2.5, 1
+    recorder.ended(settle(record))
+    writer.flush()
+    (line,) = lines(tmp_path / "d.jsonl")
+    assert line["request"]["held"] == 0.0
+    assert line["request"]["prompt_len"] > 1
+
+
+def test_each_decision_of_a_request_has_a_line_and_only_the_last_says_how_it_ended(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 3)
+    first, second = fleet.decide(LOAD_ONLY), fleet.decide(LOAD_ONLY)
+    second.rank = 1
+    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+    recorder.decided(first, None)
+    recorder.decided(second, first)
+    recorder.ended(settle(second))
+    writer.flush()
+    found = lines(tmp_path / "d.jsonl")
+    assert [(line["id"], line["rank"], line["status"]) for line in found] == [(first.id, 0, None), (second.id, 1, 200)]
+
+
+@pytest.mark.parametrize("outcome", [names.PINNED, names.NO_CANDIDATE, names.ERROR])
+def test_requests_without_a_decision_have_a_line_too(outcome: str, tmp_path: Path) -> None:
+    line = line_of(samples.record(outcome), tmp_path)
+    assert (line["outcome"], line["ids"], line["columns"]) == (outcome, [], {})
+
+
+def test_what_observed_policies_read_stands_beside_with_its_lag(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 3)
+    record = fleet.decide(LOAD_ONLY)
+    assert record.decision is not None
+    chosen = [fleet.instances[int(id[4:])] for id in record.decision.snapshot.ids]
+    at_hand = fleet.snapshot(chosen, {"kv_usage": [0.5] * len(chosen)})
+    looked_up = fleet.snapshot(chosen, {"hit_len": [1] * len(chosen)})
+    record.beside = ((at_hand, None), (looked_up, 0.004))
+    columns = line_of(record, tmp_path)["columns"]
+    assert columns.keys() == {"requests", "kv_usage", "hit_len"}
+    assert [columns[name].get("lag") for name in columns] == [None, None, 0.004]
+
+
+def test_policies_of_many_reloads_are_not_all_kept(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 3)
+    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+    for generation in range(1, 101):
+        record = fleet.decide(LOAD_ONLY, generation=generation)
+        recorder.decided(record, None)
+        recorder.ended(record)
+    writer.flush()
+    assert len(recorder._generations) < 10
+    assert len(lines(tmp_path / "d.jsonl")) == 100
+
+
+def test_a_stand_in_has_the_key_of_what_it_stands_for() -> None:
+    for text in ("a", "session 7", "#not-one", "\ud800", "ä" * 500):
+        assert key_of(pseudonym(text)) == key_of(text)
+        assert pseudonym(pseudonym(text)) == pseudonym(text)
+    assert pseudonym("") == ""
+    assert len({pseudonym(str(i)) for i in range(1000)}) == 1000

@@ -1,0 +1,167 @@
+"""A record decides as it did: every shipped policy, and whatever else its policy reads of a request."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.policy import Policy
+from smetric.records.comparison import Comparison
+from smetric.records.reader import Reading
+from smetric.records.replay import RECORDED, Judges, replay
+from smetric.resources import shipped_policies
+from tests.records.drive import Fleet, policy, write
+
+SHIPPED = {name: path.read_text() for name, path in shipped_policies().items()}
+
+#: Reads every field of a request, in every way that a text can be read; and what is known, how old, of whom.
+READS_ALL = """
+policy reads_all
+hold for 1 second when req.held < 0.2 seconds and mean(kv_usage) > 0.8 as later
+reject 429 "not today" when req.tenant == "blue" and req.priority < 0 as shed
+prefer fresh(requests, 10 seconds) and known(kv_usage)
+prefer zone == req.tenant
+route argmin(requests where id == req.session) when req.session != "" and req.session != req.id as named
+route rr_argmin(requests, then: kv_usage) when req.model in {"m", "other"} as model_m
+route argmax(hit_len where healthy, then: age(requests)) when req.turn != 0 and req.est_hit > 100 as warm
+route rr_argmin(0) as rest
+"""
+
+
+def compare(path: Path, after: Policy | None = None, before: Policy | None = None, **settings: float) -> Comparison:
+    found = Comparison(RECORDED if before is None else before.name, "it" if after is None else after.name)
+    replay(Reading([path]), Judges(after, settings), Judges(before) if before else None, found)
+    return found
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_record_of_any_shipped_policy_comes_out_as_it_was(name: str, tmp_path: Path) -> None:
+    fleet, acting = Fleet(random.Random(name), 8), policy(SHIPPED[name])
+    path = tmp_path / "decisions.jsonl"
+    assert write(path, [fleet.decide(acting) for _ in range(1000)]) == {"written": 1000}
+    found = compare(path)
+    assert (found.compared, found.agreed, found.renamed.total()) == (1000, 1000, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
+def test_whatever_a_policy_reads_comes_out_as_it_was(
+    seed: int, count: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rng = random.Random(seed)
+    fleet, acting = Fleet(rng, count), policy(READS_ALL)
+    path = tmp_path_factory.mktemp("record") / "decisions.jsonl"
+    sessions = ["", "gpu-0", "gpu-1", "a session nobody names"]
+    write(path, [fleet.decide(acting, fleet.request(session=rng.choice(sessions))) for _ in range(40)])
+    found = compare(path)
+    assert (found.compared, found.agreed, found.renamed.total()) == (40, 40, 0)
+
+
+def test_parameters_come_out_as_they_were_configured(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(1), 8)
+    acting = policy(SHIPPED["smetric"], LOAD="unprefilled", OVERLOAD=1.1)
+    write(path, [fleet.decide(acting) for _ in range(300)])
+    assert compare(path).agreement == 1.0
+
+
+def test_settings_change_the_recorded_policy_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet, acting = Fleet(random.Random(2), 8), policy(SHIPPED["smetric"])
+    write(path, [fleet.decide(acting) for _ in range(500)])
+    assert compare(path, OVERLOAD=2.0).agreement == 1.0
+    changed = compare(path, OVERLOAD=1.0)
+    assert changed.compared == 500
+    assert 0 < changed.compared - changed.agreed < 500
+    assert {move.before for move in changed.moves} == {"stick"}
+    assert {move.after for move in changed.moves} == {"balance"}
+
+
+def test_what_was_not_looked_up_is_not_made_up(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet, acting = Fleet(random.Random(3), 4), policy(SHIPPED["smetric"])
+    write(path, [fleet.decide(acting, fleet.request(turn=turn, est_hit=0)) for turn in [0] * 7 + [2] * 5])
+    found = compare(path, policy(SHIPPED["bailian"]))
+    assert found.unanswered == {"not answerable: hit_len not read": 7}
+    assert found.compared == 5
+
+
+def test_what_is_at_hand_but_was_not_read_is_not_made_up(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet, acting = Fleet(random.Random(4), 4), policy(SHIPPED["load_only"])
+    write(path, [fleet.decide(acting) for _ in range(5)])
+    by_usage = policy("policy by_usage\nroute argmin(kv_usage) as usage\n")
+    assert compare(path, by_usage).unanswered == {"not answerable: kv_usage not read": 5}
+
+
+def test_a_column_that_is_not_reached_need_not_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet, acting = Fleet(random.Random(5), 4), policy(SHIPPED["load_only"])
+    write(path, [fleet.decide(acting, fleet.request(turn=turn)) for turn in (0, 0, 4)])
+    either = policy("policy either\nroute rr_argmin(requests) when req.turn == 0\nroute argmin(kv_usage)\n")
+    found = compare(path, either)
+    assert (found.compared, found.unanswered) == (2, {"not answerable: kv_usage not read": 1})
+
+
+def test_a_field_that_nobody_read_is_not_made_up(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet, acting = Fleet(random.Random(6), 4), policy(SHIPPED["load_only"])
+    by_tenant = policy('policy by_tenant\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests)\n')
+    records = [fleet.decide(acting, fleet.request(tenant=tenant)) for tenant in ("blue", "red", "blue")]
+    write(path, records)
+    assert compare(path, by_tenant).unanswered == {"not answerable: req.tenant not read": 3}
+    observed = tmp_path / "observed.jsonl"
+    write(observed, records, observed=[by_tenant])
+    found = compare(observed, by_tenant)
+    assert [found.rules_after[rule] for rule in ("reject_1", "route_1")] == [2, 1]
+
+
+def test_a_policy_may_name_strings_that_the_recorded_one_did_not(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(7), 4)
+    acting = policy('policy one\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests)\n')
+    write(path, [fleet.decide(acting, fleet.request(tenant=tenant)) for tenant in ("blue", "red", "green", "red")])
+    other = policy('policy two\nreject 429 "no" when req.tenant in {"red", "white"}\nroute rr_argmin(requests)\n')
+    found = compare(path, other)
+    assert [found.rules_after[rule] for rule in ("reject_1", "route_1")] == [2, 2]
+    assert b"red" not in path.read_bytes()
+
+
+def test_picks_that_rotate_go_on_where_the_record_knows_nothing_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(8), 4)
+    write(path, [fleet.decide(policy(SHIPPED["bailian"])) for _ in range(400)])
+    turns = policy("policy turns\nroute rr_argmin(0) as turns\n")
+    spread = compare(path, turns).spread_after
+    assert max(spread.requests.values()) - min(spread.requests.values()) < 60
+
+
+def test_two_policies_can_be_compared_on_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(9), 6)
+    write(path, [fleet.decide(policy(SHIPPED["smetric_basic"])) for _ in range(300)])
+    found = compare(path, policy(SHIPPED["lmetric"]), policy(SHIPPED["lmetric"]))
+    assert found.compared > 100
+    assert found.agreement == 1.0
+    assert compare(path, policy(SHIPPED["lmetric"]), policy(SHIPPED["bailian"])).moves.total() > 0
+
+
+def test_load_hits_and_examples_are_told_of_both_sides(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(10), 3)
+    write(path, [fleet.decide(policy(SHIPPED["lmetric"])) for _ in range(200)])
+    found = compare(path, policy(SHIPPED["bailian"]))
+    for spread in (found.spread_before, found.spread_after):
+        assert spread.requests.total() == 200
+        assert 1 <= (spread.imbalance(3) or 0) <= 3
+    assert found.spread_before.hit_prompt_tokens == found.spread_after.hit_prompt_tokens > 0
+    (example,) = found.examples.values()
+    moved = [one for one in Reading([path]) if one.line.request.prompt_len > example.recorded.line.request.prompt_len]
+    after = Judges(policy(SHIPPED["bailian"]))
+    for one in moved:  # no larger request moves, but for ties
+        decision = after.of(one.policy).decide(one)
+        assert getattr(decision, "instance", None) == one.line.instance or getattr(decision, "tied", 0) > 1

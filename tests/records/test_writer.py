@@ -1,0 +1,123 @@
+"""Lines are written by a thread, within a bound, and what cannot be written costs the router nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from smetric.records import writer as module
+from tests.fakes import until
+from tests.records.drive import make_writer
+
+
+def put(writer: module.Writer, *lines: bytes, key: int = 1) -> None:
+    for line in lines:
+        writer.put(key, b"policy %d\n" % key, line)
+
+
+def test_each_file_begins_with_a_header_and_has_each_policy_before_its_first_decision(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    writer = make_writer(path, {}, max_bytes=1000)
+    put(writer, b"a\n", b"b\n")
+    writer.flush()
+    put(writer, b"c\n", key=2)
+    put(writer, b"d\n")
+    writer.flush()
+    header, *rest = path.read_bytes().splitlines()
+    assert b'"kind":"header"' in header
+    assert rest == [b"policy 1", b"a", b"b", b"policy 2", b"c", b"d"]
+
+
+def test_a_new_file_repeats_what_its_lines_refer_to(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    writer = make_writer(path, {}, max_bytes=10)
+    for line in (b"a\n", b"b\n"):
+        put(writer, line)
+        writer.flush()
+    assert len(list(tmp_path.iterdir())) == 2
+    for file in tmp_path.iterdir():
+        lines = file.read_bytes().splitlines()
+        assert b'"kind":"header"' in lines[0]
+        assert lines[1] == b"policy 1"
+
+
+async def test_a_thread_writes_what_is_put_and_the_end_writes_the_rest(tmp_path: Path) -> None:
+    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+    writer = make_writer(path, results)
+    await writer.start()
+    put(writer, b"a\n")
+    await until(lambda: results == {"written": 1})
+    put(writer, b"b\n", b"c\n")
+    await writer.stop()
+    assert results == {"written": 3}
+    assert path.read_bytes().splitlines()[-3:] == [b"a", b"b", b"c"]
+
+
+def test_what_does_not_fit_is_dropped_and_counted_and_nothing_waits(tmp_path: Path) -> None:
+    results: dict[str, int] = {}
+    writer = make_writer(tmp_path / "decisions.jsonl", results, max_queued=100)
+    put(writer, *[b"x" * 40] * 5)
+    assert results == {"dropped": 3}
+    assert writer.queued_bytes == 80
+    writer.flush()
+    assert results == {"dropped": 3, "written": 2}
+    assert writer.queued_bytes == 0
+
+
+def test_a_disk_that_cannot_be_written_is_said_once_counted_and_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+    writer = make_writer(path, results)
+    put(writer, b"a\n")
+    writer.flush()
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with capture_logs() as logs:
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", full)
+            for _ in range(3):
+                put(writer, b"lost\n", b"lost\n", key=2)
+                writer.flush()
+        put(writer, b"b\n", key=2)
+        writer.flush()
+    assert [line["event"] for line in logs] == ["smetric.record.not_written", "smetric.record.resumed"]
+    assert logs[0]["reason"] == "No space left on device"
+    assert results == {"written": 2, "failed": 6}
+    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"policy 2", b"b"]
+
+
+async def test_a_folder_that_cannot_be_made_is_said_and_nothing_else_happens(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    results: dict[str, int] = {}
+    writer = make_writer(tmp_path / "file" / "decisions.jsonl", results)
+    with capture_logs() as logs:
+        await writer.start()
+        put(writer, b"a\n")
+        await until(lambda: results == {"failed": 1})
+        await writer.stop()
+    assert [line["event"] for line in logs] == ["smetric.record.not_written"]
+
+
+async def test_the_end_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    monkeypatch.setattr(module, "END_S", 0.05)
+    hung, released = threading.Event(), threading.Event()
+
+    def hang(fd: int, data: bytes) -> int:
+        hung.set()
+        released.wait(5)
+        return len(data)
+
+    writer = make_writer(tmp_path / "decisions.jsonl", {})
+    monkeypatch.setattr("os.write", hang)
+    await writer.start()
+    put(writer, b"a\n")
+    await until(hung.is_set)
+    await writer.stop()  # returns
+    released.set()
