@@ -1,42 +1,96 @@
 """Which of many holders hold which blocks: a table bounded in bytes that forgets what was held longest ago.
 
-Blocks are 64-bit hashes that cover all blocks before them (`smetric.prompt`). What holders are, and what follows from a
-block that is missing, is in `smetric.sources.prefix_index`.
+Blocks are 64-bit hashes that cover all blocks before them (`smetric.prompt`), so that two prompts share a block only if
+they share all before it. Blocks that were entered together are kept together, as runs: looking a prompt up, or entering
+it again, costs by the runs it consists of, a few in each turn's history, and not by its blocks. What holders are, and
+what follows from a block that is missing, is in `smetric.sources.prefix_index`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-#: What a block costs in the table of holders, and what each holding of it costs in a holder's order: slots of a
-#: dict at its emptiest, keys, nodes. Measured with CPython 3.11 to 3.13; see `test_the_bound_counts_real_bytes`.
-BYTES_PER_BLOCK = 80
-BYTES_PER_HOLDING = 170
-#: Stamps of blocks merged in are shared by this many neighbours at least, so that they cost what others cost.
-MERGED_RUN = 64
+#: What a block costs, what each holding of it counts for (it takes as much in an image), what a run costs beside its
+#: blocks, and each holding of a run. Measured with CPython 3.11 to 3.13; see `test_the_bound_counts_real_bytes`.
+BYTES_PER_BLOCK = 10
+BYTES_PER_HOLDING = 8
+BYTES_PER_RUN = 300
+BYTES_PER_HELD_RUN = 500
+#: Ticks of runs merged in are shared by neighbours of at least so many blocks.
+MERGED_BLOCKS = 64
+#: Blocks forgotten at once of a run that others hold too, so that it frees more than cutting the run in two takes.
+FORGOTTEN_BLOCKS = 64
+
+
+class Run:
+    """Blocks that follow each other, held by the same holders; a prompt is a path of runs.
+
+    Args:
+        keys: the blocks, in prompt order.
+        bits: of those who hold them.
+    """
+
+    __slots__ = ("bits", "keys")
+
+    def __init__(self, keys: array[int], bits: int = 0) -> None:
+        self.keys = keys
+        self.bits = bits
+
+    def common(self, blocks: Sequence[int], at: int) -> int:
+        """How many of its blocks *blocks* has from *at* on, which has the first of them.
+
+        A block that is the same there has the same blocks before it, so that few need be compared.
+        """
+        keys = self.keys
+        high = min(len(keys), len(blocks) - at)
+        if keys[high - 1] == blocks[at + high - 1]:
+            return high
+        low = 1  # so many are the same, and not `high`
+        while high - low > 1:
+            middle = (low + high) // 2
+            if keys[middle - 1] == blocks[at + middle - 1]:
+                low = middle
+            else:
+                high = middle
+        return low
 
 
 class Held:
-    """The blocks of one holder, each with the tick it was last entered in, oldest first.
+    """What one holder holds, and the tick in which it was last entered.
 
-    A prompt's blocks are entered last to first, so the end of a prompt is always older than its beginning, and
-    forgetting the oldest never leaves a block without those before it.
+    The end of a prompt counts as older than its beginning, so that forgetting the oldest never leaves a block without
+    those before it.
     """
 
-    __slots__ = ("bit", "blocks", "entered", "pressed")
+    __slots__ = ("_first", "bit", "entered", "pressed", "runs_at", "size", "ticks")
 
-    def __init__(self, bit: int) -> None:
+    def __init__(self, bit: int, first: dict[int, Run]) -> None:
+        self._first = first
         self.bit = bit
-        self.blocks: OrderedDict[int, int] = OrderedDict()
+        #: By tick, oldest first: the runs last entered in it, what comes earlier in a prompt before what comes later.
+        self.ticks: dict[int, list[Run]] = {}
+        #: The tick of each.
+        self.runs_at: dict[Run, int] = {}
+        #: Blocks held.
+        self.size = 0
         #: Blocks entered so far that were not held.
         self.entered = 0
         #: Blocks were forgotten for want of room here, not there, since somebody last took note.
         self.pressed = False
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return self.size
+
+    @property
+    def oldest_tick(self) -> int:
+        """The tick of what is forgotten next; there must be something."""
+        return next(iter(self.ticks))
+
+    @property
+    def oldest(self) -> Run:
+        """What is forgotten next, from its end."""
+        return self.ticks[self.oldest_tick][-1]
 
     def runs(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
         """How many of the leading *blocks* it holds, and when each was last entered: (place of the first, tick) runs.
@@ -44,40 +98,45 @@ class Held:
         The last run is (number held, 0).
         """
         found: list[tuple[int, int]] = []
-        held, tick, place = self.blocks, None, 0
-        for block in blocks:
-            at = held.get(block)
+        tick, place = None, 0
+        for run, common in _path(self._first, blocks):
+            at = self.runs_at.get(run)
             if at is None:
                 break
             if at != tick:
                 found.append((place, at))
                 tick = at
-            place += 1
+            place += common
         found.append((place, 0))
         return found
+
+    def depth(self, blocks: Sequence[int]) -> int:
+        """How many of the leading *blocks* it holds."""
+        place = 0
+        for run, common in _path(self._first, blocks):
+            if run not in self.runs_at:
+                break
+            place += common
+        return place
 
     def newer_than(self, tick: int, most: int) -> int:
         """How many blocks were entered after *tick*; stops counting at *most*."""
         count = 0
-        for at in reversed(self.blocks.values()):
-            if at <= tick or count == most:
+        for at in reversed(self.ticks):
+            if at <= tick or count >= most:
                 break
-            count += 1
-        return count
+            count += sum(len(run.keys) for run in self.ticks[at])
+        return min(count, most)
 
     def image(self) -> tuple[array[int], list[tuple[int, int]]]:
-        """All blocks, oldest first, and their ticks as (tick, number of blocks) runs."""
+        """All blocks, run by run, oldest first, each run in prompt order; and the (tick, number of blocks) of each."""
+        blocks = array("Q")
         runs: list[tuple[int, int]] = []
-        tick, count = 0, 0
-        for at in self.blocks.values():
-            if at != tick and count:
-                runs.append((tick, count))
-                count = 0
-            tick = at
-            count += 1
-        if count:
-            runs.append((tick, count))
-        return array("Q", self.blocks), runs
+        for tick, entered in self.ticks.items():
+            for run in reversed(entered):
+                blocks.extend(run.keys)
+                runs.append((tick, len(run.keys)))
+        return blocks, runs
 
 
 class Holdings:
@@ -90,23 +149,23 @@ class Holdings:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.tick = 0
+        #: Blocks that at least one holder holds.
+        self.blocks = 0
         #: Holdings forgotten to stay within the bound or within a holder's room.
         self.evictions = 0
         #: Counts changes, so that who has copied the table knows whether to copy it again.
         self.changes = 0
-        self._holders: dict[int, int] = {}
+        #: Runs by their first block.
+        self._first: dict[int, Run] = {}
         self._held: list[Held] = []
         self._holdings = 0
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that at least one holder holds."""
-        return len(self._holders)
+        self._held_runs = 0
 
     @property
     def memory_bytes(self) -> int:
         """Memory the table takes, by the costs above."""
-        return len(self._holders) * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
+        blocks = self.blocks * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
+        return blocks + len(self._first) * BYTES_PER_RUN + self._held_runs * BYTES_PER_HELD_RUN
 
     @property
     def most_blocks(self) -> int:
@@ -118,37 +177,37 @@ class Holdings:
         taken = 0
         for held in self._held:
             taken |= held.bit
-        held = Held(~taken & (taken + 1))
+        held = Held(~taken & (taken + 1), self._first)
         self._held.append(held)
         return held
 
     def close(self, held: Held) -> None:
         """*held* is gone."""
+        while held.size:
+            self._drop_oldest(held, held.size)
         self._held.remove(held)
-        while held.blocks:
-            self._drop_oldest(held)
         self.changes += 1
 
     def holders(self, block: int) -> int:
-        """The bits of those who hold *block*."""
-        return self._holders.get(block, 0)
+        """The bits of those who hold *block*, the first of a prompt."""
+        run = self._first.get(block)
+        return 0 if run is None else run.bits
 
-    def depths(self, blocks: Iterable[int], asked: Iterable[Held]) -> dict[int, int]:
+    def depths(self, blocks: Sequence[int], asked: Iterable[Held]) -> dict[int, int]:
         """How many leading *blocks* each one of *asked* holds, by its bit; one walk along the blocks for all."""
         following = 0
         for held in asked:
             following |= held.bit
         matched: dict[int, int] = {}
         depth = 0
-        holders = self._holders
-        for block in blocks:
-            holding = holders.get(block, 0) & following
+        for run, common in _path(self._first, blocks):
+            holding = run.bits & following
             if holding != following:
                 _record(matched, following & ~holding, depth)
                 following = holding
                 if not holding:
                     break
-            depth += 1
+            depth += common
         _record(matched, following, depth)
         return matched
 
@@ -158,88 +217,160 @@ class Holdings:
         What does not fit there, or in the memory allowed here, is forgotten, oldest first.
         """
         room = min(room, self.most_blocks)
+        blocks = blocks[:room]
         self.tick += 1
         self.changes += 1
-        tick, bit, mine, holders = self.tick, held.bit, held.blocks, self._holders
-        before = len(mine)
-        for block in reversed(blocks[:room]):
-            if block in mine:
-                mine.move_to_end(block)
-            else:
-                holders[block] = holders[block] | bit if block in holders else bit
-            mine[block] = tick
-        held.entered += len(mine) - before
-        self._holdings += len(mine) - before
+        before = held.size
+        path, rest = self._cut(blocks)
+        if rest and path and path[-1].bits == held.bit:
+            # It alone holds what this goes on from, and both are of this tick now.
+            path[-1].keys.extend(rest)
+            self._count(held, len(rest), len(rest))
+        elif rest:
+            path.append(self._add(rest))
+        for run in path:
+            self._hold(held, run, self.tick)
+        held.entered += held.size - before
         self._fit(held, room)
 
-    def merge(self, held: Held, blocks: Sequence[int], runs: Sequence[tuple[int, int]], room: int) -> int:
+    def merge(self, held: Held, blocks: array[int], runs: Sequence[tuple[int, int]], room: int) -> int:
         """*held* came to hold *blocks* before all that is known here of it; returns how many are new.
 
         Args:
             held: whose.
-            blocks: oldest first, as of `Held.image`.
-            runs: their ticks in the table they come from.
+            blocks: run by run, oldest first, as of `Held.image`.
+            runs: their ticks in the table they come from, and lengths.
             room: what *held* has room for in all.
         """
-        bit, mine, holders = held.bit, held.blocks, self._holders
-        newest = min(0, _oldest_tick(held)) if mine else 0
-        older: OrderedDict[int, int] = OrderedDict()
-        for block, tick in zip(blocks, _aged(runs, newest), strict=True):
-            if block not in mine:
-                older[block] = tick
-                holders[block] = holders.get(block, 0) | bit
-        older.update(mine)
-        new = len(older) - len(mine)
-        held.blocks = older
-        self._holdings += new
         self.changes += 1
+        before = held.size
+        ticks = _aged(runs, min(0, held.oldest_tick) if held.size else 0)
+        end = len(blocks)
+        # The newest first: no run comes before the one it goes on from.
+        for (_, count), tick in zip(reversed(runs), reversed(ticks), strict=True):
+            path, rest = self._cut(blocks[end - count : end])
+            if rest:
+                path.append(self._add(rest))
+            for run in path:
+                if run not in held.runs_at:
+                    self._hold(held, run, tick)
+            end -= count
+        held.ticks = dict(sorted(held.ticks.items()))
+        new = held.size - before
         self._fit(held, min(room, self.most_blocks))
         return new
 
     def forget_until(self, held: Held, tick: int) -> int:
         """Forget what *held* was last known to hold at *tick* or before; returns how many blocks that are."""
-        before = len(held.blocks)
-        while held.blocks and _oldest_tick(held) <= tick:
-            self._drop_oldest(held)
+        before = held.size
+        while held.size and held.oldest_tick <= tick:
+            self._drop_oldest(held, held.size)
         self.changes += 1
-        return before - len(held.blocks)
+        return before - held.size
+
+    def _cut(self, blocks: Sequence[int]) -> tuple[list[Run], array[int]]:
+        """The runs that *blocks* begin with, the last of them cut where they part, and the blocks behind them."""
+        path: list[Run] = []
+        at = 0
+        for run, common in _path(self._first, blocks):
+            path.append(run if common == len(run.keys) else self._split(run, common))
+            at += common
+        return path, array("Q", blocks[at:])
+
+    def _split(self, run: Run, at: int) -> Run:
+        """Cut *run* in two at *at*; returns the first half. The second one is *run* itself."""
+        head = Run(run.keys[:at], run.bits)
+        run.keys = run.keys[at:]
+        self._first[head.keys[0]] = head
+        self._first[run.keys[0]] = run
+        for held in self._held:
+            if held.bit & run.bits:
+                held.runs_at[head] = tick = held.runs_at[run]
+                entered = held.ticks[tick]
+                entered.insert(entered.index(run), head)
+                self._held_runs += 1
+        return head
+
+    def _add(self, keys: array[int]) -> Run:
+        run = self._first[keys[0]] = Run(keys)
+        self.blocks += len(keys)
+        return run
+
+    def _hold(self, held: Held, run: Run, tick: int) -> None:
+        """*held* holds *run* since *tick*, whatever it was before."""
+        before = held.runs_at.get(run)
+        if before is None:
+            run.bits |= held.bit
+            self._held_runs += 1
+            self._count(held, len(run.keys), 0)
+        else:
+            self._leave(held, run, before)
+        held.runs_at[run] = tick
+        held.ticks.setdefault(tick, []).append(run)
+
+    @staticmethod
+    def _leave(held: Held, run: Run, tick: int) -> None:
+        entered = held.ticks[tick]
+        entered.remove(run)
+        if not entered:
+            del held.ticks[tick]
+
+    def _count(self, held: Held, holdings: int, blocks: int) -> None:
+        """So many holdings and blocks more, or fewer."""
+        held.size += holdings
+        self._holdings += holdings
+        self.blocks += blocks
 
     def _fit(self, held: Held, room: int) -> None:
-        while len(held.blocks) > room:
+        while held.size > room:
             held.pressed |= room == self.most_blocks
-            self._drop_oldest(held)
-            self.evictions += 1
+            self.evictions += self._drop_oldest(held, held.size - room)
         while self.memory_bytes > self.max_bytes:
-            oldest = min((h for h in self._held if h.blocks), key=_oldest_tick)
+            oldest = min((h for h in self._held if h.size), key=lambda h: h.oldest_tick)
             oldest.pressed = True
-            until = _oldest_tick(oldest)
-            while self.memory_bytes > self.max_bytes and oldest.blocks and _oldest_tick(oldest) == until:
-                self._drop_oldest(oldest)
-                self.evictions += 1
+            excess = -(-(self.memory_bytes - self.max_bytes) // (BYTES_PER_BLOCK + BYTES_PER_HOLDING))
+            is_cut = oldest.oldest.bits != oldest.bit
+            self.evictions += self._drop_oldest(oldest, max(excess, FORGOTTEN_BLOCKS) if is_cut else excess)
 
-    def _drop_oldest(self, held: Held) -> None:
-        block, _ = held.blocks.popitem(last=False)
-        self._holdings -= 1
-        left = self._holders[block] & ~held.bit
-        if left:
-            self._holders[block] = left
-        else:
-            del self._holders[block]
+    def _drop_oldest(self, held: Held, most: int) -> int:
+        """Forget blocks of the run that *held* holds longest, from its end, at most *most*; returns how many."""
+        tick, run = held.oldest_tick, held.oldest
+        size = len(run.keys)
+        if size > most:
+            if run.bits == held.bit:
+                del run.keys[size - most :]
+                self._count(held, -most, -most)
+                return most
+            self._split(run, size - most)
+            size = most
+        self._leave(held, run, tick)
+        del held.runs_at[run]
+        self._held_runs -= 1
+        run.bits ^= held.bit
+        self._count(held, -size, 0 if run.bits else -size)
+        if not run.bits and self._first.get(run.keys[0]) is run:  # another run has its place where hashes collide
+            del self._first[run.keys[0]]
+        return size
 
 
-def _oldest_tick(held: Held) -> int:
-    return next(iter(held.blocks.values()))
+def _path(first: dict[int, Run], blocks: Sequence[int]) -> Iterator[tuple[Run, int]]:
+    """The runs that *blocks* begin with, and how many blocks of each: all, where another one is known to follow it."""
+    at, end = 0, len(blocks)
+    while at < end and (run := first.get(blocks[at])) is not None:
+        common = run.common(blocks, at)
+        at += common
+        yield run, common
 
 
 def _aged(runs: Sequence[tuple[int, int]], before: int) -> list[int]:
-    """A tick for each block, in the order of *runs* and all older than *before*; neighbours share one."""
+    """A tick for each run, in the order of *runs* and all older than *before*; neighbours share one."""
     ticks: list[int] = []
     newest = runs[-1][0] if runs else 0
     shared, left = 0, 0
     for tick, count in runs:
         if left <= 0:
-            shared, left = before - 1 + tick - newest, MERGED_RUN
-        ticks += [shared] * count
+            shared, left = before - 1 + tick - newest, MERGED_BLOCKS
+        ticks.append(shared)
         left -= count
     return ticks
 

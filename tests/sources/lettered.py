@@ -5,10 +5,11 @@ from __future__ import annotations
 from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
-from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HOLDING
+from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HELD_RUN, BYTES_PER_HOLDING, BYTES_PER_RUN
 from smetric.sources.prefix_index import PrefixIndex
 
-ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING
+#: What a run of one block takes, held by one instance.
+ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING + BYTES_PER_RUN + BYTES_PER_HELD_RUN
 TOKENS_PER_BLOCK = BLOCK_BYTES // 4
 
 

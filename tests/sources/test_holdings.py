@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HOLDING, Held, Holdings
+from smetric.sources.holdings import Held, Holdings
+from tests.sources.lettered import ENTRY
 
-ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING
 #: A path in a tree of prefixes: its blocks stand for themselves and all before them.
 PATH = st.text("ab", min_size=1, max_size=6)
 
@@ -22,7 +22,8 @@ def parent(block: int) -> int:
 
 def is_closed(held: Held) -> bool:
     """Whether with every block all those before it are held."""
-    return all(parent(block) in held.blocks or parent(block) == 1 for block in held.blocks)
+    blocks = set(held.image()[0])
+    return len(blocks) == len(held) and all(parent(block) in blocks or parent(block) == 1 for block in blocks)
 
 
 ENTER = st.tuples(st.just("enter"), st.integers(0, 1), PATH)
@@ -44,9 +45,9 @@ def test_no_block_is_ever_held_without_those_before_it(
             other.enter(elsewhere, blocks(path), 1000)
             table.merge(helds[which], *elsewhere.image(), room)
         assert all(map(is_closed, helds))
-        assert all(len(held.blocks) <= room for held in helds)
+        assert all(len(held) <= room for held in helds)
         assert table.memory_bytes <= memory * ENTRY
-        ticks = [list(held.blocks.values()) for held in helds]
+        ticks = [[tick for tick, _ in held.image()[1]] for held in helds]
         assert ticks == [sorted(each) for each in ticks]
 
 
@@ -68,7 +69,7 @@ def test_what_is_newer_is_counted_up_to_a_limit_and_what_is_older_is_forgotten()
     assert held.newer_than(1, 100) == 6
     assert held.newer_than(1, 4) == 4
     assert table.forget_until(held, 2) == 6
-    assert sorted(held.blocks) == [21, 22, 23]
+    assert sorted(held.image()[0]) == [21, 22, 23]
     assert (table.blocks, table.evictions) == (3, 0)
 
 
