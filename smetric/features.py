@@ -100,7 +100,7 @@ _FEATURES = (
         kind=Kind.BOOL,
         default=False,
         source="probes of /health, refused connections, requests that failed",
-        staleness="a refused connection: none; else three seconds (`health.fall` probes)",
+        staleness="a refused connection: none; else two seconds (`health.fall` probes)",
     ),
     Feature(
         name="draining",

@@ -89,7 +89,7 @@ class HealthSettings:
 
     interval: float = setting(Duration("50ms", "1m"), "Time between two probes of one instance.", 1.0)
     timeout: float = setting(Duration("10ms", "1m"), "Longest wait for the answer to a probe.", 1.0)
-    fall: int = setting(Integer(1, 100), "Probes in a row that fail and make an instance ill.", 3)
+    fall: int = setting(Integer(1, 100), "Probes in a row that fail and make an instance ill.", 2)
     rise: int = setting(Integer(1, 100), "Probes in a row that succeed and make it well again.", 2)
     failures: int = setting(
         Integer(1, 1000),

@@ -26,7 +26,7 @@ class Tolerance:
         slow_start_s: seconds over which an instance that has come back gets its share again; 0 for at once.
     """
 
-    fall: int = 3
+    fall: int = 2
     rise: int = 2
     failures: int = 5
     slow_factor: float = 5.0

@@ -51,8 +51,8 @@ class Ward:
         return [instance.state for instance in self.instances]
 
 
-def test_three_probes_that_fail_make_it_ill_and_two_that_succeed_well_again() -> None:
-    ward = Ward()
+def test_probes_that_fail_in_a_row_make_it_ill_and_two_that_succeed_well_again() -> None:
+    ward = Ward(tolerance=Tolerance(fall=3))
     one = ward.instances[0]
     ward.probe(one, ok=False, times=2)
     ward.probe(one, ok=True)
