@@ -60,7 +60,9 @@ async def send_error(send: Send, path: str, error: HttpError, headers: list[tupl
         *(headers or []),
     ]
     if error.retry_after_s is not None:
-        fields.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+        fields.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+        # Whole seconds are few; OpenAI's and Anthropic's clients go by this, and so do not come back all at once.
+        fields.append((b"retry-after-ms", b"%d" % round(1000 * error.retry_after_s)))
     if error.status == 405 and not headers:
         fields.append((b"allow", b"GET, HEAD, POST, DELETE"))
     await send({"type": "http.response.start", "status": error.status, "headers": fields})

@@ -76,7 +76,8 @@ class Overload:
         give_back: Callable[[], None] = footprint.give_back,
     ) -> None:
         self._thresholds = {"lag": lag, "memory": share, "files": share}
-        self._memory_bytes = memory_bytes or footprint.memory_limit()
+        #: What the process may take; None where nobody says.
+        self.memory_bytes = memory_bytes or footprint.memory_limit()
         self._on_lag = on_lag
         self._resident_bytes = resident_bytes
         self._open_files = open_files
@@ -121,8 +122,8 @@ class Overload:
         self._judge("lag", median(self._lags) if len(self._lags) == _LOOKS else 0.0)
         if self._looks % _EVERY == 0:
             resident, files = self._resident_bytes(), self._open_files()
-            if self._memory_bytes is not None and resident is not None:
-                self._judge("memory", resident / self._memory_bytes)
+            if self.memory_bytes is not None and resident is not None:
+                self._judge("memory", resident / self.memory_bytes)
             if files is not None:
                 self._judge("files", files / footprint.most_files())
             self._spare_memory()
@@ -134,7 +135,7 @@ class Overload:
         level = thresholds.level(value)
         if level is not self.levels[resource]:
             tell = log.info if level is Level.CALM else log.warning
-            tell("smetric.overload.changed", resource=resource, level=level.name.lower(), value=round(value, 3))
+            tell("smetric.overload.changed", resource=resource, state=level.name.lower(), value=round(value, 3))
             self.levels[resource] = level
             self.resource = max(self.levels, key=lambda each: self.levels[each])
             if self.level is Level.CALM and level is not Level.CALM:

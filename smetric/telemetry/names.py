@@ -534,7 +534,8 @@ HYPERCORN_EVENT = Event(
 )
 OVERLOAD_EVENT = Event(
     "smetric.overload.changed",
-    "Warning or info: the router came to be short of a resource, or no longer is: `lag`, `memory`, `files`.",
+    "Warning or info: the router came to be short of a resource (`lag`, `memory`, `files`), or no longer is: its "
+    "`state` is `soft`, `hard` or `calm`.",
 )
 CONNECTIONS_FULL_EVENT = Event(
     "smetric.connections.full", "Warning: the connection cap is reached; so many clients were turned away."

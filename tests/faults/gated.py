@@ -1,0 +1,57 @@
+"""An engine that answers when a test says so, and what the router shows of those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from prometheus_client import generate_latest
+
+from tests.fakes import CHAT_ANSWER, Call, FakeEngine, Response
+from tests.faults.harness import Running
+
+JSON = (b"content-type", b"application/json")
+
+
+class Gated:
+    """An engine that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.gates: list[asyncio.Event] = []
+
+    def close(self) -> None:
+        """Answer nothing any more but what is let through."""
+        self.engine.script = self._script
+
+    async def _script(self, call: Call) -> None:
+        gate = asyncio.Event()
+        self.gates.append(gate)
+        await gate.wait()
+        await call.answer(200, CHAT_ANSWER, JSON)
+
+    def let_through(self) -> None:
+        """Answer the one that has waited longest."""
+        self.gates.pop(0).set()
+
+    @property
+    def users(self) -> list[str]:
+        """Who the requests that came are from, in order."""
+        return [orjson.loads(call.body).get("user", "") for call in self.engine.calls]
+
+
+def figures(router: Running, start: str) -> dict[str, float]:
+    """The router's series that begin with *start*, as they are now: the page it serves may be a second old."""
+    lines = generate_latest(router.application.metrics.registry).decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(start)}
+
+
+def busy(router: Running) -> int:
+    """How many requests are in its queue."""
+    return router.application.admission.queue.size
+
+
+def asked(router: Running, user: str, **fields: Any) -> asyncio.Task[Response]:
+    """A request of *user*, under way."""
+    return asyncio.create_task(router.chat(user=user, **fields))

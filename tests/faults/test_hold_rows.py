@@ -1,0 +1,186 @@
+"""What a policy's `hold` promises: nothing is sent meanwhile, nobody waits in vain, and everybody in order."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from smetric.config.overload import OverloadSettings
+from smetric.config.settings import Drain, Limits, Scrape
+from tests.fakes import Response, until
+from tests.faults.gated import Gated, asked, busy, figures
+from tests.faults.harness import Running, running
+
+#: A policy that holds what finds every instance at work, for as long as a test likes.
+HOLDING = """policy holding
+
+let full = requests >= 1
+
+hold for {patience} when all(full) and req.priority <= {ordinary}  as wait_for_room
+route argmin(requests)                                             as any
+"""
+SLOW_SCRAPE = Scrape(interval=60.0)
+
+
+def write(policy: str, text: str) -> None:
+    Path(policy).write_text(text)
+
+
+async def decision_of(router: Running, answer: Response) -> dict[str, Any]:
+    decision: dict[str, Any] = orjson.loads(
+        (await router.admin(f"/admin/decisions/{answer.value('x-smetric-decision-id')}")).body
+    )
+    return decision
+
+
+def holding(folder: Path, patience: str = "30s", ordinary: float = 1e9) -> str:
+    path = folder / "holding.policy"
+    path.write_text(HOLDING.format(patience=patience, ordinary=f"{ordinary:g}"))
+    return str(path)
+
+
+async def test_a_held_request_is_sent_when_an_instance_has_room_and_not_before(tmp_path: Path) -> None:
+    gated = Gated()
+    async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE) as router:
+        gated.close()
+        first = asked(router, "first")
+        await until(lambda: len(gated.users) == 1)
+        second = asked(router, "second")
+        await until(lambda: busy(router) == 1)
+        assert (figures(router, "smetric_queue"))["smetric_queue_requests"] == 1
+        assert router.application.fleet.instances[0].own == 1, "what is held is charged to nobody"
+        await asyncio.sleep(0.05)
+        assert gated.users == ["first"]
+        gated.let_through()
+        await until(lambda: len(gated.users) == 2)
+        gated.let_through()
+        answers = await asyncio.gather(first, second)
+        assert [answer.status for answer in answers] == [200, 200]
+        decision = await decision_of(router, answers[1])
+        assert (decision["outcome"], decision["rule"], decision["instance"]) == ("held", "any", "e0")
+        assert 0.05 <= decision["held_s"] < 10.0
+        assert (figures(router, "smetric_hold_duration_seconds_count"))["smetric_hold_duration_seconds_count"] >= 1
+        assert (await decision_of(router, answers[0]))["outcome"] == "routed"
+        gated.engine.recover()
+
+
+async def test_patience_ends_and_the_next_rule_decides(tmp_path: Path) -> None:
+    gated = Gated()
+    async with running(gated.engine, policy=holding(tmp_path, "50ms"), scrape=SLOW_SCRAPE) as router:
+        gated.close()
+        tasks = [asked(router, "first")]
+        await until(lambda: len(gated.users) == 1)
+        tasks.append(asked(router, "second"))
+        await until(lambda: len(gated.users) == 2)
+        gated.let_through()
+        gated.let_through()
+        answers = await asyncio.gather(*tasks)
+        assert [answer.value("x-smetric-rule") for answer in answers] == ["any", "any"]
+        decision = await decision_of(router, answers[1])
+        held = [guard for rule in decision["guards"] for guard in rule["guards"] if guard["held"] is False]
+        assert held == [{"guard": "held", "held": False}]
+        assert decision["held_s"] >= 0.045
+        gated.engine.recover()
+
+
+async def test_a_full_queue_fails_the_rule_at_once(tmp_path: Path) -> None:
+    gated = Gated()
+    settings = OverloadSettings(queue=1)
+    async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE, overload=settings) as router:
+        gated.close()
+        tasks = [asked(router, "first")]
+        await until(lambda: len(gated.users) == 1)
+        tasks.append(asked(router, "held"))
+        await until(lambda: busy(router) == 1)
+        tasks.append(asked(router, "no room"))
+        await until(lambda: len(gated.users) == 2)
+        assert gated.users == ["first", "no room"]
+        for number in range(3):
+            await until(lambda number=number: len(gated.users) > number)  # type: ignore[misc]
+            gated.let_through()
+            if number == 0:
+                await asyncio.sleep(0)
+        answers = await asyncio.gather(*tasks)
+        assert [answer.status for answer in answers] == [200] * 3
+        decision = await decision_of(router, answers[2])
+        assert (decision["outcome"], decision["rule"]) == ("routed", "any")
+        gated.engine.recover()
+
+
+async def test_held_requests_go_by_priority_and_a_client_that_leaves_goes_by_itself(tmp_path: Path) -> None:
+    gated = Gated()
+    async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE) as router:
+        gated.close()
+        tasks = [asked(router, "first")]
+        await until(lambda: len(gated.users) == 1)
+        for number, (user, priority) in enumerate((("second", 0), ("urgent", -2), ("leaver", -9)), 1):
+            tasks.append(asked(router, user, priority=priority))
+            await until(lambda number=number: busy(router) == number)  # type: ignore[misc]
+        tasks[3].cancel()
+        await until(lambda: busy(router) == 2)
+        await until(lambda: any(line["status"] == 499 for line in router.lines("request")))
+        (line,) = [line for line in router.lines("request") if line["status"] == 499]
+        assert (line["outcome"], line["rule"], line["instance"]) == ("held", "wait_for_room", "")
+        for number in range(3):
+            await until(lambda number=number: len(gated.users) > number)  # type: ignore[misc]
+            gated.let_through()
+        assert [(await task).status for task in tasks[:3]] == [200] * 3
+        assert gated.users == ["first", "urgent", "second"]
+        gated.engine.recover()
+
+
+async def test_another_policy_decides_on_those_who_are_held(tmp_path: Path) -> None:
+    gated = Gated()
+    policy = holding(tmp_path)
+    async with running(gated.engine, policy=policy, scrape=SLOW_SCRAPE) as router:
+        gated.close()
+        tasks = [asked(router, "first")]
+        await until(lambda: len(gated.users) == 1)
+        tasks.append(asked(router, "second"))
+        await until(lambda: busy(router) == 1)
+        write(policy, "policy open\n\nroute argmin(requests) as open\n")
+        await until(lambda: len(gated.users) == 2)
+        gated.let_through()
+        gated.let_through()
+        answers = await asyncio.gather(*tasks)
+        assert [answer.value("x-smetric-rule") for answer in answers] == ["any", "open"]
+        gated.engine.recover()
+
+
+async def test_when_the_router_drains_those_who_are_held_are_decided_in_time(tmp_path: Path) -> None:
+    gated = Gated()
+    policy = holding(tmp_path)
+    async with running(
+        gated.engine, policy=policy, scrape=SLOW_SCRAPE, drain=Drain(deadline=0.4), check_after=False
+    ) as router:
+        gated.close()
+        tasks = [asked(router, "first")]
+        await until(lambda: len(gated.users) == 1)
+        tasks.append(asked(router, "second"))
+        await until(lambda: busy(router) == 1)
+        router.application.drain()
+        await until(lambda: len(gated.users) == 2)
+        gated.let_through()
+        gated.let_through()
+        assert [(await task).status for task in tasks] == [200, 200]
+        gated.engine.recover()
+
+
+async def test_a_held_request_outlives_the_deadline_for_bodies(tmp_path: Path) -> None:
+    gated = Gated()
+    limits = Limits(body_timeout=0.1)
+    async with running(gated.engine, policy=holding(tmp_path), scrape=SLOW_SCRAPE, limits=limits) as router:
+        gated.close()
+        tasks = [asked(router, "first")]
+        await until(lambda: len(gated.users) == 1)
+        tasks.append(asked(router, "second"))
+        await until(lambda: busy(router) == 1)
+        await asyncio.sleep(0.2)
+        for number in range(2):
+            await until(lambda number=number: len(gated.users) > number)  # type: ignore[misc]
+            gated.let_through()
+        assert [(await task).status for task in tasks] == [200, 200]
+        gated.engine.recover()

@@ -1,0 +1,334 @@
+"""Rows I and B: more than the instances or the router itself can take, and what rules hold back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import orjson
+import pytest
+
+from smetric.config.overload import OverloadSettings
+from smetric.config.settings import Limits, PeersSettings
+from smetric.fleet.instance import State
+from smetric.proxy.overload import Level
+from tests.fakes import CHAT_ANSWER, Call, FakeEngine, RawClient, Response, delta, fetch, request, until
+from tests.faults.gated import JSON, Gated, asked, busy, figures
+from tests.faults.harness import Running, chat, running
+
+#: Requests the engine of row I2 serves at a time, and the seconds each of them takes.
+CAPACITY, SERVICE_S = 4, 0.1
+PATH = "/v1/chat/completions"
+
+
+# ── I2: more than the instances can take ─────────────────────────────────────
+
+
+class Shop:
+    """An engine that serves so many at a time; more at once would be the router's fault."""
+
+    def __init__(self) -> None:
+        self.inside = self.most_inside = self.served = 0
+
+    async def script(self, call: Call) -> None:
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        try:
+            await asyncio.sleep(SERVICE_S)
+            self.served += 1
+            await call.answer(200, CHAT_ANSWER, JSON)
+        finally:
+            self.inside -= 1
+
+
+async def offered(router: Running, per_second: float, seconds: float) -> list[Response]:
+    """The answers to requests that come at that pace, whether or not those before were answered."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    tasks: list[asyncio.Task[Response]] = []
+    while (now := loop.time() - began) < seconds:
+        while len(tasks) < now * per_second:
+            tasks.append(asyncio.create_task(router.chat()))
+        await asyncio.sleep(0.005)
+    return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("times", [2, 5])
+async def test_i2_at_many_times_the_capacity_as_much_is_served_and_the_rest_is_refused(times: int) -> None:
+    shop = Shop()
+    settings = OverloadSettings(in_flight=CAPACITY, wait=0.5, queue=2 * CAPACITY)
+    async with running(FakeEngine(), overload=settings) as router:
+        router.engines[0].script = shop.script
+        seconds = 1.5
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answers = await offered(router, times * CAPACITY / SERVICE_S, seconds)
+        took = loop.time() - began
+        statuses = Counter(answer.status for answer in answers)
+        assert statuses.keys() == {200, 429}
+        assert shop.most_inside == CAPACITY, "never more at once, and never fewer while somebody waits"
+        assert statuses[200] == shop.served >= 0.7 * took * CAPACITY / SERVICE_S  # the clients take time here too
+        for answer in answers:
+            if answer.status == 429:
+                assert 1 <= int(answer.value("retry-after")) <= 6
+                assert orjson.loads(answer.body)["error"]["type"] == "rate_limit_exceeded"
+        assert len({answer.value("retry-after-ms") for answer in answers if answer.status == 429}) > 1, (
+            "not in one wave"
+        )
+        refused = figures(router, "smetric_requests_refused_total")
+        assert refused == {'smetric_requests_refused_total{reason="in_flight"}': statuses[429]}
+        assert busy(router) == 0
+        assert (await router.chat()).status == 200, "it is as before at once"
+
+
+async def test_i2_a_refusal_needs_no_byte_of_the_body_and_ends_the_connection() -> None:
+    gated = Gated()
+    async with running(gated.engine, overload=OverloadSettings(in_flight=1, queue=0)) as router:
+        gated.close()
+        first = asked(router, "first")
+        await until(lambda: len(gated.users) == 1)
+        async with await RawClient.connect(router.url) as client:
+            await client.send(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" % PATH.encode())
+            refused = await client.response()
+            assert (refused.status, refused.value("connection")) == (429, "close")
+            assert await client.at_end()
+        async with await RawClient.connect(router.url) as client:
+            await client.send(request("POST", "/v1/messages", chat()))
+            refused = await client.response()
+            assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
+        assert (await router.ask("GET", "/v1/models")).status == 200, "what is no inference takes no place"
+        saturation = figures(router, "smetric_saturation_ratio")
+        assert saturation['smetric_saturation_ratio{of="instances"}'] >= 1.0
+        gated.let_through()
+        assert (await first).status == 200
+        gated.engine.recover()
+
+
+async def test_i2_waiting_requests_get_places_by_priority_and_then_by_arrival() -> None:
+    gated = Gated()
+    async with running(gated.engine, overload=OverloadSettings(in_flight=1, wait=30.0)) as router:
+        gated.close()
+        tasks = []
+        for user, priority in (("first", 0), ("second", 0), ("third", 0), ("urgent", -5)):
+            tasks.append(asked(router, user, priority=priority))
+            await until(lambda: len(gated.users) + busy(router) == len(tasks))
+        for _ in tasks:
+            served = len(gated.users)
+            gated.let_through()
+            await until(lambda served=served: len(gated.users) > served or all(task.done() for task in tasks))  # type: ignore[misc]
+        assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 4
+        assert gated.users == ["first", "urgent", "second", "third"]
+        gated.engine.recover()
+
+
+async def test_i2_who_leaves_the_queue_makes_room_in_it() -> None:
+    gated = Gated()
+    async with running(gated.engine, overload=OverloadSettings(in_flight=1, queue=1, wait=30.0)) as router:
+        gated.close()
+        first = asked(router, "first")
+        await until(lambda: len(gated.users) == 1)
+        leaver = await router.client(chat(user="leaver"))
+        await until(lambda: busy(router) == 1)
+        assert (await router.chat()).status == 429
+        leaver.leave()
+        await until(lambda: busy(router) == 0)
+        second = asked(router, "second")
+        await until(lambda: busy(router) == 1)
+        for _ in range(2):
+            await until(lambda: len(gated.gates) == 1)
+            gated.let_through()
+        assert [(await task).status for task in (first, second)] == [200, 200]
+        assert gated.users == ["first", "second"]
+        gated.engine.recover()
+
+
+# ── I3: the router itself ────────────────────────────────────────────────────
+
+
+async def test_i3_at_the_memory_ceiling_new_work_is_refused_and_open_streams_finish() -> None:
+    gate = asyncio.Event()
+
+    async def streaming(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        await gate.wait()
+        tail = delta("b") + b"data: [DONE]\n\n"
+        await call.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(tail), tail))
+
+    async with running(FakeEngine()) as router:
+        overload = router.application.admission.overload
+        router.engines[0].script = streaming
+        streams = [await router.client(chat(stream=True)) for _ in range(3)]
+        heads = [await client.head() for client in streams]
+        assert [head.status for head in heads] == [200] * 3
+        overload.memory_bytes = 1
+        await until(lambda: overload.level is Level.HARD)
+        refused = await router.chat()
+        assert (refused.status, orjson.loads(refused.body)["error"]["type"]) == (503, "overloaded")
+        assert int(refused.value("retry-after")) >= 1
+        assert (await router.ask("GET", "/healthz")).status == 200
+        levels = figures(router, "smetric_overload_level")
+        assert levels['smetric_overload_level{resource="memory"}'] == 2
+        assert (figures(router, "smetric_saturation"))['smetric_saturation_ratio{of="router"}'] > 1
+        gate.set()
+        for client in streams:
+            assert b"[DONE]" in await client.reader.readuntil(b"0\r\n\r\n")
+            client.leave()
+        overload.memory_bytes = 1 << 50
+        await until(lambda: overload.level is Level.CALM)
+        assert (await router.chat()).status == 200
+        told = [line["state"] for line in router.lines("smetric.overload.changed")]
+        assert told == ["hard", "calm"]
+
+
+async def test_i3_what_clients_send_again_is_refused_first_and_counted_apart() -> None:
+    gated = Gated()
+    again = (("x-stainless-retry-count", "2"),)
+    async with running(gated.engine) as router:
+        overload = router.application.admission.overload
+        gated.close()
+        two = [asked(router, "first"), asked(router, "second")]
+        await until(lambda: len(gated.users) == 2)
+        overload.level, overload.resource, overload.times = Level.SOFT, "lag", overload.times + 1
+        assert (await router.chat()).status == 503, "no more than are under way"
+        gated.let_through()
+        await until(lambda: sum(task.done() for task in two) == 1)
+        assert (await fetch(router.url, "POST", PATH, chat(), again)).status == 503, "and none that was refused before"
+        third = asked(router, "third")
+        await until(lambda: len(gated.users) == 3)
+        overload.level = Level.CALM
+        fourth = asyncio.create_task(fetch(router.url, "POST", PATH, chat(user="again"), again))
+        await until(lambda: len(gated.users) == 4)
+        for _ in range(3):
+            gated.let_through()
+        assert [answer.status for answer in await asyncio.gather(*two, third, fourth)] == [200] * 4
+        retries = figures(router, "smetric_client_retries_total")
+        assert retries == {
+            'smetric_client_retries_total{result="refused"}': 1,
+            'smetric_client_retries_total{result="admitted"}': 1,
+        }
+        gated.engine.recover()
+
+
+async def test_i3_bodies_that_do_not_fit_are_refused_before_they_are_read() -> None:
+    settings = OverloadSettings(bodies=33 << 20)
+    async with running(FakeEngine(), overload=settings) as router:
+        admission = router.application.admission
+        big = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (PATH.encode(), 30 << 20)
+        async with await RawClient.connect(router.url) as slow, await RawClient.connect(router.url) as other:
+            await slow.send(big + bytes(8 << 20))
+            await until(lambda: admission.bytes >= 8 << 20)
+            await other.send(big)
+            refused = await other.response()
+            assert (refused.status, refused.value("connection")) == (503, "close")
+            assert (await router.chat()).status == 200, "small ones fit"
+            slow.leave()
+        await until(lambda: (admission.bytes, admission.under_way) == (0, 0))
+        chunked = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % PATH.encode()
+        admission.most_bytes = 1 << 20
+        async with await RawClient.connect(router.url) as client:
+            await client.send(chunked)
+            for _ in range(16):
+                await client.send(b"%x\r\n%b\r\n" % (100_000, bytes(100_000)))
+            refused = await client.response()
+            assert (refused.status, refused.value("connection")) == (503, "close")
+        await until(lambda: admission.bytes == 0)
+
+
+async def test_i3_a_body_is_let_go_when_its_answer_begins() -> None:
+    gate = asyncio.Event()
+
+    async def streaming(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        await gate.wait()
+        await call.send(b"%x\r\n%b\r\n0\r\n\r\n" % (14, b"data: [DONE]\n\n"))
+
+    async with running(FakeEngine()) as router:
+        admission = router.application.admission
+        router.engines[0].script = streaming
+        async with await router.client(chat(stream=True, user="x" * 50_000)) as client:
+            await client.head()
+            assert (admission.bytes, admission.under_way) == (0, 1)
+            gate.set()
+            assert (await client.reader.readuntil(b"0\r\n\r\n"))[-7:] == b"\r\n0\r\n\r\n"
+        await until(lambda: admission.under_way == 0)
+
+
+# ── B6: connections and files ────────────────────────────────────────────────
+
+
+async def test_b6_the_most_connections_are_a_setting_and_they_are_counted() -> None:
+    async with running(FakeEngine(), limits=Limits(max_connections=10)) as router:
+        clients = [await RawClient.connect(router.url) for _ in range(10)]
+        await until(lambda: len(clients) == 10)
+        assert figures(router, "smetric_connections") == {"smetric_connections": 10}
+        async with await RawClient.connect(router.url) as eleventh:
+            assert (await eleventh.response()).status == 503
+        for client in clients:
+            client.leave()
+        await until(lambda: router.application.admission.under_way == 0)
+        await asyncio.sleep(0.05)
+        assert (await router.chat()).status == 200
+
+
+@contextmanager
+def no_file_left() -> Iterator[None]:
+    """No file can be opened in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
+        while True:
+            try:
+                taken.append(os.dup(0))
+            except OSError:
+                break
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_b6_a_connection_that_the_router_cannot_open_is_not_held_against_the_instance() -> None:
+    async with running(FakeEngine(), FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        for engine in router.engines:
+            engine.drop_idle()
+        await asyncio.sleep(0.05)
+        with no_file_left():
+            for _ in range(8):
+                await client.send(request("POST", PATH, chat()))
+                refused = await client.response()
+                assert (refused.status, int(refused.value("retry-after")) >= 1) == (503, True)
+            assert [one.state for one in router.application.fleet.instances] == [State.WELL] * 2
+            assert all(one.healthy for one in router.application.fleet.instances)
+        attempts = figures(router, "smetric_upstream_attempts_total")
+        assert sum(count for name, count in attempts.items() if 'result="exhausted"' in name) == 8
+        assert not any('result="connect_error"' in name for name in attempts)
+        assert figures(router, "smetric_instance_ejections_total{") == {}
+
+
+@pytest.mark.parametrize("part", ["head", "idle"])
+async def test_b4_the_deadlines_for_a_head_and_for_an_idle_connection_are_settings(part: str) -> None:
+    limits = Limits(head_timeout=0.2, idle_timeout=0.2)
+    async with running(FakeEngine(), limits=limits) as router:
+        for url in (router.url, router.admin_url):
+            async with await RawClient.connect(url) as client:
+                if part == "head":
+                    await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+                    assert (await client.response()).status == 408
+                assert await client.at_end()
+
+
+async def test_b4_a_body_that_is_slow_or_too_large_is_cut_off_on_the_admin_port_too() -> None:
+    head = b"POST /admin/placements HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    peers = PeersSettings(urls=("http://127.0.0.1:9",))
+    async with running(FakeEngine(), limits=Limits(body_timeout=0.2), peers=peers) as router:
+        for length, status in ((100, 408), (5_000_000, 413)):
+            async with await RawClient.connect(router.admin_url) as client:
+                await client.send(head % length)
+                assert (await client.response()).status == status
+                assert await client.at_end()
