@@ -1,4 +1,4 @@
-"""The acting policy: loaded from its file at start, watched, and replaced as a whole when the file changes.
+"""The acting policy: loaded from its file at start, watched, and replaced as a whole when it or a library changes.
 
 A file that cannot be read or does not check leaves the last good policy in place. Deciding is not here.
 """
@@ -6,7 +6,6 @@ A file that cannot be read or does not check leaves the last good policy in plac
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from watchfiles import awatch
 
 from smetric import policy as language
 from smetric.errors import ConfigError
-from smetric.policy import Policy, PolicyError, Vocabulary
+from smetric.libraries import libraries_beside
+from smetric.policy import Policy, PolicyError, Source, Vocabulary
 from smetric.resources import read_policy
 
 #: Besides being told of changes, the file is compared this often: some file systems tell nothing.
@@ -65,6 +65,8 @@ class PolicyFile:
         self.path = path
         self._vocabulary = vocabulary
         self._settings = dict(settings or {})
+        self._beside = libraries_beside(path)
+        self._libraries: set[str] = set()
         self._on_reload = on_reload or (lambda generation, error: None)
         try:
             source = read_policy(path)
@@ -74,31 +76,51 @@ class PolicyFile:
         self.current = Generation(self._load(source), 1)
         #: Why the file as it is now is not the acting policy; None when it is.
         self.problem: str | None = None
-        self._seen = _digest(source)
+        self._seen = self._state(source)
 
     def _load(self, source: str) -> Policy:
-        return language.load(source, self._vocabulary, path=str(self.path), settings=self._settings)
+        self._libraries.clear()
+        return language.load(
+            source, self._vocabulary, path=str(self.path), settings=self._settings, libraries=self._library
+        )
+
+    def _library(self, name: str) -> Source | None:
+        """A library that the policy asks for; its name is remembered, so that its changes are seen."""
+        self._libraries.add(name)
+        return self._beside(name)
+
+    def _state(self, source: str) -> str:
+        """What tells one state of the file and its libraries from another."""
+        found = {}
+        for name in self._libraries:
+            try:
+                library = self._beside(name)
+            except (OSError, ValueError) as error:
+                library = Source(f"unreadable: {error}", name)
+            if library is not None:
+                found[name] = library
+        return language.digest_of(source, found)
 
     def refresh(self) -> bool:
-        """Read the file again; swap if it changed and checks. True if it was swapped."""
+        """Read the file and its libraries again; swap if they changed and check. True if it was swapped."""
         try:
             source = read_policy(self.path)
         except (OSError, ConfigError) as error:
             why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
             self._failed("unreadable", why, why, 1)
             return False
-        digest = _digest(source)
-        if digest == self._seen:
-            return False
-        self._seen = digest
-        if source == self.current.policy.source:
-            self.problem = None
+        if self._state(source) == self._seen:
             return False
         try:
             policy = self._load(source)
         except PolicyError as error:
+            self._seen = self._state(source)
             found = error.diagnostics
-            self._failed(digest, str(error), found[0].brief(error.text), len(found))
+            self._failed(self._seen, str(error), found[0].brief(error.text), len(found))
+            return False
+        self._seen = self._state(source)
+        if policy.digest == self.current.policy.digest:
+            self.problem = None
             return False
         self.current = Generation(policy, self.current.number + 1)
         self.problem = None
@@ -132,7 +154,3 @@ class PolicyFile:
         ):
             self.refresh()
             changed()
-
-
-def _digest(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()

@@ -7,6 +7,7 @@ by itself, because `policy/` imports nothing of smetric.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -17,14 +18,17 @@ from smetric.errors import ConfigError
 #: A policy file is at most this large (bounds of the language); one byte more is read to tell.
 MAX_BYTES = 64 * 1024
 
+#: The first line of a library, below its comments.
+_LIBRARY = re.compile(r"\A(?:\s|#[^\n]*)*library\b")
 _PACKAGE = Path(__file__).parent
 _INSTALLED = _PACKAGE / "_data" / "policies"
 
 
 def shipped_policies() -> dict[str, Path]:
-    """The policies that come with SMetric, by name."""
+    """The policies that come with SMetric, by name; their libraries and the files of their tests are none."""
     folder = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "policies"
-    return {path.stem: path for path in sorted(folder.glob("*.policy"))}
+    files = [path for path in sorted(folder.glob("*.policy")) if "." not in path.stem]
+    return {path.stem: path for path in files if not _LIBRARY.search(path.read_text("utf-8"))}
 
 
 def policy_path(policy: str) -> Path:

@@ -12,12 +12,12 @@ PACKAGE = Path(__file__).parents[1] / "smetric"
 #: The layers from the top down; what stands on one line is one layer, whose parts may use each other.
 LAYERS = (
     {"cli", "__main__"},
-    {"demo", "doctor", "bench", "reference", "highlight"},
+    {"demo", "doctor", "bench", "reference", "glossary", "highlight", "lsp"},
     {"serving"},
     {"app"},
     {"proxy"},
     {"router", "policy_file"},
-    {"sources", "fleet", "features", "telemetry", "records"}
+    {"sources", "fleet", "features", "telemetry", "records", "libraries"}
     | {"request", "reading", "screening", "conversation", "body", "json_text", "prompt", "parts", "caches"}
     | {"tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},

@@ -206,3 +206,41 @@ async def test_a_swap_of_the_link_above_the_file_is_seen(tmp_path: Path) -> None
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert policy_file.current.policy.source == BETTER
+
+
+# ── libraries ────────────────────────────────────────────────────────────────
+
+USING = "policy p\nuse common (near)\nroute argmin(near(requests))\n"
+LIBRARY = "library common\ndef near(x) = x + 1\n"
+
+
+def test_a_library_is_found_beside_the_file_and_its_changes_are_followed(path: Path, heard: Heard) -> None:
+    path.write_text(USING)
+    library = path.parent / "common.policy"
+    library.write_text(LIBRARY)
+    policy_file = PolicyFile(path, VOCABULARY, on_reload=heard)
+    before = policy_file.current.policy.digest
+    assert not policy_file.refresh()
+    library.write_text(LIBRARY.replace("+ 1", "+ 2"))
+    assert policy_file.refresh()
+    assert policy_file.current.policy.digest != before
+    assert heard.swaps == [2]
+
+
+def test_a_library_that_breaks_or_goes_leaves_the_last_good_policy(path: Path, heard: Heard) -> None:
+    path.write_text(USING)
+    library = path.parent / "common.policy"
+    library.write_text(LIBRARY)
+    policy_file = PolicyFile(path, VOCABULARY, on_reload=heard)
+    library.write_text(LIBRARY.replace("+ 1", "+"))
+    assert not policy_file.refresh()
+    assert f"--> {library}:2:" in (policy_file.problem or "")
+    assert not policy_file.refresh()
+    library.unlink()
+    assert not policy_file.refresh()
+    assert "there is no common.policy beside this file" in (policy_file.problem or "")
+    library.write_text(LIBRARY)
+    assert not policy_file.refresh()
+    assert not policy_file.problem
+    assert policy_file.current.number == 1
+    assert len(heard.failures) == 2

@@ -31,7 +31,7 @@ def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> Non
     found = []
     for source in read_all(policies):
         try:
-            policy = load(source.text, VOCABULARY, path=source.path)
+            policy = load(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
         except PolicyError as error:
             raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
         if python:

@@ -6,15 +6,17 @@ import click
 
 from smetric.cli.policy_argument import read_all
 from smetric.features import VOCABULARY
-from smetric.policy import Parameter, Policy, PolicyError, load
+from smetric.policy import Parameter, Policy, PolicyError
+from smetric.policy.check import check_text
 from smetric.policy.diagnostic import report
+from smetric.policy.policy import compiled
 
 
 @click.command()
 @click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
 @click.option("-v", "--verbose", is_flag=True, help="Say of each policy what it reads, and when.")
 def check(policies: tuple[str, ...], verbose: bool) -> None:
-    """Check policies; all shipped ones when none is named.
+    """Check policies and libraries; all shipped policies when none is named.
 
     Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1.
     Warnings are printed and change nothing.
@@ -22,14 +24,15 @@ def check(policies: tuple[str, ...], verbose: bool) -> None:
     found = False
     for source in read_all(policies):
         try:
-            policy = load(source.text, VOCABULARY, path=source.path)
+            file, checked = check_text(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
+            policy = compiled(file, checked, VOCABULARY) if file.kind == "policy" else None
         except PolicyError as error:
             click.echo(f"{error}\n", err=True)
             found = True
         else:
-            if policy.warnings:
-                click.echo(f"{report(policy.warnings, source.text, source.path)}\n", err=True)
-            if verbose:
+            if checked.warnings:
+                click.echo(f"{report(checked.warnings, source.text, source.path)}\n", err=True)
+            if verbose and policy is not None:
                 click.echo(_reads(policy))
     raise SystemExit(1 if found else 0)
 

@@ -65,7 +65,7 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
     chosen = policies or (POLICIES[:1] if stay else POLICIES)
     try:
         sources = [read_one(policy) for policy in chosen]
-        first, *_ = [load(source.text, VOCABULARY, path=source.path) for source in sources]
+        first, *_ = [load(s.text, VOCABULARY, path=s.path, libraries=s.libraries) for s in sources]
     except PolicyError as error:
         click.echo(error, err=True)
         raise SystemExit(1) from None

@@ -55,7 +55,13 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> str:
         raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error
     situation = read_situation(text, "<stdin>" if snapshot == "-" else snapshot, VOCABULARY)
     try:
-        policy = load(source.text, VOCABULARY, path=source.path, settings=param_values(params))
+        policy = load(
+            source.text,
+            VOCABULARY,
+            path=source.path,
+            settings=param_values(params),
+            libraries=source.libraries,
+        )
     except PolicyError as error:
         raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
     return explanation(situation.decide(policy, VOCABULARY))

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smetric.errors import ConfigError
+from smetric.libraries import libraries_beside
+from smetric.policy import Reader
+from smetric.policy.library import no_libraries
 from smetric.resources import MAX_BYTES, policy_path, read_policy, shipped_policies
+
+_STDIN = "<stdin>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,11 @@ class PolicySource:
 
     path: str
     text: str
+
+    @property
+    def libraries(self) -> Reader:
+        """Finds the libraries it uses, beside its file; beside standard input there are none."""
+        return no_libraries if self.path == _STDIN else libraries_beside(Path(self.path))
 
 
 def read_all(arguments: tuple[str, ...]) -> list[PolicySource]:
@@ -32,9 +42,9 @@ def read_one(argument: str) -> PolicySource:
     if argument == "-":
         raw = sys.stdin.buffer.read(MAX_BYTES + 1)
         try:
-            return PolicySource("<stdin>", raw.decode())
+            return PolicySource(_STDIN, raw.decode())
         except UnicodeDecodeError as error:
-            raise ConfigError(f"<stdin>: not UTF-8 at byte {error.start}") from error
+            raise ConfigError(f"{_STDIN}: not UTF-8 at byte {error.start}") from error
     path = policy_path(argument)
     try:
         return PolicySource(_shown(path), read_policy(path))

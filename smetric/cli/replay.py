@@ -126,7 +126,7 @@ def _load(name: str, settings: Mapping[str, float | str | bool]) -> Policy:
     from smetric.policy import load
 
     source = read_one(name)
-    return load(source.text, VOCABULARY, path=source.path, settings=settings)
+    return load(source.text, VOCABULARY, path=source.path, settings=settings, libraries=source.libraries)
 
 
 def _path(record: str) -> Path:

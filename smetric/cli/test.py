@@ -21,7 +21,7 @@ def test(policies: tuple[str, ...], verbose: bool) -> None:
     passed = failed = broken = 0
     for source in read_all(policies):
         try:
-            results = run_tests(source.text, VOCABULARY, path=source.path)
+            results = run_tests(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
         except PolicyError as error:
             click.echo(f"{error}\n", err=True)
             broken += 1

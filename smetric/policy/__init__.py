@@ -4,9 +4,10 @@ It imports nothing of smetric; the words that policies may read are handed to it
 """
 
 from smetric.policy.decision import Decision, FilterTrace, Need, Outcome, RuleTrace
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
+from smetric.policy.library import Reader
 from smetric.policy.parameter import Parameter
-from smetric.policy.policy import Lookup, Policy, load
+from smetric.policy.policy import Lookup, Policy, digest_of, load
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import LARGEST, NEVER, Feature, Kind, RequestField, Unknown, Vocabulary
 
@@ -24,11 +25,14 @@ __all__ = [
     "Parameter",
     "Policy",
     "PolicyError",
+    "Reader",
     "RequestField",
     "RuleTrace",
     "Severity",
     "Snapshot",
+    "Source",
     "Unknown",
     "Vocabulary",
+    "digest_of",
     "load",
 ]

@@ -51,8 +51,9 @@ class Builder(Transformer_NonRecursive):  # type: ignore[type-arg]  # Lark's own
 
     library = policy
 
-    def use(self, meta: Meta, parts: list[Any]) -> tree.Unsupported:
-        return tree.Unsupported(span=_span(meta), word="use", names=parts[1])
+    def use(self, meta: Meta, parts: list[Any]) -> tree.Use:
+        library, names = parts
+        return tree.Use(span=_span(meta), library=_name(library), names=names)
 
     def param(self, meta: Meta, parts: list[Any]) -> tree.Param:
         name, value, domain = parts

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from smetric.policy import tree
 from smetric.policy.check_statement import Statements
 from smetric.policy.check_tests import Tests
 from smetric.policy.comment import stray_comments
-from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, in_order
+from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, in_order
 from smetric.policy.findings import Findings, Stop
+from smetric.policy.library import Linked, Reader, link, no_libraries
 from smetric.policy.parameter import Parameter, Value
 from smetric.policy.parser import read
 from smetric.policy.reads import reads, wasted_lookups
@@ -24,7 +25,16 @@ from smetric.policy.vocabulary import Kind, Vocabulary
 #: Combinations of features that a policy may be checked for.
 MAX_COMBINATIONS = 16
 
+#: The feature that each feature parameter stands for; one of a library is called `library.NAME`.
 Choice = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLibrary:
+    """A library that a policy uses, and its parameters with their values."""
+
+    file: tree.File
+    params: Mapping[str, Parameter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,108 +44,170 @@ class Checked:
     Args:
         warnings: what does no harm, in the order of the text.
         reads: each feature that a decision may read: `always`, or the guard that may spare it.
-        params: each parameter with its value.
+        params: each parameter with its value, those taken from libraries included.
+        libraries: what it uses, by name.
     """
 
     warnings: tuple[Diagnostic, ...]
     reads: Mapping[str, str]
     params: Mapping[str, Parameter]
+    libraries: Mapping[str, CheckedLibrary] = field(default_factory=dict)
 
 
 def check_text(
-    text: str, vocabulary: Vocabulary, settings: Mapping[str, Value] | None = None, path: str = "<policy>"
+    text: str,
+    vocabulary: Vocabulary,
+    settings: Mapping[str, Value] | None = None,
+    path: str = "<policy>",
+    libraries: Reader = no_libraries,
 ) -> tuple[tree.File, Checked]:
-    """Parse and check a policy, so that errors of both kinds come in one run.
-
-    Raises:
-        PolicyError: with every error of the file.
-    """
-    file, errors = read(text, path)
-    return file, _check(file, vocabulary, settings or {}, errors)
-
-
-def check(file: tree.File, vocabulary: Vocabulary, settings: Mapping[str, Value] | None = None) -> Checked:
-    """Check a parsed policy.
+    """Parse and check a policy or a library, so that errors of both kinds come in one run.
 
     Args:
-        file: the policy.
+        text: its source.
         vocabulary: the features and request fields it may read.
         settings: configured values of its parameters.
+        path: what reports call it.
+        libraries: finds the libraries it uses.
 
     Raises:
-        PolicyError: with every error of the file.
+        PolicyError: with every error of the file and its libraries.
     """
-    return _check(file, vocabulary, settings or {}, [])
+    file, errors = read(text, path)
+    return file, _check(file, vocabulary, settings or {}, errors, libraries)
+
+
+def check(
+    file: tree.File,
+    vocabulary: Vocabulary,
+    settings: Mapping[str, Value] | None = None,
+    libraries: Reader = no_libraries,
+) -> Checked:
+    """`check_text` of a file that is parsed already."""
+    return _check(file, vocabulary, settings or {}, [], libraries)
 
 
 def _check(
-    file: tree.File, vocabulary: Vocabulary, settings: Mapping[str, Value], errors: Sequence[Diagnostic]
+    file: tree.File,
+    vocabulary: Vocabulary,
+    settings: Mapping[str, Value],
+    errors: Sequence[Diagnostic],
+    libraries: Reader,
 ) -> Checked:
-    choices = _feature_choices(file, vocabulary)
+    linked = link(file, libraries)
+    choices = _feature_choices(file, linked, vocabulary)
     combinations = _combinations(choices, settings)
-    passes = [_Pass(file, vocabulary, settings, combination) for combination in combinations]
+    passes = [_Pass(file, linked, vocabulary, settings, combination) for combination in combinations]
     done: list[_Pass] = []
     for each in passes:
         each.run()
         done.append(each)
-        if len(each.findings.errors) >= MAX_DIAGNOSTICS:
+        if len(each.errors) >= MAX_DIAGNOSTICS:
             break
-    found = [*errors, *_merge(done)]
+    found = [*errors, *linked.errors, *_merge(done)]
     if math.prod(len(features) for features in choices.values()) > MAX_COMBINATIONS:
         message = f"the parameters of this policy choose among more than {MAX_COMBINATIONS} combinations of features"
         found.append(Diagnostic("too-large", message, file.name_span, "let one parameter choose the load"))
     if found:
         raise PolicyError(found, file.text, file.path)
     chosen = done[0]
-    chosen.statements.warn()
-    header = file.text.rfind("policy", 0, file.name_span.start)
-    stray = stray_comments(file.text, [header, *(statement.span.start for statement in file.statements)])
-    wasted = wasted_lookups(chosen.statements.steps, vocabulary)
-    warnings = [*chosen.findings.warnings, *stray, *wasted]
+    steps = chosen.statements.steps
+    header = file.text.rfind(file.kind, 0, file.name_span.start)
+    warnings = stray_comments(file.text, [header, *(statement.span.start for statement in file.statements)])
+    if file.kind == "policy":
+        chosen.statements.warn()
+        warnings += [*chosen.statements.findings.warnings, *wasted_lookups(steps, vocabulary)]
     return Checked(
-        in_order(warnings), reads(chosen.statements.steps, vocabulary), dict(chosen.statements.parameters.declared)
+        in_order(warnings),
+        reads(steps, vocabulary),
+        dict(chosen.statements.parameters.declared),
+        {name: CheckedLibrary(each.file, each.parameters.declared) for name, each in chosen.libraries.items()},
     )
 
 
 class _Pass:
-    """One check of a file, for one choice of features."""
+    """One check of a policy with its libraries, for one choice of features."""
 
-    def __init__(self, file: tree.File, vocabulary: Vocabulary, settings: Mapping[str, Value], choice: Choice) -> None:
+    def __init__(
+        self,
+        file: tree.File,
+        linked: Linked,
+        vocabulary: Vocabulary,
+        settings: Mapping[str, Value],
+        choice: Choice,
+    ) -> None:
         self.choice = choice
-        self.findings = Findings(file.text)
-        self.statements = Statements(file, vocabulary, settings, choice, self.findings)
-        self._file = file
+        self.libraries: dict[str, Statements] = {}
+        self._linked = linked
         self._vocabulary = vocabulary
+        self._settings = settings
+        self._taken = {
+            (use.library.name, name.name)
+            for use in file.statements
+            if isinstance(use, tree.Use)
+            for name in use.names
+        }  # fmt: skip
+        findings = Findings(file.text)
+        own = {name: feature for name, feature in choice.items() if "." not in name}
+        self.statements = Statements(file, vocabulary, settings, own, findings, self._library)
 
     def run(self) -> None:
         """Check statements, then tests."""
         try:
             self.statements.run()
-            tests = Tests(self.statements, self._vocabulary, self.findings)
-            tests.run(statement for statement in self._file.statements if isinstance(statement, tree.Test))
+            tests = Tests(self.statements, self._vocabulary, self.statements.findings)
+            tests.run(each for each in self.statements.file.statements if isinstance(each, tree.Test))
         except Stop:
             return
 
+    @property
+    def errors(self) -> list[Diagnostic]:
+        """The errors of all files."""
+        files = [self.statements, *self.libraries.values()]
+        return [error for each in files for error in each.findings.errors]
 
-def _feature_choices(file: tree.File, vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
-    """The choices of each feature parameter of a file, its default first; those that are no features left out."""
+    def _library(self, use: tree.Use) -> Statements | None:
+        """The library that *use* means, checked when it is first asked for."""
+        name = self._linked.targets.get(id(use))
+        if name is None:
+            return None
+        if name not in self.libraries:
+            file = self._linked.files[name]
+            features = {key.partition(".")[2]: word for key, word in self.choice.items() if key.startswith(f"{name}.")}
+            # Configuration reaches the parameters that the policy itself takes.
+            settings = {key: value for key, value in self._settings.items() if (name, key) in self._taken}
+            findings = Findings(file.text, Source(file.text, file.path), self.statements.findings.calls)
+            made = Statements(file, self._vocabulary, settings, features, findings, self._library)
+            self.libraries[name] = made
+            made.run()
+        return self.libraries[name]
+
+
+def _feature_choices(file: tree.File, linked: Linked, vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
+    """The choices of each feature parameter, its default first; those that are no features left out."""
     found: dict[str, tuple[str, ...]] = {}
-    for statement in file.statements:
-        if isinstance(statement, tree.Param) and isinstance(statement.value, tree.Name):
+    for prefix, statement in _parameters(file, linked):
+        if isinstance(statement.value, tree.Name):
             listed = statement.domain.items if isinstance(statement.domain, tree.Choices) else ()
             names = dict.fromkeys(item.name for item in (statement.value, *listed) if isinstance(item, tree.Name))
             features = tuple(
                 name for name in names if name in vocabulary.features and vocabulary.features[name].kind is Kind.NUMBER
             )
             if features:
-                found[statement.name] = features
+                found[prefix + statement.name] = features
     return found
+
+
+def _parameters(file: tree.File, linked: Linked) -> Iterator[tuple[str, tree.Param]]:
+    """The `param`s of a policy and its libraries, with what goes before their names in a `Choice`."""
+    for prefix, each in (("", file), *((f"{name}.", library) for name, library in linked.files.items())):
+        yield from ((prefix, statement) for statement in each.statements if isinstance(statement, tree.Param))
 
 
 def _combinations(choices: Mapping[str, tuple[str, ...]], settings: Mapping[str, Value]) -> list[Choice]:
     """All choices of features, the configured one first, cut at `MAX_COMBINATIONS`."""
     ordered = {
-        name: sorted(features, key=lambda feature, name=name: feature != settings.get(name))  # type: ignore[misc]
+        name: sorted(features, key=lambda feature, name=name: feature != settings.get(name.rpartition(".")[2]))  # type: ignore[misc]
         for name, features in choices.items()
     }
     products = itertools.islice(itertools.product(*ordered.values()), MAX_COMBINATIONS)
@@ -144,10 +216,10 @@ def _combinations(choices: Mapping[str, tuple[str, ...]], settings: Mapping[str,
 
 def _merge(passes: Sequence[_Pass]) -> list[Diagnostic]:
     """The errors of all passes, each once; one that only some choices bring says which."""
-    found: dict[tuple[str, int, int], list[tuple[_Pass, Diagnostic]]] = {}
+    found: dict[tuple[str, int, int, Source | None], list[tuple[_Pass, Diagnostic]]] = {}
     for each in passes:
-        for error in each.findings.errors:
-            key = (error.code, error.span.start, error.span.end)
+        for error in each.errors:
+            key = (error.code, error.span.start, error.span.end, error.source)
             found.setdefault(key, []).append((each, error))
     merged = []
     for hits in found.values():

@@ -6,7 +6,7 @@ Calls of built-ins are in `check_call`, statements in `check_statement`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
@@ -26,6 +26,15 @@ from smetric.policy.vocabulary import Vocabulary
 MAX_NODES = 500
 #: How deep expressions may nest, chains of operators and definitions included.
 MAX_DEPTH = 100
+
+
+@dataclass(slots=True)
+class Budget:
+    """How large a policy has become so far: nodes counted, and how deep the checker is in an expression."""
+
+    nodes: int = 0
+    depth: int = 0
+
 
 Arguments = Mapping[str, Type]
 _NONE: Arguments = {}
@@ -48,8 +57,7 @@ class Expressions:
         self.units = Units(names, vocabulary, findings, features)
         self._operators = Operators(self.units, findings)
         self._calls = Calls(self, findings)
-        self._nodes = 0
-        self._depth = 0
+        self._budget = Budget()
         self._expanding: list[tree.Def] = []
 
     def infer(self, expr: tree.Expr, arguments: Arguments = _NONE) -> Type:
@@ -59,14 +67,14 @@ class Expressions:
             Stop: the policy is too large.
         """
         self.count(expr.span)
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
+        self._budget.depth += 1
+        if self._budget.depth > MAX_DEPTH:
             self._findings.error(
                 "too-deep", expr.span, f"this nests deeper than {MAX_DEPTH} operators", "name its parts with `let`"
             )
             raise Stop
         result = self._infer(expr, arguments)
-        self._depth -= 1
+        self._budget.depth -= 1
         if result.sort is Sort.NUMBER and not result.interval.bounded:
             self._findings.error("overflow", expr.span, "this may grow past 1e300", "bound its parts with clamp(…)")
             return BROKEN
@@ -78,8 +86,8 @@ class Expressions:
         Raises:
             Stop: there are too many.
         """
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
+        self._budget.nodes += 1
+        if self._budget.nodes > MAX_NODES:
             message = f"this policy has more than {MAX_NODES} parts, its definitions expanded"
             self._findings.error("too-large", span, message, "name what repeats with `let`")
             raise Stop
@@ -215,7 +223,8 @@ class Expressions:
     def _call(self, call: tree.Call, arguments: Arguments) -> Type:
         found = self._names.find(call.function, self._horizon)
         if found is not None and isinstance(found.statement, tree.Def):
-            return self._expand(call, found.statement, arguments)
+            home = found.origin.library.expressions if found.origin is not None else self
+            return self._expand(call, found.statement, arguments, home)
         builtin = BUILTINS.get(call.function)
         if builtin is not None:
             return self._calls.infer(call, builtin, arguments)
@@ -229,7 +238,7 @@ class Expressions:
             self._findings.error("unknown-function", call.name_span, message)
         return BROKEN
 
-    def _expand(self, call: tree.Call, definition: tree.Def, arguments: Arguments) -> Type:
+    def _expand(self, call: tree.Call, definition: tree.Def, arguments: Arguments, home: Expressions) -> Type:
         given = [self.infer(argument.value, arguments) for argument in call.arguments]
         for argument in call.arguments:
             if argument.name or argument.where is not None:
@@ -242,15 +251,16 @@ class Expressions:
             message = f"`{call.function}` takes {listed}, not {len(given)}"
             self._findings.error("arguments", call.span, message)
             return BROKEN
-        return self.body(definition, dict(zip(wanted, given, strict=True)), call)
+        with self._findings.inside(call):
+            return home.body(definition, dict(zip(wanted, given, strict=True)), self._budget)
 
-    def body(self, definition: tree.Def, arguments: Arguments, call: tree.Call | None = None) -> Type:
-        """The type of a definition's body; errors in it are shown at *call*, if there is one."""
+    def body(self, definition: tree.Def, arguments: Arguments, budget: Budget | None = None) -> Type:
+        """The type of the body of a definition of this file, counted into *budget* where another file calls it."""
+        own = self._budget
+        self._budget = budget or own
         self._expanding.append(definition)
         try:
-            if call is None:
-                return self.infer(definition.body, arguments)
-            with self._findings.inside(call):
-                return self.infer(definition.body, arguments)
+            return self.infer(definition.body, arguments)
         finally:
             self._expanding.pop()
+            self._budget = own

@@ -5,7 +5,7 @@ One pass is for one choice of features; `check` runs it for each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from smetric.policy import tree
@@ -13,10 +13,10 @@ from smetric.policy.check_expression import Expressions
 from smetric.policy.diagnostic import position, quote
 from smetric.policy.findings import Findings
 from smetric.policy.guard import HELD, conjuncts, label_of
-from smetric.policy.names import Names
+from smetric.policy.names import Imported, Named, Names
 from smetric.policy.parameter import Parameters
 from smetric.policy.reads import Guard, Step
-from smetric.policy.suggestion import comparison
+from smetric.policy.suggestion import comparison, did_you_mean
 from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.vocabulary import Vocabulary
@@ -36,7 +36,16 @@ class _Outcomes:
 
 
 class Statements:
-    """One pass over the statements of a file."""
+    """One pass over the statements of a file.
+
+    Args:
+        file: a policy or a library.
+        vocabulary: features and request fields.
+        settings: configured values of its parameters.
+        features: the feature that each feature parameter stands for.
+        findings: where errors go.
+        library: the checked library that a `use` means; None where that is at fault.
+    """
 
     def __init__(
         self,
@@ -45,13 +54,15 @@ class Statements:
         settings: Mapping[str, object],
         features: Mapping[str, str],
         findings: Findings,
+        library: Callable[[tree.Use], Statements | None],
     ) -> None:
-        self._file = file
+        self.file = file
+        self.findings = findings
         self._features = features
-        self._findings = findings
+        self._library = library
         self._names = Names(file, vocabulary, findings)
-        self._expressions = Expressions(self._names, vocabulary, findings, features)
-        self.units = self._expressions.units
+        self.expressions = Expressions(self._names, vocabulary, findings, features)
+        self.units = self.expressions.units
         self.parameters = Parameters(vocabulary, settings, self.units, findings, features)
         self._labels: dict[str, Span] = {}
         self._picked = ""
@@ -64,12 +75,17 @@ class Statements:
         Raises:
             Stop: the policy has too many errors or is too large.
         """
-        for statement in self._file.statements:
-            if not isinstance(statement, tree.Test):
-                self._expressions.count(statement.span)
+        is_library = self.file.kind == "library"
+        for statement in self.file.statements:
+            if is_library and not isinstance(statement, tree.Param | tree.Def | tree.Use | tree.Broken):
+                message = "a library holds only `param`, `def` and `use`"
+                self.findings.error("library", statement.span, message, "what decides stands in a policy")
+            elif not isinstance(statement, tree.Test):
+                self.expressions.count(statement.span)
                 self._statement(statement)
-        self.parameters.undeclared(self._file.name_span)
-        self._check_end()
+        self.parameters.undeclared(self.file.name_span)
+        if not is_library:
+            self._check_end()
         self._check_definitions()
 
     @property
@@ -86,29 +102,30 @@ class Statements:
         """Warn of what does no harm: names nobody uses, conditions that are always the same."""
         for name, found in self._names.unused():
             word = {tree.Param: "parameter", tree.Let: "value", tree.Def: "definition"}[type(found.statement)]
-            self._findings.warn("unused", found.span, f"{word} `{name}` is never used")
+            word = word if found.origin is None else "import"
+            self.findings.warn("unused", found.span, f"{word} `{name}` is never used")
         for step in self.steps:
             for guard in step.guards:
                 if guard.type.decided and not guard.type.may & self.parameters.declared.keys():
-                    self._findings.warn("constant", guard.span, "this condition is the same in every decision")
+                    self.findings.warn("constant", guard.span, "this condition is the same in every decision")
 
     # ── one statement ──
 
     def _statement(self, statement: tree.Statement) -> None:
         if self._outcomes.settled and not isinstance(statement, tree.Broken):
             message = "nothing can reach this: the rule above always applies"
-            self._findings.error("unreachable", statement.span, message)
+            self.findings.error("unreachable", statement.span, message)
         match statement:
             case tree.Param():
                 type_ = self.parameters.declare(statement)
                 if type_ is BROKEN:
                     self.parameters.failed.add(statement.name)
                 if statement.name in self._features and type_ is not BROKEN:
-                    feature = self._expressions.feature(self._features[statement.name])
+                    feature = self.expressions.feature(self._features[statement.name])
                     type_ = replace(feature, must=feature.must | {statement.name}, may=feature.may | {statement.name})
                 self._names.define(statement.name, statement.name_span, statement, type_)
             case tree.Let():
-                type_ = self._expressions.infer(statement.value).named
+                type_ = self.expressions.infer(statement.value).named
                 if type_.sort is Sort.INSTANCE and not self._picked:
                     self._picked = statement.name
                 self._names.define(statement.name, statement.name_span, statement, type_)
@@ -123,45 +140,65 @@ class Statements:
                 self._reject(statement)
             case tree.Hold():
                 self._hold(statement)
-            case tree.Unsupported():
-                self._unsupported(statement)
+            case tree.Use():
+                self._use(statement)
             case tree.Broken():
                 self._outcomes.broken |= statement.word in ("route", "reject", "hold", "policy", "library")
-                if statement.word == "param":
-                    self.parameters.failed.add(statement.name)
-                if statement.name and statement.word in ("param", "let", "def"):
-                    self._names.define(statement.name, statement.span, None)
+                if statement.word in ("param", "use"):
+                    self.parameters.failed |= set(statement.names)
+                for name in statement.names:
+                    self._names.define(name, statement.span, None)
 
-    def _unsupported(self, statement: tree.Unsupported) -> None:
-        word = Span(statement.span.start, statement.span.start + len(statement.word))
-        message = f"`{statement.word}` is not available in this version"
-        self._findings.error("unavailable", word, message, "write the definitions into this file")
+    def _use(self, statement: tree.Use) -> None:
+        library = self._library(statement)
         for name in statement.names:
-            self._names.define(name.name, name.span, None)
+            found = None if library is None else library.exported(name.name)
+            if library is None or found is None:
+                if library is not None:
+                    self._not_exported(statement.library.name, library, name)
+                self.parameters.failed.add(name.name)
+                self._names.define(name.name, name.span, None)
+                continue
+            if name.name in library.parameters.declared:
+                self.parameters.adopt(library.parameters, name.name)
+            self._names.define(name.name, name.span, found.statement, found.type, Imported(library, found))
+
+    def exported(self, name: str) -> Named | None:
+        """A name that others may take from this library: one that it defines itself."""
+        found = self._names.own(name)
+        return found if found is not None and (found.origin is None or found.statement is None) else None
+
+    def _not_exported(self, owner: str, library: Statements, name: tree.Name) -> None:
+        elsewhere = library._names.own(name.name)
+        if elsewhere is not None and elsewhere.origin is not None:
+            help_text = f"take it from where it is defined: use {elsewhere.origin.library.file.name} ({name.name})"
+        else:
+            help_text = did_you_mean(name.name, library._names.listed())
+        self.findings.error("use", name.span, f"library `{owner}` defines no `{name.name}`", help_text)
 
     def _filter(self, statement: tree.Filter) -> None:
         if self._picked:
             message = f"filters come before picks, and `{self._picked}` is already picked"
-            self._findings.error("filter-order", statement.span, message, "move this line above it")
+            self.findings.error("filter-order", statement.span, message, "move this line above it")
         guards = self._guards(statement.when)
-        mask = self._expressions.infer(statement.mask)
+        mask = self.expressions.infer(statement.mask)
         self._label(statement.label)
         if not mask.broken and mask.sort is not Sort.BOOL:
             message = f"`{statement.word}` needs a truth value, found {mask}"
-            self._findings.error("mask", statement.mask.span, message, comparison(mask.sort))
+            self.findings.error("mask", statement.mask.span, message, comparison(mask.sort))
         elif not mask.broken and not mask.vector:
             message = f"`{statement.word}` needs a truth value per instance, found one for all"
             help_text = "a filter that applies sometimes has a `when`; to turn requests away use `reject`"
-            self._findings.error("mask", statement.mask.span, message, help_text)
+            self.findings.error("mask", statement.mask.span, message, help_text)
         self._add(statement.mask, guards, mask, may_end=statement.word == "keep")
 
     def _route(self, statement: tree.Route) -> None:
         guards = self._guards(statement.when)
-        pick = self._expressions.infer(statement.pick)
+        pick = self.expressions.infer(statement.pick)
         self._label(statement.label)
         if not pick.broken and pick.sort is not Sort.INSTANCE:
             message = f"`route` needs an instance, found {pick}"
-            self._findings.error("route", statement.pick.span, message, "pick one: route argmin(…)")
+            self.findings.error("route", statement.pick.span, message, "pick one: route argmin(…)")
             pick = BROKEN
         self._add(statement.pick, guards, pick, may_end=True)
         self._outcome(statement, settled=statement.when is None and not pick.maybe, broken=pick.broken)
@@ -171,18 +208,18 @@ class Statements:
         if not (400 <= status <= 599 and status == int(status)):
             message = f"{status:g} is not an error status"
             help_text = "use 429 to shed and 503 when nobody can serve"
-            self._findings.error("status", statement.status.span, message, help_text)
-        retry = Type(Sort.NUMBER) if statement.retry is None else self._expressions.seconds(statement.retry)
+            self.findings.error("status", statement.status.span, message, help_text)
+        retry = Type(Sort.NUMBER) if statement.retry is None else self.expressions.seconds(statement.retry)
         guards = self._guards(statement.when)
         self._label(statement.label)
         self._add(statement.retry or statement.message, guards, retry, may_end=True)
         self._outcome(statement, settled=statement.when is None, broken=False)
 
     def _hold(self, statement: tree.Hold) -> None:
-        patience = self._expressions.seconds(statement.patience)
+        patience = self.expressions.seconds(statement.patience)
         if statement.when is None:
             message = "this would hold every request until its time is up"
-            self._findings.error("hold", statement.span, message, "give it a `when`")
+            self.findings.error("hold", statement.span, message, "give it a `when`")
         guards = self._guards(statement.when)
         self._label(statement.label)
         over = Type(Sort.BOOL).reading(patience, Type(Sort.NUMBER, must=_HELD_SO_FAR, may=_HELD_SO_FAR))
@@ -198,20 +235,20 @@ class Statements:
     def _guards(self, when: tree.Expr | None) -> list[Guard]:
         definitions = self._names.definitions()
         return [
-            Guard(label_of(part, self._findings.text, definitions), part.span, self._expressions.condition(part))
+            Guard(label_of(part, self.findings.text, definitions), part.span, self.expressions.condition(part))
             for part in conjuncts(when)
         ]
 
     def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, may_end: bool) -> None:
-        self.steps.append(Step(guards, found, quote(self._findings.text, value.span), may_end))
+        self.steps.append(Step(guards, found, quote(self.findings.text, value.span), may_end))
 
     def _label(self, label: tree.Name | None) -> None:
         if label is None:
             return
         earlier = self._labels.setdefault(label.name, label.span)
         if earlier is not label.span:
-            line = position(self._findings.text, earlier.start)[0]
-            self._findings.error("label", label.span, f"`{label.name}` already labels line {line}")
+            line = position(self.findings.text, earlier.start)[0]
+            self.findings.error("label", label.span, f"`{label.name}` already labels line {line}")
 
     # ── the whole file ──
 
@@ -219,15 +256,13 @@ class Statements:
         if self._outcomes.settled or self._outcomes.broken:
             return
         if self._outcomes.last is None:
-            self._findings.error("undecided", self._file.name_span, "this policy decides nothing", _END)
+            self.findings.error("undecided", self.file.name_span, "this policy decides nothing", _END)
         else:
-            self._findings.error("undecided", self._outcomes.last.span, "this may decide nothing", _END)
+            self.findings.error("undecided", self._outcomes.last.span, "this may decide nothing", _END)
 
     def _check_definitions(self) -> None:
-        """Look into definitions that nothing calls; of their arguments nothing is known."""
-        for name, found in self._names.unused():
-            if isinstance(found.statement, tree.Def):
+        """Look into definitions that nothing calls, and into all of a library; of their arguments nothing is known."""
+        for found in self._names.all() if self.file.kind == "library" else [found for _, found in self._names.unused()]:
+            if isinstance(found.statement, tree.Def) and found.origin is None:
                 definition = found.statement
-                self._expressions.body(definition, {argument.name: BROKEN for argument in definition.arguments})
-                self._names.find(name)
-                self._findings.warn("unused", found.span, f"definition `{name}` is never used")
+                self.expressions.body(definition, {argument.name: BROKEN for argument in definition.arguments})

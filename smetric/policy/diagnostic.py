@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smetric.policy.tree import Span
 
@@ -27,22 +27,41 @@ class Severity(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The text of a file, and what reports call it."""
+
+    text: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding: a stable code for tools, a sentence, the place, and help where there is any."""
+    """One finding: a stable code for tools, a sentence, the place, and help where there is any.
+
+    `source` is the library it was found in; None for the file that was asked about.
+    """
 
     code: str
     message: str
     span: Span
     help: str = ""
     severity: Severity = Severity.ERROR
+    source: Source | None = None
+
+    def within(self, source: Source) -> Diagnostic:
+        """The same finding, in the library *source*."""
+        return replace(self, source=source)
 
     def brief(self, text: str) -> str:
         """The finding on one line: place, sentence, help."""
-        line, column = position(text, self.span.start)
-        return f"{line}:{column}: {self.message}" + (f"; {self.help}" if self.help else "")
+        line, column = position(self.source.text if self.source else text, self.span.start)
+        file = f"{self.source.path}:" if self.source else ""
+        return f"{file}{line}:{column}: {self.message}" + (f"; {self.help}" if self.help else "")
 
     def render(self, text: str, path: str) -> str:
         """The finding with its line and caret, as language reports print it."""
+        if self.source is not None:
+            text, path = self.source.text, self.source.path
         line, column = position(text, self.span.start)
         start = text.rfind("\n", 0, self.span.start) + 1
         end = text.find("\n", self.span.start)
@@ -75,14 +94,19 @@ class PolicyError(Exception):
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Each finding once, in the order of the text, at most `MAX_DIAGNOSTICS` and a last one that says so."""
-    unique = dict.fromkeys(sorted(diagnostics, key=lambda found: (found.span.start, found.span.end)))
+    """Each finding once, in the order of the texts, at most `MAX_DIAGNOSTICS` and a last one that says so."""
+    unique = dict.fromkeys(sorted(diagnostics, key=_place))
     ordered = tuple(unique)
     if len(ordered) <= MAX_DIAGNOSTICS:
         return ordered
     kept = ordered[:MAX_DIAGNOSTICS]
     rest = Diagnostic("too-many-errors", "more follows after this; mend these first", kept[-1].span)
     return (*kept, rest)
+
+
+def _place(found: Diagnostic) -> tuple[str, int, int]:
+    """Findings of the file itself come first, then those of each library."""
+    return (found.source.path if found.source else "", found.span.start, found.span.end)
 
 
 def report(diagnostics: Sequence[Diagnostic], text: str, path: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from smetric.policy import tree
-from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, Severity, position
+from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, Severity, Source, position
 from smetric.policy.tree import Span
 
 
@@ -17,14 +17,25 @@ class Stop(Exception):
     """Checking ends here: enough was found, or a bound was passed."""
 
 
-class Findings:
-    """Errors and warnings of one policy text."""
+#: The calls of definitions being looked into, outermost first: each call with the findings of the text it stands in.
+Calls = list["tuple[tree.Call, Findings]"]
 
-    def __init__(self, text: str) -> None:
+
+class Findings:
+    """Errors and warnings of one policy text.
+
+    Args:
+        text: the text.
+        source: the library it is; None for the policy itself.
+        calls: shared by all texts of a policy.
+    """
+
+    def __init__(self, text: str, source: Source | None = None, calls: Calls | None = None) -> None:
         self.text = text
         self.errors: list[Diagnostic] = []
         self.warnings: list[Diagnostic] = []
-        self._calls: list[tuple[tree.Call, str]] = []
+        self._source = source
+        self.calls: Calls = [] if calls is None else calls
         self._shown: set[tuple[int, str]] = set()
 
     def error(self, code: str, span: Span, message: str, help_text: str = "") -> None:
@@ -33,27 +44,34 @@ class Findings:
         Raises:
             Stop: the file has more errors than are reported.
         """
-        if self._calls:
-            inside = (span.start, message)
+        shown_in = self
+        inside = (span.start, message)
+        if self.calls:
             if inside in self._shown:
                 return
-            self._shown.add(inside)
-            names = "".join(f"in `{name}`, " for _, name in self._calls)
-            help_text = f"{names}line {position(self.text, span.start)[0]}" + (f": {help_text}" if help_text else "")
-            span = self._calls[0][0].span
-        self.errors.append(Diagnostic(code, message, span, help_text))
+            names = "".join(f"in `{call.function}`, " for call, _ in self.calls)
+            line = f"line {position(self.text, span.start)[0]}"
+            file = f" of {self._source.path}" if self._source else ""
+            help_text = f"{names}{line}{file}" + (f": {help_text}" if help_text else "")
+            outermost, shown_in = self.calls[0]
+            span = outermost.span
+        self._shown.add(inside)
+        shown_in._add(Diagnostic(code, message, span, help_text, source=shown_in._source))
+
+    def _add(self, error: Diagnostic) -> None:
+        self.errors.append(error)
         if len(self.errors) > MAX_DIAGNOSTICS:
             raise Stop
 
     def warn(self, code: str, span: Span, message: str, help_text: str = "") -> None:
         """Report a warning."""
-        self.warnings.append(Diagnostic(code, message, span, help_text, Severity.WARNING))
+        self.warnings.append(Diagnostic(code, message, span, help_text, Severity.WARNING, self._source))
 
     @contextmanager
     def inside(self, call: tree.Call) -> Iterator[None]:
         """Errors found meanwhile belong to the body of the definition that *call* calls."""
-        self._calls.append((call, call.function))
+        self.calls.append((call, self))
         try:
             yield
         finally:
-            self._calls.pop()
+            self.calls.pop()

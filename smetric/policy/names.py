@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
@@ -17,17 +18,37 @@ from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Type
 from smetric.policy.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from smetric.policy.check_statement import Statements
+
 Declaration = tree.Param | tree.Let | tree.Def
 
 
 @dataclass(slots=True)
 class Named:
-    """A name of the file: where it was defined, its statement if that could be parsed, and its type unless a `def`."""
+    """A name of the file: where it was defined, its statement if that could be parsed, and its type unless a `def`.
+
+    `origin` is the name in the library it was taken from, whose file types its body.
+    """
 
     span: Span
     statement: Declaration | None
     type: Type = BROKEN
     used: bool = False
+    origin: Imported | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Where a name was taken from: the checked library, and the name there."""
+
+    library: Statements
+    named: Named
+
+    @property
+    def of_use(self) -> bool:
+        """Whether it is a parameter that a definition of its library reads."""
+        return isinstance(self.named.statement, tree.Param) and self.named.used
 
 
 class Names:
@@ -44,18 +65,28 @@ class Names:
         self._findings = findings
         self._defined: dict[str, Named] = {}
         self._ever = {
-            statement.name
-            for statement in file.statements
-            if isinstance(statement, tree.Param | tree.Let | tree.Def | tree.Broken)
+            statement.name for statement in file.statements if isinstance(statement, tree.Param | tree.Let | tree.Def)
         }
+        for statement in file.statements:
+            if isinstance(statement, tree.Use):
+                self._ever |= {name.name for name in statement.names}
+            elif isinstance(statement, tree.Broken):
+                self._ever |= set(statement.names)
 
-    def define(self, name: str, span: Span, statement: Declaration | None, type_: Type = BROKEN) -> None:
+    def define(
+        self,
+        name: str,
+        span: Span,
+        statement: Declaration | None,
+        type_: Type = BROKEN,
+        origin: Imported | None = None,
+    ) -> None:
         """Add a name; an error when it is taken, and the first definition stays."""
         if self._is_taken(name, span, "name"):
             return
         earlier = self._defined.get(name)
         if earlier is None:
-            self._defined[name] = Named(span, statement, type_)
+            self._defined[name] = Named(span, statement, type_, origin=origin)
             return
         line = position(self._findings.text, earlier.span.start)[0]
         self._findings.error(
@@ -79,18 +110,34 @@ class Names:
         found.used = True
         return found
 
+    def own(self, name: str) -> Named | None:
+        """The name, without using it."""
+        return self._defined.get(name)
+
     def statement(self, name: str) -> Declaration | None:
         """The statement that defines *name*, without using it."""
         found = self._defined.get(name)
         return found.statement if found is not None else None
+
+    def listed(self) -> list[str]:
+        """All names so far."""
+        return list(self._defined)
+
+    def all(self) -> list[Named]:
+        """What they stand for, in their order."""
+        return list(self._defined.values())
 
     def definitions(self) -> set[str]:
         """The names of all `def`s so far."""
         return {name for name, found in self._defined.items() if isinstance(found.statement, tree.Def)}
 
     def unused(self) -> Iterable[tuple[str, Named]]:
-        """Names that nothing has asked for."""
-        return [(name, found) for name, found in self._defined.items() if not found.used and found.statement]
+        """Names that nothing has asked for; a parameter of a library may be of use there."""
+        return [
+            (name, found)
+            for name, found in self._defined.items()
+            if found.statement and not (found.used or (found.origin is not None and found.origin.of_use))
+        ]
 
     def unknown(self, name: str, span: Span, arguments: Iterable[str]) -> None:
         """Report a name that is not there."""

@@ -143,6 +143,11 @@ class Parameters:
         self.declared[made.name] = self._configured(made, statement)
         return replace(self.declared[made.name].type, unit=unit)
 
+    def adopt(self, library: Parameters, name: str) -> None:
+        """Take a parameter of a library as one of this file, with the value it has there."""
+        self.declared[name] = library.declared[name]
+        self._of[name] = library._of.get(name, PLAIN)
+
     def undeclared(self, header: tree.Span) -> None:
         """Report settings that no statement declares."""
         for name in self._settings:

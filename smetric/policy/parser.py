@@ -77,17 +77,18 @@ def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]
     comments = Comments(text)
     pieces = cut(found)
     name = tree.Name(span=Span(0, 0), name="")
-    doc = ""
+    doc, kind = "", "policy"
     if pieces and pieces[0].word not in STATEMENTS:
         name = _header(pieces[0], errors)
         doc = comments.above(_start(pieces[0]))
+        kind = "library" if pieces[0].word == "library" else kind
         del pieces[0]
     else:
         span = span_of(pieces[0].tokens[0]) if pieces else Span(0, 0)
         errors.append(Diagnostic("header", "a file starts with `policy NAME`", span, "write it above this line"))
     statements = tuple(_statement(piece, comments.above(_start(piece)), errors) for piece in pieces)
     file = tree.File(
-        name=name.name, name_span=name.span, doc=doc, statements=statements, text=text, path=path
+        name=name.name, name_span=name.span, doc=doc, statements=statements, text=text, path=path, kind=kind
     )  # fmt: skip
     return file, errors
 
@@ -109,9 +110,6 @@ def _header(piece: Piece, errors: list[Diagnostic]) -> tree.Name:
     if piece.word not in HEADERS:
         message = f"a file starts with `policy NAME`, not with `{clip(first)}`"
         errors.append(Diagnostic("header", message, span_of(first), "e.g. policy my_policy"))
-    elif piece.word == "library":
-        message = "`library` is not available in this version"
-        errors.append(Diagnostic("unavailable", message, span_of(first), "write its definitions into the policy"))
     made = None if piece.broken or piece.word not in HEADERS else _parse(piece, "header", errors)
     return made if isinstance(made, tree.Name) else tree.Name(span=span_of(first), name="")
 
@@ -125,9 +123,16 @@ def _statement(piece: Piece, doc: str, errors: list[Diagnostic]) -> tree.Stateme
         made = _parse(piece, "item", errors)
         if isinstance(made, tree.Statement):
             return _with_doc(made, doc)
-    names = tokens[1] if len(tokens) > 1 and tokens[1].type == "NAME" else ""
     span = Span(_start(piece), span_of(tokens[-1]).end)
-    return tree.Broken(span=span, doc=doc, word=piece.word, name=str(names))
+    return tree.Broken(span=span, doc=doc, word=piece.word, names=_meant(piece))
+
+
+def _meant(piece: Piece) -> tuple[str, ...]:
+    """The names that a broken statement would have defined."""
+    names = tuple(str(token) if token.type == "NAME" else "" for token in piece.tokens[1:])
+    if piece.word == "use":
+        return tuple(filter(None, names[1:]))
+    return tuple(filter(None, names[:1])) if piece.word in ("param", "let", "def") else ()
 
 
 def _parse(piece: Piece, rule: str, errors: list[Diagnostic]) -> object:

@@ -12,7 +12,8 @@ from smetric.policy.check import Checked, check_text
 from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
-from smetric.policy.diagnostic import Diagnostic, PolicyError
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Source
+from smetric.policy.library import Reader, no_libraries
 from smetric.policy.plan import Plan
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
@@ -45,17 +46,22 @@ class Policy:
         checked: Checked,
         vocabulary: Vocabulary,
     ) -> None:
-        #: As the file says, the file's name, its documentation, and the first 12 hex digits of its SHA-256.
+        #: As the file says, the file's name, its documentation, and the first 12 hex digits of the SHA-256 of its text
+        #: and its libraries.
         self.name = file.name
         self.path = file.path
         self.doc = file.doc
-        self.digest = hashlib.sha256(file.text.encode()).hexdigest()[:12]
+        #: The text of each library it uses, by name.
+        self.libraries: Mapping[str, Source] = {
+            name: Source(library.file.text, library.file.path) for name, library in sorted(checked.libraries.items())
+        }
+        self.digest = digest_of(file.text, self.libraries)
         self.source = file.text
         self.params = checked.params
         #: What the checker found that does no harm.
         self.warnings = checked.warnings
         #: Filters and outcomes, in the order of the file.
-        self.plan: Plan = Resolver(file, vocabulary, checked.params).plan()
+        self.plan: Plan = Resolver(file, vocabulary, checked).plan()
         self.tests = tuple(s for s in file.statements if isinstance(s, tree.Test))
         self._vocabulary = vocabulary
         plan = self.plan
@@ -113,12 +119,21 @@ class Policy:
         return None if found is None else found[0]
 
 
+def digest_of(text: str, libraries: Mapping[str, Source]) -> str:
+    """The first 12 hex digits of the SHA-256 of a policy's *text* and its *libraries*."""
+    digest = hashlib.sha256(text.encode())
+    for name, library in sorted(libraries.items()):
+        digest.update(f"\0{name}\0{library.text}".encode())
+    return digest.hexdigest()[:12]
+
+
 def load(
     source: str,
     vocabulary: Vocabulary,
     *,
     path: str = "<policy>",
     settings: Mapping[str, float | str | bool] | None = None,
+    libraries: Reader = no_libraries,
 ) -> Policy:
     """Parse, check and compile a policy.
 
@@ -127,14 +142,28 @@ def load(
         vocabulary: the features and request fields it may read.
         path: its name in errors and tracebacks.
         settings: configured values of its parameters.
+        libraries: finds the libraries it uses.
 
     Raises:
         PolicyError: with everything that is wrong with it.
     """
-    file, checked = check_text(source, vocabulary, settings, path)
+    file, checked = check_text(source, vocabulary, settings, path, libraries)
+    if file.kind == "library":
+        message = f"`{file.name}` is a library, which decides nothing"
+        raise PolicyError([Diagnostic("library", message, file.name_span, "name a policy that uses it")], source, path)
+    return compiled(file, checked, vocabulary)
+
+
+def compiled(file: tree.File, checked: Checked, vocabulary: Vocabulary) -> Policy:
+    """Compile a policy that was checked.
+
+    Raises:
+        PolicyError: it would become too much code.
+    """
     try:
         return Policy(file, checked, vocabulary)
     except (TooLargeError, RecursionError) as error:
         message = "this policy branches and nests into too much code"
         help_text = "shorten chains of `let`s that build on each other, above all below `if`, `and` and `or`"
-        raise PolicyError([Diagnostic("too-large", message, file.name_span, help_text)], source, path) from error
+        found = Diagnostic("too-large", message, file.name_span, help_text)
+        raise PolicyError([found], file.text, file.path) from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS, Builtin, Family
+from smetric.policy.check import Checked
 from smetric.policy.fold import Reading, bound, op, set_of
 from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.parameter import Parameter
@@ -51,11 +52,15 @@ class _Sites:
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean: those of one file so far, and the arguments of the definition being expanded."""
+    """What names mean: those of one file so far, and the arguments of the definition being expanded.
+
+    `at` is set in the definitions of a library: the call in the policy where their terms stand.
+    """
 
     names: dict[str, Reading] = field(default_factory=dict)
-    defs: dict[str, tree.Def] = field(default_factory=dict)
+    defs: dict[str, tuple[tree.Def, _Scope]] = field(default_factory=dict)
     arguments: Mapping[str, Reading] = field(default_factory=dict)
+    at: Span | None = None
 
 
 class Resolver:
@@ -64,14 +69,15 @@ class Resolver:
     Args:
         file: a file that the checker accepted.
         vocabulary: the words it may read.
-        parameters: the checker's account of each `param`.
+        checked: the checker's account of its parameters and libraries.
     """
 
-    def __init__(self, file: tree.File, vocabulary: Vocabulary, parameters: Mapping[str, Parameter]) -> None:
+    def __init__(self, file: tree.File, vocabulary: Vocabulary, checked: Checked) -> None:
         self._file = file
         self._features = vocabulary.features
-        self._parameters = parameters
+        self._checked = checked
         self._scope = _Scope()
+        self._libraries: dict[str, _Scope] = {}
         self._picks = _Sites()
         self._bindings: list[Binding] = []
         self._draws = _Sites()
@@ -84,13 +90,10 @@ class Resolver:
         steps: list[Step] = []
         scope = self._scope
         for statement in self._file.statements:
-            if isinstance(statement, tree.Param):
-                scope.names[statement.name] = self._parameter(self._parameters[statement.name])
-            elif isinstance(statement, tree.Let):
+            self._declare(statement, scope, self._checked.params)
+            if isinstance(statement, tree.Let):
                 self._owner = statement.name
                 scope.names[statement.name] = bound(statement.name, self._term(statement.value, scope))
-            elif isinstance(statement, tree.Def):
-                scope.defs[statement.name] = statement
             elif isinstance(statement, tree.Filter | tree.Route | tree.Reject | tree.Hold):
                 steps.append(self._step(statement, steps))
         count_uses(
@@ -100,6 +103,29 @@ class Resolver:
         return Plan(
             tuple(steps), tuple(self._bindings), tuple(self._picks.keys), tuple(self._draws.keys), self._keyed
         )  # fmt: skip
+
+    def _declare(self, statement: tree.Statement, scope: _Scope, parameters: Mapping[str, Parameter]) -> None:
+        """Put the names of a `param`, `def` or `use` into *scope*."""
+        match statement:
+            case tree.Param(name=name):
+                scope.names[name] = self._parameter(parameters[name])
+            case tree.Def(name=name):
+                scope.defs[name] = (statement, scope)
+            case tree.Use(library=library, names=names):
+                taken = self._library(library.name)
+                for name in (each.name for each in names):
+                    if name in taken.defs:
+                        scope.defs[name] = taken.defs[name]
+                    else:
+                        scope.names[name] = taken.names[name]
+
+    def _library(self, name: str) -> _Scope:
+        if name not in self._libraries:
+            library = self._checked.libraries[name]
+            scope = self._libraries[name] = _Scope()
+            for statement in library.file.statements:
+                self._declare(statement, scope, library.params)
+        return self._libraries[name]
 
     def _parameter(self, parameter: Parameter) -> Reading:
         if parameter.is_feature:
@@ -139,7 +165,7 @@ class Resolver:
     # ── expressions ──────────────────────────────────────────────────────────
 
     def _term(self, expr: tree.Expr, scope: _Scope) -> Term:
-        span = expr.span
+        span = scope.at or expr.span
         match expr:
             case tree.Number(value=value) | tree.Text(value=value) | tree.Truth(value=value):
                 return Const(value, span=span, shape=Shape.SCALAR)
@@ -158,7 +184,7 @@ class Resolver:
             case tree.At(vector=vector, pick=pick):
                 return At(self._term(vector, scope), self._term(pick, scope), span=span, shape=Shape.SCALAR)
             case tree.Call():
-                return self._call(expr, scope)
+                return self._call(expr, span, scope)
         raise AssertionError(f"no such expression: {type(expr).__name__}")
 
     def _named(self, name: str, span: Span, scope: _Scope) -> Term:
@@ -168,19 +194,20 @@ class Resolver:
             return scope.names[name](span)
         return Column(self._features[name].name, span=span, shape=Shape.VECTOR)
 
-    def _call(self, call: tree.Call, scope: _Scope) -> Term:
-        definition = scope.defs.get(call.function)
-        if definition is not None:
+    def _call(self, call: tree.Call, span: Span, scope: _Scope) -> Term:
+        if call.function in scope.defs:
+            definition, home = scope.defs[call.function]
             given = [self._term(argument.value, scope) for argument in call.arguments]
             arguments = {
                 name.name: bound(name.name, value) for name, value in zip(definition.arguments, given, strict=True)
             }
-            return self._term(definition.body, replace(scope, arguments=arguments))
+            at = span if home is not self._scope else None
+            return self._term(definition.body, replace(home, arguments=arguments, at=at))
         named = {a.name: self._term(a.value, scope) for a in call.arguments if a.name and a.name != "then"}
         thens = tuple(self._term(a.value, scope) for a in call.arguments if a.name == "then")
         plain = [self._term(argument.value, scope) for argument in call.arguments if not argument.name]
         masks = [self._term(argument.where, scope) for argument in call.arguments if argument.where is not None]
-        return self._built_in(BUILTINS[call.function], call.span, plain, masks[0] if masks else None, named, thens)
+        return self._built_in(BUILTINS[call.function], span, plain, masks[0] if masks else None, named, thens)
 
     def _built_in(
         self,

@@ -14,6 +14,7 @@ from smetric.policy import tree
 from smetric.policy.decision import Decision, Need, Outcome
 from smetric.policy.explain import explain
 from smetric.policy.guard import one_line
+from smetric.policy.library import Reader, no_libraries
 from smetric.policy.policy import Policy, load
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
@@ -46,18 +47,21 @@ class TestResult:
         return not self.failure
 
 
-def run_tests(source: str, vocabulary: Vocabulary, *, path: str = "<policy>") -> list[TestResult]:
+def run_tests(
+    source: str, vocabulary: Vocabulary, *, path: str = "<policy>", libraries: Reader = no_libraries
+) -> list[TestResult]:
     """Run all tests of a policy, in order.
 
     Args:
         source: the text of the file.
         vocabulary: the features and request fields it may read.
         path: its name in errors.
+        libraries: finds the libraries it uses.
 
     Raises:
         PolicyError: the file, or a setting of a test, is wrong.
     """
-    policy = load(source, vocabulary, path=path)
+    policy = load(source, vocabulary, path=path, libraries=libraries)
     return [run_test(policy, test, vocabulary) for test in policy.tests]
 
 
@@ -66,7 +70,7 @@ def run_test(policy: Policy, test: tree.Test, vocabulary: Vocabulary) -> TestRes
     line = policy.source.count("\n", 0, test.span.start) + 1
     if test.settings:
         settings = {setting.name: _configured(setting.value) for setting in test.settings}
-        policy = load(policy.source, vocabulary, path=policy.path, settings=settings)
+        policy = load(policy.source, vocabulary, path=policy.path, settings=settings, libraries=policy.libraries.get)
     given = {setting.name: setting.value for setting in test.given}
     last = given.pop("last", None)
     request = request_of(test, given, vocabulary)

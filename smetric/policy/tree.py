@@ -225,25 +225,22 @@ class Hold(Statement):
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported(Statement):
-    """A statement of the grammar that this version does not run yet: `use`.
+class Use(Statement):
+    """`use library (names)`."""
 
-    `names` are those it would define.
-    """
-
-    word: str
-    names: tuple[Name, ...] = ()
+    library: Name
+    names: tuple[Name, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Broken(Statement):
     """A statement that could not be parsed; only the checker sees it, so that nothing echoes the error.
 
-    `word` is its keyword and `name` the name it would have defined, each empty when it has none.
+    `word` is its keyword, and `names` are those it would have defined.
     """
 
     word: str
-    name: str
+    names: tuple[str, ...]
 
 
 # ── tests ────────────────────────────────────────────────────────────────────
@@ -306,7 +303,10 @@ class Test(Statement):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A whole policy: its statements in order, its text and where that came from."""
+    """A whole policy or library: its statements in order, its text and where that came from.
+
+    `kind` is the word it starts with, `policy` or `library`.
+    """
 
     name: str
     name_span: Span
@@ -314,3 +314,4 @@ class File:
     statements: tuple[Statement, ...]
     text: str = field(repr=False)
     path: str = "<policy>"
+    kind: str = "policy"

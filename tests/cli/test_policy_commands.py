@@ -268,3 +268,14 @@ def test_a_router_that_does_not_answer_ends_with_3() -> None:
     result = run("explain", "--decision", "01GOOD", "--admin", f"http://127.0.0.1:{port}")
     assert result.exit_code == 3
     assert "is the router running" in result.output
+
+
+def test_libraries_are_found_beside_the_file_and_checked_on_their_own(tmp_path: Path) -> None:
+    (tmp_path / "common.policy").write_text("library common\ndef near(x) = x + 1\n")
+    (tmp_path / "p.policy").write_text("policy p\nuse common (near)\nroute argmin(near(requests)) as near_one\n")
+    assert run("check", str(tmp_path / "p.policy"), str(tmp_path / "common.policy")).exit_code == 0
+    (tmp_path / "common.policy").write_text("library common\ndef near(x) = meen(x)\n")
+    for name in ("p", "common"):
+        result = run("check", str(tmp_path / f"{name}.policy"))
+        assert result.exit_code == 1
+        assert f"--> {tmp_path}/common.policy:2:15" in result.stderr

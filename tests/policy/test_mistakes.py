@@ -368,6 +368,7 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str]] = [
         "did not expect `whn` here",
         "did you mean `when`?",
     ),
+    ("use p (x)\nroute argmin(requests)", {}, "p", "these files use each other: p → p", ""),
     ("param A = 1\nroute argmin(requests)", {}, "A", "parameter `A` is never used", ""),
     (
         "route argmin(requests) when 1 < 2\nroute argmax(hit_len)",
@@ -411,9 +412,3 @@ def test_a_report_shows_line_caret_and_help() -> None:
         "  |         ^^^^^^^\n"
         "  = help: did you mean `requests`?"
     )
-
-
-@pytest.mark.parametrize("code", ["use common (x)"])
-def test_what_this_version_does_not_run_is_said_to_be_unavailable(code: str) -> None:
-    (found,) = _found(f"{code}\nroute argmin(requests)", {})
-    assert found.message.endswith("is not available in this version")

@@ -146,7 +146,6 @@ def test_reports_are_bounded() -> None:
         ("polcy p", "not with `polcy`"),
         ("policy my-p", "did not expect `-` here"),
         ("policy p policy q", "did not expect `policy` here"),
-        ("library p", "`library` is not available"),
         ("policy p let x", "this `let` is not finished"),
         ("policy p let x = a)", "`)` closes nothing"),
         ("policy p def f(hold) = 3", "`hold` is a reserved word"),

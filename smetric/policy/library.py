@@ -1,0 +1,105 @@
+"""The libraries of a policy: found by name, parsed once, and what is wrong with how they use each other.
+
+What stands in them is checked where policies are (`check_statement`); where files lie is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from smetric.policy import tree
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Source
+from smetric.policy.parser import read
+
+#: Libraries that one policy may use, those of its libraries included.
+MAX_LIBRARIES = 16
+
+#: Gives the text of `NAME.policy` beside the policy; None where there is no such file.
+#: It may raise `OSError` or `ValueError`, whose text says why the file cannot be read.
+Reader = Callable[[str], Source | None]
+
+
+def no_libraries(_: str) -> None:
+    """The reader of a policy beside which nothing lies."""
+
+
+@dataclass(slots=True)
+class Linked:
+    """A policy with its libraries.
+
+    Args:
+        files: every library by name.
+        targets: the library that each `use` means, by the statement's identity; a `use` at fault has none.
+        errors: what is wrong with files and uses, each with its source.
+    """
+
+    files: dict[str, tree.File] = field(default_factory=dict)
+    targets: dict[int, str] = field(default_factory=dict)
+    errors: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """The text of every library by name."""
+        return {name: Source(file.text, file.path) for name, file in sorted(self.files.items())}
+
+
+def link(file: tree.File, reader: Reader) -> Linked:
+    """Find and parse all libraries that *file* uses, directly or not."""
+    linked = Linked()
+    _follow(file, None, (file.name,), reader, linked)
+    return linked
+
+
+def _follow(
+    file: tree.File, source: Source | None, path: Sequence[str], reader: Reader, linked: Linked
+) -> None:  # fmt: skip
+    """Link what *file*, reached over *path*, uses; *source* is the library it is, None for the policy."""
+    for statement in file.statements:
+        if not isinstance(statement, tree.Use):
+            continue
+        name = statement.library.name
+
+        def fail(message: str, help_text: str = "", place: tree.Span = statement.library.span) -> None:
+            linked.errors.append(Diagnostic("use", message, place, help_text, source=source))
+
+        if name in path:
+            circle = " → ".join([*path[path.index(name) :], name])
+            fail(f"these files use each other: {circle}")
+            continue
+        if name not in linked.files:
+            if len(linked.files) == MAX_LIBRARIES:
+                fail(f"a policy uses at most {MAX_LIBRARIES} libraries")
+                continue
+            found = _found(name, reader, fail)
+            if found is None:
+                continue
+            linked.files[name] = found[0]
+            linked.errors += found[1]
+            own = Source(found[0].text, found[0].path)
+            _follow(found[0], own, (*path, name), reader, linked)
+        linked.targets[id(statement)] = name
+
+
+def _found(name: str, reader: Reader, fail: Callable[..., None]) -> tuple[tree.File, list[Diagnostic]] | None:
+    """The library *name* and its syntax errors; None, and why, where there is none."""
+    try:
+        source = reader(name)
+    except (OSError, ValueError) as error:
+        fail(f"{name}.policy cannot be read: {getattr(error, 'strerror', None) or error}")
+        return None
+    if source is None:
+        fail(f"there is no {name}.policy beside this file", f"it would start with `library {name}`")
+        return None
+    try:
+        file, errors = read(source.text, source.path)
+    except PolicyError as error:
+        fail(f"{name}.policy cannot be read: {error.diagnostics[0].message}")
+        return None
+    if file.kind != "library":
+        fail(f"`{name}` is a policy, and only a library can be used", "move what they share into a library")
+        return None
+    if file.name != name:
+        fail(f"{name}.policy says that it is `library {file.name}`", "file and library have one name")
+        return None
+    return file, [found.within(source) for found in errors]
