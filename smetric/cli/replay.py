@@ -67,7 +67,7 @@ def replay(
 
     settings = param_values(params)
     try:
-        found, text = _replayed(records, policy, settings, against, form, examples)
+        found, text = _replayed(records, policy, params, settings, against, form, examples)
     except PolicyError as error:
         raise click.ClickException(f"{error.path} does not check\n\n{error}") from error
     if output is None:
@@ -86,6 +86,7 @@ def replay(
 def _replayed(
     records: tuple[str, ...],
     policy: str | None,
+    params: tuple[str, ...],
     settings: Mapping[str, float | str | bool],
     against: str,
     form: str,
@@ -102,7 +103,7 @@ def _replayed(
     reading = Reading([_path(record) for record in records])
     name = candidate.name if candidate is not None else "the recorded policy"
     if settings and candidate is None:
-        name += " with " + ", ".join(f"{key}={value}" for key, value in settings.items())
+        name += " with " + ", ".join(params)
     found = Comparison(other.name if other is not None else RECORDED, name)
     after = Judges(candidate, None if candidate is not None else settings)
     before = Judges(other)

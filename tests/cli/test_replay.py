@@ -1,0 +1,189 @@
+"""`smetric replay`: what it says, in which form, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from smetric.cli import main
+from smetric.resources import shipped_policies
+from tests.records.drive import Fleet, policy, write
+
+SHIPPED = {name: path.read_text() for name, path in shipped_policies().items()}
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two hundred decisions of SMetric on four instances."""
+    path = tmp_path_factory.mktemp("record") / "decisions.jsonl.gz"
+    fleet = Fleet(random.Random(11), 4)
+    write(path, [fleet.decide(policy(SHIPPED["smetric"])) for _ in range(200)])
+    return path
+
+
+def test_a_record_held_against_itself_is_as_it_was(record: Path) -> None:
+    result = run(record)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("the recorded policy agrees with what was recorded on 100 % of 200 decisions\n")
+    assert run(record, "--against", "recorded").output == result.output
+
+
+def test_a_record_that_does_not_come_out_as_it_was_is_a_finding(record: Path, tmp_path: Path) -> None:
+    import gzip
+
+    spoilt = tmp_path / "spoilt.jsonl"
+    text = gzip.decompress(record.read_bytes())
+    spoilt.write_bytes(text.replace(b'"instance":"gpu-0"', b'"instance":"gpu-1"'))
+    result = run(spoilt)
+    assert result.exit_code == 1
+    assert re.match(
+        r"the recorded policy agrees with what was recorded on 7\d\.\d\d % of 200 decisions;", result.output
+    )
+
+
+def test_another_policy_says_what_moves_where_and_why(record: Path) -> None:
+    result = run(record, "--policy", "bailian", "--examples", "1")
+    assert result.exit_code == 0, result.output
+    text = result.output
+    assert re.search(r"bailian agrees with what was recorded on \d\d\.\d\d % of \d+ decisions; \d+ go elsewhere", text)
+    assert re.search(r"^\d+ not answerable: hit_len not read$", text, re.M)
+    assert "name the policy in the setting `observe`" in text
+    assert re.search(r"^  +\d+  (stick|balance) → route_1$", text, re.M)
+    assert re.search(r"^  requests, max / mean +\d\.\d\d +\d\.\d\d$", text, re.M)
+    assert re.search(r"^  prompt tokens found cached +\d+\.\d\d % +\d+\.\d\d %$", text, re.M)
+    # One example, explained from both sides.
+    assert text.count("smetric: route to") == text.count("bailian: route to") == 1
+    assert "balance    always" in text
+
+
+def test_a_parameter_changes_the_recorded_policy(record: Path) -> None:
+    result = run(record, "--set", "OVERLOAD=1")
+    assert result.exit_code == 0
+    assert result.output.startswith("the recorded policy with OVERLOAD=1 agrees with what was recorded on ")
+    assert "stick → balance" in result.output
+
+
+def test_the_json_has_it_all(record: Path) -> None:
+    result = run(record, "--policy", "lmetric", "--against", "bailian", "--format", "json")
+    found: dict[str, Any] = json.loads(result.output)
+    assert (found["policy"], found["against"]) == ("lmetric", "bailian")
+    counts = found["decisions"]
+    assert counts["read"] == 200
+    assert counts["compared"] + counts["not_answerable"]["not answerable: hit_len not read"] == 200
+    assert found["agreement"] == found["agreed"] / counts["compared"]
+    assert sum(move["count"] for move in found["moves"]) == found["moved"] == counts["compared"] - found["agreed"]
+    for side in found["load"].values():
+        assert sum(side["requests"].values()) == counts["compared"]
+        assert side["requests"].keys() == {"gpu-0", "gpu-1", "gpu-2", "gpu-3"}
+    example = found["examples"][0]
+    assert example["before"]["explanation"].startswith("bailian: route to ")
+    assert example["after"]["explanation"].startswith("lmetric: route to ")
+    assert example["before"]["choice"] != example["after"]["choice"]
+
+
+class Page(HTMLParser):
+    """The elements of a page and what they refer to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "xlink:href")]
+        if tag not in ("meta", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "rect":
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_asks_for_nothing_and_knows_light_and_dark(record: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    result = run(record, "--policy", "bailian", "--format", "html", "--output", output)
+    assert (result.exit_code, result.output) == (0, "")
+    text = output.read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.links == []
+    assert not re.search(r"https?:|url\(|@import|<script", text)
+    assert "prefers-color-scheme: dark" in text
+    assert page.seen.count("rect") == 2 * 4
+    assert page.seen.count("pre") == 2 * 2  # of each kind of move one example, from both sides
+    assert "gpu-3" in text
+
+
+def test_what_came_from_outside_is_escaped_in_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(1), 3)
+    fleet.instances[0].id = '<img src="x">'
+    write(path, [fleet.decide(policy(SHIPPED["bailian"])) for _ in range(100)])
+    text = run(path, "--policy", "lmetric", "--format", "html").output
+    assert "<img" not in text
+    assert "&lt;img" in text
+
+
+@pytest.mark.parametrize(("percent", "code"), [("10", 0), ("99.9", 1)])
+def test_agreement_below_a_bound_is_a_finding(percent: str, code: int, record: Path) -> None:
+    assert run(record, "--policy", "bailian", "--fail-under", percent).exit_code == code
+
+
+def test_nothing_to_compare_is_a_finding_where_a_bound_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    fleet = Fleet(random.Random(1), 3)
+    write(path, [fleet.decide(policy(SHIPPED["load_only"])) for _ in range(5)])
+    result = run(path, "--policy", "bailian")
+    assert (result.exit_code, result.output.splitlines()[0]) == (
+        0,
+        "bailian: none of 5 decisions can be compared with what was recorded",
+    )
+    assert run(path, "--policy", "bailian", "--fail-under", "1").exit_code == 1
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n")
+    result = run(path)
+    assert result.exit_code == 2
+    assert "notes.txt:1: no line of a record" in result.output
+    assert run(tmp_path / "absent.jsonl").exit_code == 2
+
+
+def test_a_policy_that_does_not_check_is_said_as_check_says_it(record: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.policy"
+    path.write_text("policy bad\nroute argmin(reqests)\n")
+    result = run(record, "--policy", path)
+    assert result.exit_code == 1
+    assert "bad.policy" in result.output
+    assert "reqests" in result.output
+    assert run(record, "--set", "NOPE=1").exit_code == 1
+
+
+def test_a_report_that_cannot_be_written_is_said(record: Path, tmp_path: Path) -> None:
+    result = run(record, "--output", tmp_path / "absent" / "report.txt")
+    assert result.exit_code == 2
+    assert "cannot be written: No such file or directory" in result.output
+
+
+def test_a_file_that_ends_early_is_read_as_far_as_it_is_whole(record: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(record.read_bytes()[:-100])
+    result = run(path)
+    assert result.exit_code == 0
+    assert re.search(r"100 % of 1\d\d decisions", result.stdout)
+    assert "cut.jsonl.gz: ends in the middle of a line" in result.stderr
