@@ -96,22 +96,38 @@ class Delivery:
             headers.append((b"x-accel-buffering", b"no"))
         assert self._exchange.record is not None
         headers += self._plane.receipt(self._exchange.record)
-        await outbox({"type": "http.response.start", "status": answer.status, "headers": headers})
+        # A write costs more than all else here: the head goes with the first piece if that has come too, and the last
+        # piece with the end where it is known to be the last.
+        has_begun = is_sent = False
+        if not held and not answer.has_piece:
+            has_begun = True
+            await outbox.begin(answer.status, headers)
         try:
             for piece in held:
                 observer.passed(piece)
-                await outbox({"type": "http.response.body", "body": piece, "more_body": True})
+                if has_begun:
+                    await outbox.pass_on(piece)
+                else:
+                    has_begun = True
+                    await outbox.begin(answer.status, headers, piece)
             watchdog.arm(deadlines.first_byte_s, "first_byte")
-            # The last piece goes with the end where it is known to be the last; another message costs as much as it.
-            is_sent = False
             while not is_sent and (piece := await answer.read()):
+                is_first = not observer.size
                 observer.passed(piece)
                 if is_sent := answer.is_whole and observer.ended:
                     self._lease.release()  # the engine has ended, however long the client takes to read
-                if observer.size == len(piece):
-                    await self._first_piece(piece, is_last=is_sent)
+                if is_first:
+                    self._attempt.first_byte()
+                    self._lease.first_byte()
+                    if self._attempt.ttfc_s is not None and self._leased and observer.is_stream:
+                        self._trial.waited(self._lease, self._attempt.ttfc_s)
+                if has_begun:
+                    await outbox.pass_on(piece, is_last=is_sent)
                 else:
-                    await outbox({"type": "http.response.body", "body": piece, "more_body": not is_sent})
+                    has_begun = True
+                    await outbox.begin(answer.status, headers, piece, is_last=is_sent)
+                if is_first and answer.status == 200 and self._leased:
+                    self._plane.router.prefilled(self._request, self._lease.instance)
                 watchdog.arm(deadlines.idle_s, "idle")
         except AnswerBroken:
             await self._break_off("closed")
@@ -128,18 +144,8 @@ class Delivery:
         answer.finish()
         self._lease.release()
         if not is_sent:
-            await outbox({"type": "http.response.body", "body": b"", "more_body": False})
+            await outbox.pass_on(b"", is_last=True)
         self._settle()
-
-    async def _first_piece(self, piece: bytes, *, is_last: bool) -> None:
-        """Pass the first bytes on, then note that the prompt has been prefilled."""
-        self._attempt.first_byte()
-        self._lease.first_byte()
-        if self._attempt.ttfc_s is not None and self._leased and self.observer.is_stream:
-            self._trial.waited(self._lease, self._attempt.ttfc_s)
-        await self._outbox({"type": "http.response.body", "body": piece, "more_body": not is_last})
-        if self._answer.status == 200 and self._leased:
-            self._plane.router.prefilled(self._request, self._lease.instance)
 
     def _settle(self) -> None:
         """The answer is complete: learn from it."""
@@ -172,4 +178,4 @@ class Delivery:
         if self._is_stream:
             error = UpstreamError("the instance broke off its answer", reason=result)
             event = error_event(self._scope["path"], error)
-            await self._outbox({"type": "http.response.body", "body": event, "more_body": True})
+            await self._outbox.pass_on(event)

@@ -16,7 +16,7 @@ from typing import Any, cast
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import Route, Router
 
 from smetric.body import patch_model
 from smetric.errors import HttpError
@@ -75,12 +75,9 @@ class UnderWay:
         #: How many were cut off.
         self.cut = 0
 
-    def begin(self) -> asyncio.Task[Any]:
-        """The current task serves a request from now on, until `end`."""
-        task = asyncio.current_task()
-        assert task is not None
+    def begin(self, task: asyncio.Task[Any]) -> None:
+        """*task* serves a request from now on, until `end`."""
         self._tasks.add(task)
-        return task
 
     def end(self, task: asyncio.Task[Any]) -> None:
         """It serves none any more."""
@@ -149,7 +146,7 @@ class Inference:
         client = scope.get("client")
         is_trusted = client is not None and self._is_trusted(client[0])
         exchange = door.telemetry.begin(scope, self._route, trusted=is_trusted)
-        task = door.under_way.begin()
+        door.under_way.begin(inbox.task)
         forwarding: Forwarding | None = None
         permit: Permit | None = None
         try:
@@ -182,7 +179,7 @@ class Inference:
         finally:
             if permit is not None:
                 permit.end()
-            door.under_way.end(task)
+            door.under_way.end(inbox.task)
             exchange.end(500, error_type="internal_error")  # counts only if nothing above has ended it
 
     async def _cut_off(self, path: str, inbox: Inbox, outbox: Outbox, forwarding: Forwarding | None) -> None:
@@ -195,7 +192,7 @@ class Inference:
                     await send_error(outbox, path, CUT_OFF)
                 elif forwarding is not None and forwarding.awaits_events:
                     event = error_event(path, CUT_OFF)
-                    await outbox({"type": "http.response.body", "body": event, "more_body": True})
+                    await outbox.pass_on(event)
         except TimeoutError:
             pass  # it does not read; the connection is closed over its head
 
@@ -228,7 +225,7 @@ def data_app(
     async def readyz(_: Request) -> Response:
         return PlainTextResponse("ready\n") if is_ready() else PlainTextResponse("draining\n", 503)
 
-    routes: list[BaseRoute] = [
+    routes: list[Route] = [
         *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
         Route("/v1/models", models, methods=["GET"]),
         Route(COUNT_TOKENS, Inference(door, COUNT_TOKENS, Api.MESSAGES, leased=False), methods=["POST"]),
@@ -239,22 +236,33 @@ def data_app(
         Route("/readyz", readyz, methods=["GET"]),
     ]
     # A redirect would take its host from the client.
-    return _Routed(Router(routes, lifespan=lifespan, redirect_slashes=False))
+    router = Router(routes, lifespan=lifespan, redirect_slashes=False)
+    posted = {route.path: route.endpoint for route in routes if route.methods == {"POST"} and "{" not in route.path}
+    return _Routed(router, posted)
 
 
 class _Routed:
     """Starlette's router, and answers in the API's own shape where it finds no endpoint or one fails.
 
     Starlette's application would wrap every request, and every message of its answer, in two middlewares for that.
+
+    Args:
+        router: knows all paths.
+        posted: the endpoints of fixed paths, to which nearly all requests are posted: found without asking the router.
     """
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, posted: Mapping[str, App]) -> None:
         self._router = router
+        self._posted = posted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # the router then raises what it cannot serve
         try:
-            await self._router(scope, receive, send)
+            endpoint = self._posted.get(scope["path"]) if scope.get("method") == "POST" else None
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+            else:
+                scope["app"] = self  # the router then raises what it cannot serve
+                await self._router(scope, receive, send)
         except HTTPException as error:
             known = {404: "this path is not served here", 405: "this path does not take this method"}
             told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")

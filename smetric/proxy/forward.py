@@ -261,8 +261,7 @@ class Forwarding:
         if failure.error is not None:
             raise failure.error
         assert failure.headers is not None
-        await self._outbox({"type": "http.response.start", "status": failure.status, "headers": failure.headers})
-        await self._outbox({"type": "http.response.body", "body": failure.body, "more_body": False})
+        await self._outbox.begin(failure.status, failure.headers, failure.body, is_last=True)
         self._exchange.end(failure.status, bytes_out=len(failure.body), error_type="upstream_status")
 
     async def fail(self, error: HttpError) -> None:

@@ -285,6 +285,10 @@ class Http1(asyncio.Protocol):
         if self._is_paused:
             self._set_reading()
 
+    def left(self, task: asyncio.Task[None]) -> None:
+        """The app has ended, in *task*."""
+        self.tasks.discard(task)
+
     def answered(self, transaction: Transaction) -> None:
         """The answer is whole: go on with the next request, or end."""
         self._current = None
@@ -316,9 +320,8 @@ class Http1(asyncio.Protocol):
             self._linger()
             return
         self._current = turn
-        task = self._loop.create_task(turn.run(self._app))
+        turn.task = task = self._loop.create_task(turn.run(self._app))
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     def _refuse(self, problem: HttpError, scope: Scope | None = None) -> None:
         """Answer *problem* when its turn has come; nothing behind it counts."""

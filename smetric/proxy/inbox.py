@@ -59,12 +59,12 @@ class Inbox:
         "_limits",
         "_receive",
         "_settled",
-        "_task",
-        "_transaction",
         "_watcher",
         "answered",
         "complete",
         "gone",
+        "task",
+        "transaction",
         "watchdog",
     )
 
@@ -72,12 +72,14 @@ class Inbox:
         self, receive: Receive, limits: Limits, watchdog: Watchdog, task: asyncio.Task[Any], *, has_body: bool
     ) -> None:
         self._receive = receive
-        self._transaction = receive if isinstance(receive, Transaction) else None
         self._limits = limits
-        self._task = task
         self._watcher: asyncio.Task[None] | None = None
         self._dropped = 0
-        self._settled = asyncio.Event()
+        self._settled: asyncio.Event | None = None
+        #: The request as our own server has it; None behind another one.
+        self.transaction = receive if isinstance(receive, Transaction) else None
+        #: In which the request is served.
+        self.task = task
         self.watchdog = watchdog
         #: Nothing is left to read: the whole body has come, or none was announced.
         self.complete = not has_body
@@ -105,44 +107,42 @@ class Inbox:
             RequestError: 413 above the limit, 408 when it takes longer than allowed.
             ClientGone: the client left first.
         """
-        message = await self._receive_from_present()
-        if not message.get("more_body", False):
-            body = bytes(message.get("body", b""))
+        transaction = self.transaction
+        if transaction is not None and transaction.complete and not transaction.gone:
+            # All of it came with the head, as small ones do.
+            self.complete = True
+            body = transaction.take()
+            if len(body) > self._limits.body_bytes:
+                raise too_large(self._limits)
             room.settle(len(body))
             return body
-        pieces = [message.get("body", b"")]
-        size = len(pieces[0])
+        pieces: list[bytes] = []
+        size = 0
         while True:
-            if size > self._limits.body_bytes:
-                raise too_large(self._limits)
-            room.grow(size)
-            message = await self._receive_from_present()
+            message = await self()
+            if self.gone:
+                raise ClientGone
             piece = message.get("body", b"")
             pieces.append(piece)
             size += len(piece)
+            if size > self._limits.body_bytes:
+                raise too_large(self._limits)
             if not message.get("more_body", False):
-                if size > self._limits.body_bytes:
-                    raise too_large(self._limits)
                 room.settle(size)
-                return b"".join(pieces)
-
-    async def _receive_from_present(self) -> Message:
-        message = await self()
-        if self.gone:
-            raise ClientGone
-        return message
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            room.grow(size)
 
     def watch(self) -> None:
         """From now on, cancel the request's task as soon as the client leaves."""
-        if self._transaction is not None:
-            self._transaction.on_departure(self._leave)
+        if self.transaction is not None:
+            self.transaction.on_departure(self._leave)
         elif self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._wait_until_gone())
 
     def _leave(self) -> None:
         self.gone = True
         if not self.answered:
-            self._task.cancel()
+            self.task.cancel()
 
     async def _wait_until_gone(self) -> None:
         while not self.gone:
@@ -152,23 +152,26 @@ class Inbox:
     @property
     def must_drain(self) -> bool:
         """Something is left of the body, and the server leaves it to the app to read that."""
-        return self._transaction is None and not self.complete
+        return self.transaction is None and not self.complete
 
     def drain(self) -> None:
         """Read and drop what is left of the body, so that the server can go on reading the connection."""
         if self.must_drain and self._watcher is None and not self.gone:
-            self._watcher = asyncio.get_running_loop().create_task(self._drop())
+            self._settled = asyncio.Event()
+            self._watcher = asyncio.get_running_loop().create_task(self._drop(self._settled))
 
-    async def _drop(self) -> None:
+    async def _drop(self, settled: asyncio.Event) -> None:
         while not self.gone:
             message = await self()
             self._dropped += len(message.get("body", b""))
             if self.complete or self._dropped > LINGER_BYTES:
-                self._settled.set()
-        self._settled.set()
+                settled.set()
+        settled.set()
 
     async def linger(self) -> None:
-        """Wait until the client has sent its body or left; bounded in time and bytes."""
+        """Wait until the client has sent the body that is drained, or left; bounded in time and bytes."""
+        if self._settled is None:
+            return
         try:
             async with asyncio.timeout(LINGER_S):
                 await self._settled.wait()
@@ -180,8 +183,8 @@ class Inbox:
 
         A watcher that is cancelled holds its own traceback and with it itself: garbage that only the collector frees.
         """
-        if self._transaction is not None:
-            self._transaction.on_departure(None)
+        if self.transaction is not None:
+            self.transaction.on_departure(None)
         elif self._watcher is not None and not self.answered:
             self._watcher.cancel()
         self._watcher = None

@@ -51,13 +51,14 @@ class Intake:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
             return
-        task = asyncio.current_task()
+        transaction = receive if isinstance(receive, Transaction) else None  # then its head has been inspected
+        task = transaction.task if transaction is not None else asyncio.current_task()
         assert task is not None
         watchdog = Watchdog(task)
-        inbox = Inbox(receive, self.limits, watchdog, task, has_body=has_body(scope))
+        inbox = Inbox(receive, self.limits, watchdog, task, has_body=transaction is not None or has_body(scope))
         outbox = Outbox(send, inbox, self.limits.send_timeout_s)
         try:
-            problem = None if isinstance(receive, Transaction) else inspect_head(scope, self.limits)
+            problem = None if transaction is not None else inspect_head(scope, self.limits)
             if problem is not None:
                 # Where this request ends is in doubt, and with it where the next one begins.
                 outbox.is_last = True

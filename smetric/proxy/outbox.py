@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from smetric.proxy.asgi import Message, Send
+from smetric.proxy.headers import Headers
 from smetric.proxy.inbox import Inbox
+from smetric.proxy.transaction import Transaction
 
 
 class Outbox:
@@ -13,11 +15,12 @@ class Outbox:
     own server does that by itself.
     """
 
-    __slots__ = ("_inbox", "_lingers", "_send", "_send_timeout_s", "_watchdog", "is_last", "started")
+    __slots__ = ("_inbox", "_lingers", "_send", "_send_timeout_s", "_transaction", "_watchdog", "is_last", "started")
 
     def __init__(self, send: Send, inbox: Inbox, send_timeout_s: float) -> None:
         self._send = send
         self._inbox = inbox
+        self._transaction = inbox.transaction
         self._watchdog = inbox.watchdog
         self._send_timeout_s = send_timeout_s
         self._lingers = False
@@ -25,6 +28,48 @@ class Outbox:
         self.started = False
         #: The connection ends with this answer.
         self.is_last = False
+
+    async def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> None:
+        """Send the head of an answer, and its first piece if there is one already: one write for both, where it can be.
+
+        Args:
+            status: of the answer.
+            headers: its fields.
+            piece: the first of its body; empty if that is still to come.
+            is_last: nothing follows *piece*.
+        """
+        transaction = self._transaction
+        if transaction is None:
+            await self({"type": "http.response.start", "status": status, "headers": headers})
+            if piece or is_last:
+                await self.pass_on(piece, is_last=is_last)
+            return
+        self.started = True
+        if self.is_last:
+            headers = [*headers, (b"connection", b"close")]
+        is_held = bool(piece) or is_last
+        transaction.start(status, headers, is_held=is_held)
+        if is_held:
+            await self.pass_on(piece, is_last=is_last)
+        elif transaction.is_full:
+            await self._drained(transaction)
+
+    async def pass_on(self, piece: bytes, *, is_last: bool = False) -> None:
+        """Send *piece* of an answer that has begun; *is_last*: nothing follows."""
+        transaction = self._transaction
+        if transaction is None:
+            await self({"type": "http.response.body", "body": piece, "more_body": not is_last})
+            return
+        if is_last:
+            self._inbox.answered = True
+        transaction.write(piece, is_last=is_last)
+        if transaction.is_full:
+            await self._drained(transaction)
+
+    async def _drained(self, transaction: Transaction) -> None:
+        """A write to our own server takes time only where the client is slow to read."""
+        self._watchdog.arm(self._send_timeout_s, "send")
+        await transaction.drained()
 
     async def __call__(self, message: Message) -> None:
         """Send one ASGI message."""

@@ -9,7 +9,7 @@ What is on the wire around it, and what comes before and after it on the connect
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Protocol
@@ -45,6 +45,9 @@ class Wire(Protocol):
 
     def taken(self) -> None:
         """The app has taken what there was of the body."""
+
+    def left(self, task: asyncio.Task[None]) -> None:
+        """The app has ended, in *task*."""
 
     def answered(self, transaction: Transaction) -> None:
         """The last of the answer has been written."""
@@ -85,6 +88,7 @@ class Transaction:
         "_departure",
         "_expects_continue",
         "_framing",
+        "_head",
         "_pieces",
         "_remaining",
         "_waiter",
@@ -95,6 +99,7 @@ class Transaction:
         "is_last",
         "scope",
         "stage",
+        "task",
     )
 
     def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
@@ -105,6 +110,7 @@ class Transaction:
         self._delivered = False
         self._expects_continue = expects_continue
         self._framing = Framing.NO_BODY
+        self._head = b""
         self._remaining = 0
         self.scope = scope
         #: Bytes of the body that the app has not taken yet.
@@ -116,6 +122,8 @@ class Transaction:
         #: The connection ends behind the answer.
         self.is_last = not keep_alive
         self.stage = Stage.WAITING
+        #: In which the app answers.
+        self.task: asyncio.Task[None]
 
     async def run(self, app: App) -> None:
         """Let *app* answer."""
@@ -127,6 +135,7 @@ class Transaction:
             self._departure = None
             if self.stage is not Stage.ENDED and not self.gone:
                 self._wire.failed(self)
+            self._wire.left(self.task)
 
     def on_departure(self, call: Callable[[], object] | None) -> None:
         """Call *call* once when the client leaves before the answer is whole, at once if it has; None: do not."""
@@ -171,17 +180,22 @@ class Transaction:
             if self.gone or self.stage is Stage.ENDED:
                 return {"type": "http.disconnect"}
             if self._pieces or (self.complete and not self._delivered):
-                body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-                self._pieces.clear()
-                self.buffered = 0
-                self._delivered = self.complete
-                self._wire.taken()
-                return {"type": "http.request", "body": body, "more_body": not self.complete}
+                return {"type": "http.request", "body": self.take(), "more_body": not self.complete}
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def take(self) -> bytes:
+        """What has arrived of the body since the last time: all of it, if it is `complete` and this the first time."""
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self.buffered = 0
+        self._delivered = self.complete
+        self._wire.taken()
+        return body
 
     async def send(self, message: Message) -> None:
         """ASGI `send`; returns once the client has taken most of what it was sent, or has left.
@@ -190,19 +204,34 @@ class Transaction:
             RuntimeError: the message is out of place, or more than the answer's Content-Length announced.
             ValueError: a header field would break the answer's framing.
         """
-        if self.gone:
-            return
         kind = message["type"]
-        if kind == "http.response.body" and self.stage is Stage.STARTED:
-            self._write_body(message.get("body", b""), is_last=not message.get("more_body", False))
-        elif kind == "http.response.start" and self.stage is Stage.WAITING:
-            self._write_head(message["status"], message.get("headers", ()))
+        if kind == "http.response.body":
+            self.write(message.get("body", b""), is_last=not message.get("more_body", False))
+        elif kind == "http.response.start":
+            self.start(message["status"], message.get("headers", ()))
         else:
             raise RuntimeError(f"{kind} is out of place: the answer is {self.stage.name.lower()}")
-        if self._wire.is_full:
-            await self._wire.drained()
+        if self.is_full:
+            await self.drained()
 
-    def _write_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    @property
+    def is_full(self) -> bool:
+        """The client takes less than it is sent: wait until it is `drained`."""
+        return self._wire.is_full
+
+    async def drained(self) -> None:
+        """Wait until the client has taken most of what it was sent, or has left."""
+        await self._wire.drained()
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, is_held: bool = False) -> None:
+        """Send the head of the answer; *is_held*: together with the piece that `write` is given in the same tick.
+
+        Raises: as of `send`.
+        """
+        if self.gone:
+            return
+        if self.stage is not Stage.WAITING:
+            raise RuntimeError(f"http.response.start is out of place: the answer is {self.stage.name.lower()}")
         # Where an unread request ends is not known before it has been read.
         is_last = self.is_last or not self.complete or self._wire.is_ending
         http11 = self.scope["http_version"] == "1.1"
@@ -233,24 +262,46 @@ class Transaction:
         self._framing = framing
         self.is_last = is_last
         self.stage = Stage.STARTED
-        self._wire.write(head)
+        if is_held:
+            self._head = head
+        else:
+            self._wire.write(head)
 
-    def _write_body(self, body: bytes, *, is_last: bool) -> None:
+    def write(self, body: bytes, *, is_last: bool) -> None:
+        """Send a piece of the answer's body.
+
+        Raises: as of `send`.
+        """
+        if self.gone:
+            return
+        if self.stage is not Stage.STARTED:
+            raise RuntimeError(f"http.response.body is out of place: the answer is {self.stage.name.lower()}")
+        head, self._head = self._head, b""
         framing = self._framing
         if framing is Framing.CHUNKED:
-            if not body:
-                if is_last:
-                    self._wire.write(b"0\r\n\r\n")
-            elif len(body) > COPIED_BYTES:
-                self._wire.write(b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n" if is_last else b"\r\n")
-            else:
-                self._wire.write((b"%x\r\n%b\r\n0\r\n\r\n" if is_last else b"%x\r\n%b\r\n") % (len(body), body))
-        elif framing is not Framing.NO_BODY and body:
+            if body:
+                frame = b"%b%x\r\n" % (head, len(body))
+                end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
+                if len(body) > COPIED_BYTES:
+                    self._wire.write(frame, body, end)
+                else:
+                    self._wire.write(frame + body + end)
+            elif head or is_last:
+                self._wire.write(head + b"0\r\n\r\n" if is_last else head)
+        elif framing is Framing.NO_BODY or not body:
+            if head:
+                self._wire.write(head)
+        else:
             if framing is Framing.LENGTH:
                 self._remaining -= len(body)
                 if self._remaining < 0:
                     raise RuntimeError("the answer is longer than its Content-Length")
-            self._wire.write(body)
+            if not head:
+                self._wire.write(body)
+            elif len(body) > COPIED_BYTES:
+                self._wire.write(head, body)
+            else:
+                self._wire.write(head + body)
         if is_last:
             if framing is Framing.LENGTH and self._remaining:
                 raise RuntimeError("the answer is shorter than its Content-Length")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
+from typing import Any
 
 from smetric.fleet.instance import Instance
 from smetric.proxy.addresses import Resolve, resolve
@@ -37,13 +38,18 @@ class Answer:
         #: As received: order, case and duplicates kept.
         self.headers: Sequence[tuple[bytes, bytes]] = reply.fields
 
-    async def read(self) -> bytes:
+    def read(self) -> Coroutine[Any, Any, bytes]:
         """Whatever has arrived of the body; empty at its end.
 
         Raises:
             AnswerBroken: the connection ended or spoke nonsense in the middle.
         """
-        return await self._wire.read(self._reply)
+        return self._wire.read(self._reply)
+
+    @property
+    def has_piece(self) -> bool:
+        """`read` gives something without waiting."""
+        return self._reply.has_piece
 
     @property
     def is_whole(self) -> bool:
@@ -113,13 +119,14 @@ class Upstream:
         wire = pool.reuse()
         if wire is not None:
             try:
-                return await _ask(wire, head, body, is_head=is_head)
+                return Answer(wire, await wire.ask(head, body, is_head=is_head))
             except UpstreamFailed as failed:
                 if failed.reason != "closed" or wire.reply is None or not wire.reply.is_silent:
                     raise
             if on_resend is not None:
                 on_resend()
-        return await _ask(await pool.connect(), head, body, is_head=is_head)
+        wire = await pool.connect()
+        return Answer(wire, await wire.ask(head, body, is_head=is_head))
 
     def _open(self, url: str) -> Pool:
         pool = Pool(
@@ -158,14 +165,6 @@ def request_head(authority: bytes, method: str, target: bytes, headers: Headers,
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b" " in target or b"\0" in head:
         raise UpstreamFailed("protocol")
     return head
-
-
-async def _ask(wire: Wire, head: bytes, body: bytes | None, *, is_head: bool) -> Answer:
-    try:
-        return Answer(wire, await wire.ask(head, body, is_head=is_head))
-    except BaseException:
-        wire.abort()
-        raise
 
 
 def _tls() -> ssl.SSLContext:

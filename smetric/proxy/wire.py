@@ -102,7 +102,7 @@ class Wire(asyncio.Protocol):
         return not self._is_lost and not self._poll.poll(0)
 
     async def ask(self, head: bytes, body: bytes | None, *, is_head: bool) -> Reply:
-        """Send a request and wait for the head of its answer.
+        """Send a request and wait for the head of its answer; the connection is given up where none comes.
 
         Args:
             head: request line and fields, with the empty line.
@@ -115,22 +115,27 @@ class Wire(asyncio.Protocol):
         self.reply = reply = Reply(is_head=is_head)
         transport = self._transport
         assert transport is not None
-        if body is None or len(body) <= JOIN_BYTES:
-            transport.write(head if body is None else head + body)
-        elif len(body) <= WRITE_BYTES:
-            transport.writelines((head, body))
-        else:
-            self._unsent = memoryview(body)
-            transport.write(head)
-            self._push()
-        while not reply.has_head:
-            if self._is_lost:
-                reply.close()
-            if reply.reason:
-                raise UpstreamFailed(reply.reason)
-            await self._wait()
-        if reply.reason == "protocol" and not reply.has_piece:
-            raise UpstreamFailed("protocol")
+        try:
+            if body is None or len(body) <= JOIN_BYTES:
+                transport.write(head if body is None else head + body)
+            elif len(body) <= WRITE_BYTES:
+                transport.writelines((head, body))
+            else:
+                self._unsent = memoryview(body)
+                transport.write(head)
+                self._push()
+            while not reply.has_head:
+                if self._is_lost:
+                    reply.close()
+                if reply.reason:
+                    raise UpstreamFailed(reply.reason)
+                self._waiter = self._loop.create_future()
+                await self._waiter
+            if reply.reason == "protocol" and not reply.has_piece:
+                raise UpstreamFailed("protocol")
+        except BaseException:
+            self.abort()
+            raise
         return reply
 
     async def read(self, reply: Reply) -> bytes:
@@ -144,7 +149,8 @@ class Wire(asyncio.Protocol):
                 return b""
             if reply.reason:
                 raise AnswerBroken(reply.reason)
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
         data = reply.take()
         if self._is_paused and not self._is_lost:
             assert self._transport is not None
@@ -173,17 +179,12 @@ class Wire(asyncio.Protocol):
         if self._transport is not None and not self._is_lost:
             self._transport.abort()
 
-    async def _wait(self) -> None:
-        self._waiter = waiter = self._loop.create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     # The way out.
 

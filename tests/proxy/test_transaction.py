@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from smetric.errors import RequestError
+from smetric.proxy.inbox import Inbox, Limits
+from smetric.proxy.outbox import Outbox
+from smetric.proxy.transaction import COPIED_BYTES, Transaction
+from smetric.proxy.watchdog import Watchdog
+
+
+class Connection:
+    """What a transaction needs of its connection; remembers each write."""
+
+    def __init__(self) -> None:
+        self.is_full = self.is_ending = False
+        self.writes: list[tuple[bytes, ...]] = []
+
+    def write(self, *pieces: bytes) -> None:
+        self.writes.append(pieces)
+
+    async def drained(self) -> None:
+        raise AssertionError("it is never full")
+
+    def taken(self) -> None: ...
+
+    def left(self, task: asyncio.Task[None]) -> None: ...
+
+    def answered(self, transaction: Transaction) -> None: ...
+
+    def failed(self, transaction: Transaction) -> None: ...
+
+
+class NoBounds:
+    """Room for any body."""
+
+    def grow(self, received: int) -> None: ...
+
+    def settle(self, size: int) -> None: ...
+
+
+def asked(connection: Connection, method: str = "POST") -> Transaction:
+    """A request that has arrived but for its body."""
+    scope = {"type": "http", "method": method, "http_version": "1.1", "headers": []}
+    return Transaction(connection, scope, keep_alive=True, expects_continue=False)
+
+
+def boxes(transaction: Transaction, limits: Limits | None = None) -> tuple[Inbox, Outbox]:
+    task = asyncio.current_task()
+    assert task is not None
+    inbox = Inbox(transaction, limits or Limits(), Watchdog(task), task, has_body=True)
+    return inbox, Outbox(transaction.send, inbox, 60.0)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, COPIED_BYTES, COPIED_BYTES + 1])
+async def test_an_answer_that_is_whole_goes_out_in_one_write(size: int) -> None:
+    body = bytes(size)
+    for headers, expected in (
+        ([(b"content-length", b"%d" % size)], HEAD % size + body),
+        ([], CHUNKED + (b"%x\r\n%b\r\n" % (size, body) if size else b"") + b"0\r\n\r\n"),
+    ):
+        connection = Connection()
+        transaction = asked(connection)
+        transaction.end_body()
+        _, outbox = boxes(transaction)
+        await outbox.begin(200, headers, body, is_last=True)
+        assert [b"".join(pieces) for pieces in connection.writes] == [expected]
+
+
+async def test_the_head_waits_for_no_piece_that_is_not_there() -> None:
+    connection = Connection()
+    transaction = asked(connection)
+    transaction.end_body()
+    _, outbox = boxes(transaction)
+    await outbox.begin(200, [])
+    assert connection.writes == [(CHUNKED,)]
+    await outbox.pass_on(b"a")
+    await outbox.pass_on(b"", is_last=True)
+    assert connection.writes[1:] == [(b"1\r\na\r\n",), (b"0\r\n\r\n",)]
+
+
+async def test_the_answer_to_head_is_its_head_alone() -> None:
+    connection = Connection()
+    transaction = asked(connection, "HEAD")
+    transaction.end_body()
+    _, outbox = boxes(transaction)
+    await outbox.begin(200, [(b"content-length", b"3")], b"abc", is_last=True)
+    assert connection.writes == [(HEAD % 3,)]
+
+
+async def test_nothing_is_written_once_the_client_has_left() -> None:
+    connection = Connection()
+    transaction = asked(connection)
+    transaction.end_body()
+    _, outbox = boxes(transaction)
+    transaction.leave()
+    await outbox.begin(200, [], b"a")
+    await outbox.pass_on(b"b", is_last=True)
+    assert connection.writes == []
+
+
+async def test_no_piece_is_written_before_the_head_or_behind_the_end() -> None:
+    transaction = asked(Connection())
+    transaction.end_body()
+    _, outbox = boxes(transaction)
+    with pytest.raises(RuntimeError, match="waiting"):
+        await outbox.pass_on(b"a")
+    await outbox.begin(200, [], is_last=True)
+    with pytest.raises(RuntimeError, match="ended"):
+        await outbox.pass_on(b"a")
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: bool) -> None:
+    transaction = asked(Connection())
+    for _ in range(3):
+        transaction.feed(bytes(4))
+    if is_complete:
+        transaction.end_body()
+    inbox, _ = boxes(transaction, Limits(body_bytes=11))
+    with pytest.raises(RequestError, match="larger than 11 bytes") as refused:
+        await inbox.body(NoBounds())
+    assert refused.value.status == 413
+
+
+async def test_a_body_of_the_greatest_size_is_taken() -> None:
+    transaction = asked(Connection())
+    transaction.feed(b"hello")
+    transaction.feed(b" world")
+    transaction.end_body()
+    inbox, _ = boxes(transaction, Limits(body_bytes=11))
+    assert await inbox.body(NoBounds()) == b"hello world"
