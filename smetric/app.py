@@ -26,7 +26,6 @@ from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
 from smetric.policy_file import Generation, PolicyFile
-from smetric.prompt import BLOCK_BYTES
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
 from smetric.proxy.admin_guard import AdminGuard
@@ -48,20 +47,18 @@ from smetric.records.stack import RecordStack
 from smetric.resources import policy_path
 from smetric.router import Router
 from smetric.sources.lookups import LookupDeadline
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_part import PrefixPart
-from smetric.sources.stack import require_token_ids, source_stack
+from smetric.sources.stack import grains, require_token_ids, source_stack
 from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
-from smetric.telemetry.gauges import Gauges, IndexFigures
+from smetric.telemetry.gauges import Gauges
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.overload_gauges import OverloadGauges
 from smetric.telemetry.tracing import Tracing
 from smetric.token_ids import TokenIds
 from smetric.tokenize.request_tokens import request_tokens
-from smetric.tokens import INITIAL, TokenRatio
+from smetric.tokens import TokenRatio
 
 #: Longest time that the start waits for instances to say which process they are, seconds.
 FIRST_LOOK_S = 2.0
@@ -148,21 +145,13 @@ class Application:
                 policy=self._policy_in_force,
                 dropped=lambda: self.tracing.dropped,
                 panics=lambda: self.fleet.panics,
-                index=self._index_figures if self.knows.index is not None else None,
+                index=self.knows.index_figures if self.knows.indexes else None,
                 peers=self.knows.peers.figures if self.knows.peers is not None else None,
                 clock=self.fleet.clock,
             )
         )
-        chunk = settings.lmcache.chunk_size
-        block = int(BLOCK_BYTES / INITIAL)
-        grains = {
-            PrefixIndex.name: block,
-            PrefixPart.name: block,
-            "lmcache:host": chunk,
-            "lmcache:likely": chunk,
-        }
         self.caches = CacheWatch(
-            HitTruth(self.metrics.hit_checked, grains=grains),
+            HitTruth(self.metrics.hit_checked, grains=grains(settings)),
             CacheBreaks(self.metrics.cache_broke),
             lambda: self.fleet.instances,
         )
@@ -198,11 +187,6 @@ class Application:
     def _policy_in_force(self) -> tuple[str, str, int]:
         current = self.policy_file.current
         return current.policy.name, current.policy.digest, current.number
-
-    def _index_figures(self) -> IndexFigures:
-        index = self.knows.index
-        assert index is not None
-        return IndexFigures(index.blocks, index.memory_bytes, index.evictions)
 
     def data_app(self) -> App:
         """What the data port serves. Starts and stops the application with its lifespan."""
@@ -267,8 +251,7 @@ class Application:
         await self.request_tokens.start()
         for part in (*self.records.writers, *self.knows.background):
             await part.start()
-        index = self.knows.index
-        if index is not None and index.is_restoring:
+        if self.knows.is_restoring:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
             await self.knows.scraper.first_look(FIRST_LOOK_S)
         await self.admission.overload.start()

@@ -31,11 +31,14 @@ class BlockKeys:
         block_size: tokens of a block.
         adapter: name of the adapter the prompt is for; empty for none.
         salt: cache salt; empty for none.
+        root: key of the empty prompt, where more than these two tells prompts apart.
     """
 
     __slots__ = ("_ids", "_size", "_suffix", "keys")
 
-    def __init__(self, token_ids: Sequence[int], block_size: int, adapter: str = "", salt: str = "") -> None:
+    def __init__(
+        self, token_ids: Sequence[int], block_size: int, adapter: str = "", salt: str = "", *, root: int = ROOT
+    ) -> None:
         ids = token_ids if isinstance(token_ids, array) and token_ids.typecode == "I" else array("I", token_ids)
         self._ids = memoryview(ids).cast("B")
         self._size = block_size * ids.itemsize
@@ -44,7 +47,7 @@ class BlockKeys:
         #: Those computed so far.
         self.keys: list[int] = []
         if len(self._ids) >= self._size:
-            self.keys.append(_hash(bytes(self._ids[: self._size]) + suffix_of(first), ROOT))
+            self.keys.append(_hash(bytes(self._ids[: self._size]) + suffix_of(first), root))
 
     def upto(self, count: int) -> list[int]:
         """At least the first *count* keys, or all there are."""

@@ -49,6 +49,7 @@ class Prompt:
         "key",
         "question_bytes",
         "size",
+        "token_blocks",
     )
 
     def __init__(
@@ -70,8 +71,10 @@ class Prompt:
         self.question_bytes = question_bytes
         self.key = key
         self.counted = counted
-        #: What the prefix index believed held of it where it was sent, before it was: `Held.runs`, and the tick then.
-        self.held_before: tuple[list[tuple[int, int]], int] | None = None
+        #: What a prefix index believed held of it where it was sent, before it was: `Held.runs`, and the tick then; and
+        #: hashes of its blocks of token ids, and how many ids it has. By the tokens of a block, 0 for blocks of text.
+        self.held_before: dict[int, tuple[list[tuple[int, int]], int]] = {}
+        self.token_blocks: dict[int, tuple[Sequence[int], int]] = {}
         #: Rendered bytes.
         self.size = sum(map(len, pieces))
 

@@ -15,6 +15,7 @@ from smetric.request import InferenceRequest
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
+from smetric.sources.prefix_tokens import PrefixTokens
 from smetric.telemetry.record import Usage
 
 #: Seconds within which what an instance has just computed must be known to hold.
@@ -50,8 +51,9 @@ async def _of_model(site: Site, model: str, engine: Engine) -> list[Finding]:
         again = await send(site, engine, probe)
     except ProbeFailed as problem:
         return [_refused(engine, model, problem)]
+    # By wrong ids a wrong hit is predicted: what is to be mended are the ids.
     counted = _counted(engine, model, len(ids) if ids is not None else None, again)
-    return counted + _judged(site, engine, model, prediction, again)
+    return counted or _judged(site, engine, model, prediction, again)
 
 
 async def _of_other(site: Site, engine: Engine) -> list[Finding]:
@@ -108,7 +110,7 @@ def _counted(engine: Engine, model: str, ids: int | None, usage: Usage) -> list[
         error(
             engine.where,
             f"a prompt has {ids} token ids here, and the engine counts {usage.prompt_tokens}",
-            "every look-up by token ids (KV events, LMCache) finds nothing, or the wrong thing",
+            "every look-up by token ids (KV events, LMCache, the prefix index) finds nothing, or the wrong thing",
             f"let `tokenizer.folders` name the very model that {shown(model)} is, with its chat template, or set "
             "`tokenizer.source: engine`",
         )
@@ -164,4 +166,6 @@ def _room(site: Site, engine: Engine, model: str, source: str) -> float:
     block = float(size) if size.isascii() and size.isdigit() else float(site.settings.block_size)
     if source in (PrefixIndex.name, PrefixPart.name):
         return block + BLOCK_BYTES / site.router.tokens.of(model)
+    if source == PrefixTokens.name:
+        return max(block, float(site.settings.block_size))
     return block + (site.settings.lmcache.chunk_size if source.startswith("lmcache:") else 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -27,13 +28,13 @@ class IndexFile:
     """A background part of the application. A file that cannot be read or written is a log line, never an error.
 
     Args:
-        index: what is kept.
+        indexes: what is kept, each with blocks of its own kind.
         folder: where; made if it does not exist. One router, one folder.
         interval_s: seconds between two times of writing it, if it changed.
     """
 
-    def __init__(self, index: PrefixIndex, folder: Path, *, interval_s: float) -> None:
-        self._index = index
+    def __init__(self, indexes: Sequence[PrefixIndex], folder: Path, *, interval_s: float) -> None:
+        self._indexes = indexes
         self._folder = folder
         self._interval_s = interval_s
         self._saved_changes = 0
@@ -51,7 +52,8 @@ class IndexFile:
             if image is not None:
                 # Without a start time nobody can say whether it is still the same process.
                 image.instances = [one for one in image.instances if one.started_at is not None]
-                self._index.restore(image)
+                for index in self._indexes:
+                    index.restore(image)
         try:
             # Whoever configured it learns at once that it cannot be kept, not when it is lost.
             await asyncio.to_thread(self._try_out)
@@ -68,13 +70,14 @@ class IndexFile:
 
     async def save(self) -> None:
         """Write the index, unless it is as it was."""
-        changes = self._index.table.changes
+        changes = sum(index.table.changes for index in self._indexes)
         if changes == self._saved_changes:
             return
         instances = []
-        for one in self._index.images():
-            instances.append(one)
-            await asyncio.sleep(0)
+        for index in self._indexes:
+            for one in index.images():
+                instances.append(one)
+                await asyncio.sleep(0)
         image = IndexImage(time.time(), BLOCK_BYTES, instances)
         try:
             await asyncio.to_thread(self._write, image)
@@ -101,13 +104,14 @@ class IndexFile:
 
     def _read(self) -> IndexImage | None:
         """The file's image, None where there is no file. Runs in a thread."""
+        most = sum(index.table.max_bytes for index in self._indexes)
         try:
             with (self._folder / NAME).open("rb") as file:
                 # Eight bytes of the file stand for a hundred and more in memory.
-                data = file.read(self._index.table.max_bytes + 1)
+                data = file.read(most + 1)
         except FileNotFoundError:
             return None
-        if len(data) > self._index.table.max_bytes:
+        if len(data) > most:
             raise UnreadableImage("it is larger than prefix_index.max_bytes")
         return decode(data)
 

@@ -34,12 +34,14 @@ class InstanceImage(msgspec.Struct, array_like=True, gc=False):
         started_at: when its process started, seconds since the epoch; None where it does not say.
         packed: block hashes, 8 bytes each in little endian, what was held longest ago first.
         runs: (tick, blocks) pairs: when they were entered, in the order of the ticks.
+        tokens: token ids in a block; 0 where blocks are of text.
     """
 
     id: str
     started_at: float | None
     packed: bytes
     runs: list[tuple[int, int]]
+    tokens: int = 0
 
     @property
     def blocks(self) -> array[int]:

@@ -80,7 +80,7 @@ class Peers:
     """A background part of the application.
 
     Args:
-        index: whose placements are shared.
+        indexes: whose placements are shared, each with blocks of its own kind.
         fleet: the instances, whose ids are the same for all sidecars.
         urls: admin ports of the peers; this router's own may be among them.
         token: what all of them know; empty for none.
@@ -90,7 +90,7 @@ class Peers:
 
     def __init__(
         self,
-        index: PrefixIndex,
+        indexes: Sequence[PrefixIndex],
         fleet: Fleet,
         urls: Sequence[str],
         *,
@@ -98,7 +98,8 @@ class Peers:
         interval_s: float = 0.2,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        self._index = index
+        #: By the tokens of a block, as placements name them.
+        self._indexes = {index.cutting.tokens: index for index in indexes}
         self._fleet = fleet
         self._peers = [_Peer(url) for url in urls]
         self._token = token
@@ -116,7 +117,8 @@ class Peers:
         self._catching_up: asyncio.Task[None] | None = None
         #: Placements sent (each to one peer), not sent, received, and received of no instance or process known here.
         self.sent = self.dropped = self.received = self.refused = 0
-        index.on_placed = self._placed
+        for index in indexes:
+            index.on_placed = self._placed
 
     def figures(self) -> PeerFigures:
         """For the metrics page."""
@@ -161,9 +163,10 @@ class Peers:
     async def image(self) -> bytes:
         """The whole index, for a peer that has just started."""
         instances = []
-        for one in self._index.images():
-            instances.append(one)
-            await asyncio.sleep(0)
+        for index in self._indexes.values():
+            for one in index.images():
+                instances.append(one)
+                await asyncio.sleep(0)
         return await asyncio.to_thread(index_image.encode, IndexImage(time.time(), BLOCK_BYTES, instances))
 
     async def receive(self, data: bytes) -> Reception:
@@ -176,28 +179,33 @@ class Peers:
         if batch.sender == self._sender:
             return Reception.OWN
         if self._senders.heard(batch.sender, batch.number, is_last=batch.is_last):
-            self._index.missed(self._fleet.instances)
+            self._missed()
             if self._catching_up is None or self._catching_up.done():
                 self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
                 self._catching_up.add_done_callback(_ended)
         left = STRETCH
         for one in batch.placements:
-            instance = self._fleet.get(one.instance)
-            if instance is None or not instance.is_incarnation(one.started_at):
+            instance, index = self._fleet.get(one.instance), self._indexes.get(one.tokens)
+            if instance is None or index is None or not instance.is_incarnation(one.started_at):
                 self.refused += 1
                 continue
             self.received += 1
             blocks = unpack(one.packed)
-            self._index.placed(instance, blocks)
+            index.placed(instance, blocks)
             left -= len(blocks)
             if left <= 0:
                 left = STRETCH
                 await asyncio.sleep(0)
         return Reception.TAKEN
 
-    def _placed(self, instance: Instance, blocks: Sequence[int]) -> None:
+    def _missed(self) -> None:
+        """Something was placed that never arrives here."""
+        for index in self._indexes.values():
+            index.missed(self._fleet.instances)
+
+    def _placed(self, instance: Instance, blocks: Sequence[int], tokens: int) -> None:
         packed = pack(blocks)
-        self._pending.append(Placement(instance.id, instance.started_at, packed))
+        self._pending.append(Placement(instance.id, instance.started_at, packed, tokens))
         self._pending_bytes += len(packed) + 64
         if self._pending_bytes >= BATCH_BYTES:
             self._flush()
@@ -229,7 +237,7 @@ class Peers:
             for sender in self._senders.fallen_silent():
                 log.warning("smetric.peer.silent", sender=sender, silence_s=MISSING_HEARTBEATS * self._heartbeat_s)
             if self._senders.is_any_silent():
-                self._index.missed(self._fleet.instances)
+                self._missed()
 
     async def _send(self, peer: _Peer) -> None:
         """Send *peer* its batches in order; one that fails is not sent again."""
@@ -276,7 +284,7 @@ class Peers:
 
     async def _ask(self, peer: _Peer) -> None:
         assert self._session is not None
-        most = self._index.table.max_bytes
+        most = sum(index.table.max_bytes for index in self._indexes.values())
         data = bytearray()
         try:
             async with self._session.get(peer.url + PATH, allow_redirects=False) as response:
@@ -286,7 +294,9 @@ class Peers:
                     data += chunk
                     if len(data) > most:
                         raise UnreadableImage("it is larger than prefix_index.max_bytes")
-            self._index.restore(await asyncio.to_thread(index_image.decode, bytes(data)))
+            image = await asyncio.to_thread(index_image.decode, bytes(data))
+            for index in self._indexes.values():
+                index.restore(image)
             reason, write = "", log.info
         except UnreadableImage as error:
             reason, write = str(error), log.warning

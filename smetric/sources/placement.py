@@ -24,11 +24,13 @@ class Placement(msgspec.Struct, array_like=True, gc=False):
         instance: its id.
         started_at: when its process started, seconds since the epoch; None where it does not say.
         packed: block hashes in prompt order, 8 bytes each in little endian.
+        tokens: token ids in a block; 0 where blocks are of text.
     """
 
     instance: str
     started_at: float | None
     packed: bytes
+    tokens: int = 0
 
 
 class Batch(msgspec.Struct, array_like=True):

@@ -10,17 +10,25 @@ from smetric.config import Settings
 from smetric.errors import ConfigError
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from smetric.prompt import BLOCK_BYTES
+from smetric.sources.cut import Cutting, TokenCutting
 from smetric.sources.index_file import IndexFile
 from smetric.sources.kv_publisher import kv_events_source
 from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.peers import Peers
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
+from smetric.sources.prefix_tokens import PrefixTokens
 from smetric.sources.probe import Prober
 from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
+from smetric.telemetry.gauges import IndexFigures
 from smetric.telemetry.metrics import Metrics
 from smetric.token_ids import TokenIds
+from smetric.tokens import INITIAL
+
+#: Of the memory of the prefix index, the part that blocks of text have where there are blocks of token ids as well.
+TEXT_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +38,29 @@ class SourceStack:
     Args:
         scraper: reads the instances' `/metrics`.
         sources: all sources, best first.
-        index: the prefix index, where it is on.
+        indexes: the prefix index, where it is on: of text, and of token ids where there are any.
         peers: the exchange of placements with other routers, where there are any.
         background: everything that starts and stops with the application, in that order.
     """
 
     scraper: VllmSource
     sources: list[Source]
-    index: PrefixIndex | None
+    indexes: list[PrefixIndex]
     peers: Peers | None
     background: list[Background]
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether something learnt before waits for an instance to say which process it is."""
+        return any(index.is_restoring for index in self.indexes)
+
+    def index_figures(self) -> IndexFigures:
+        """What the prefix index takes, for the metrics page."""
+        return IndexFigures(
+            sum(index.blocks for index in self.indexes),
+            sum(index.memory_bytes for index in self.indexes),
+            sum(index.evictions for index in self.indexes),
+        )
 
 
 def source_stack(
@@ -73,31 +94,56 @@ def source_stack(
     sources: list[Source] = [scraper]
     if settings.kv_events.enabled:
         sources.append(kv_events_source(settings, fleet.instances, token_ids, metrics))
-    index: PrefixIndex | None = None
-    if settings.prefix_index.enabled:
-        index = PrefixIndex(
-            settings.prefix_index.max_bytes,
-            warm_up_s=settings.prefix_index.warm_up,
-            sees_all=settings.replicas == 1 or bool(settings.peers.urls),
-            yields=bool(settings.lmcache.url),
-        )
-        sources.append(index)
+    prefixes = _prefix_sources(settings, token_ids) if settings.prefix_index.enabled else []
+    sources += prefixes
+    indexes = [one if isinstance(one, PrefixIndex) else one.index for one in prefixes]
     if settings.lmcache.url:
         sources += lmcache_tiers(settings, token_ids, deadline, metrics)
-        if index is not None:
-            sources.append(PrefixPart(index))
+        sources += [PrefixPart(one) for one in prefixes if isinstance(one, PrefixIndex)]
     prober = Prober(
         fleet.instances, fleet.health, interval_s=settings.health.interval, timeout_s=settings.health.timeout
     )
     background: list[Background] = [prober, *sources]
     peers: Peers | None = None
-    if index is not None and settings.prefix_index.folder:
+    if indexes and settings.prefix_index.folder:
         folder = Path(settings.prefix_index.folder)
-        background.append(IndexFile(index, folder, interval_s=settings.prefix_index.save_every))
-    if index is not None and settings.peers.urls:
-        peers = Peers(index, fleet, settings.peers.urls, token=settings.peers.token, interval_s=settings.peers.interval)
+        background.append(IndexFile(indexes, folder, interval_s=settings.prefix_index.save_every))
+    if indexes and settings.peers.urls:
+        urls, token = settings.peers.urls, settings.peers.token
+        peers = Peers(indexes, fleet, urls, token=token, interval_s=settings.peers.interval)
         background.append(peers)
-    return SourceStack(scraper, sources, index, peers, background)
+    return SourceStack(scraper, sources, indexes, peers, background)
+
+
+def _prefix_sources(settings: Settings, token_ids: TokenIds) -> list[PrefixTokens | PrefixIndex]:
+    """The prefix index: by token ids where a tokenizer gives them, and by text."""
+    yields = bool(settings.lmcache.url)
+
+    def index(max_bytes: int, cutting: Cutting | None = None) -> PrefixIndex:
+        return PrefixIndex(
+            max_bytes,
+            warm_up_s=settings.prefix_index.warm_up,
+            sees_all=settings.replicas == 1 or bool(settings.peers.urls),
+            yields=yields,
+            cutting=cutting,
+        )
+
+    most = settings.prefix_index.max_bytes
+    if settings.tokenizer.source == "estimated":
+        return [index(most)]
+    text, cutting = index(most // TEXT_SHARE), TokenCutting(settings.block_size)
+    return [PrefixTokens(index(most - text.table.max_bytes, cutting), cutting, text, token_ids, yields=yields), text]
+
+
+def grains(settings: Settings) -> dict[str, int]:
+    """Tokens in which a source of `hit_len` counts, by its name, where that is more than a block of the engine."""
+    block_of_text, chunk = int(BLOCK_BYTES / INITIAL), settings.lmcache.chunk_size
+    return {
+        PrefixIndex.name: block_of_text,
+        PrefixPart.name: block_of_text,
+        "lmcache:host": chunk,
+        "lmcache:likely": chunk,
+    }
 
 
 def require_token_ids(settings: Settings) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,19 @@ class RequestTokens:
         """
         if request.token_ids is not None:
             return request.token_ids
+        task = self._task(request)
+        ids = await asyncio.shield(task) if task is not None else None
+        if ids is not None:
+            request.count_by(ids, self._block_size)
+        return ids
+
+    def begin(self, request: InferenceRequest) -> Awaitable[array[int] | None] | None:
+        """Start the same work for whoever needs its result after the decision; None where there will be none."""
+        task = self._task(request)
+        return asyncio.shield(task) if task is not None else None
+
+    def _task(self, request: InferenceRequest) -> asyncio.Task[array[int] | None] | None:
+        """What finds the ids of *request*, begun by whoever asks first; None where they will not be known."""
         task = request.tokenising
         if task is None:
             if request.body is None or not self._may_encode(request):
@@ -126,10 +139,7 @@ class RequestTokens:
             request.tokenising = task
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        ids = await asyncio.shield(task)
-        if ids is not None:
-            request.count_by(ids, self._block_size)
-        return ids
+        return task
 
     def answered(self, request: InferenceRequest, usage: Usage) -> None:
         """An engine has counted the prompt of *request*: compare, if its ids were known."""

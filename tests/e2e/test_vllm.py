@@ -203,6 +203,18 @@ async def test_the_prefix_index_predicts_without_events_or_tokens(engines: list[
     assert stuck(answers) >= 0.8
 
 
+async def test_the_prefix_index_predicts_to_a_block_where_token_ids_are_known(engines: list[RealEngine]) -> None:
+    settings = {"tokenizer": {"source": "engine", "timeout": "10s"}}
+    async with router(engines, "by-tokens", policy="smetric", **settings) as (process, client):
+        answers = await process.play(client, sessions(800), range(TURNS))
+        figures = compared(answers, "prefix_index:tokens")
+        sources = Counter(answer.source for answer in answers)
+        note("prefix_index, token ids known", figures | {"stuck": round(stuck(answers), 3), "sources": dict(sources)})
+    assert figures["predicted"] >= 200
+    assert figures["within_a_block"] >= 0.95 * figures["predicted"]
+    assert stuck(answers) >= 0.9
+
+
 async def test_a_router_that_was_killed_knows_the_caches_again_and_sessions_stay_home(
     engines: list[RealEngine],
 ) -> None:

@@ -30,6 +30,9 @@ class Ids:
     async def of(self, request: InferenceRequest) -> Sequence[int] | None:
         return range(TOKENS)
 
+    def begin(self, request: InferenceRequest) -> None:
+        return None
+
 
 @asynccontextmanager
 async def looking_up(script: Script, *, open_s: float = 60.0) -> AsyncIterator[tuple[Running, FakeEngine]]:

@@ -24,7 +24,7 @@ AUTHORIZED = [("Authorization", f"Bearer {TOKEN}")]
 
 @asynccontextmanager
 async def admin_port() -> AsyncIterator[str]:
-    peers = Peers(PrefixIndex(), Fleet([], VOCABULARY), [], token=TOKEN)
+    peers = Peers([PrefixIndex()], Fleet([], VOCABULARY), [], token=TOKEN)
     app, sock, stop = Starlette(routes=placement_routes(peers)), listen("127.0.0.1", 0), asyncio.Event()
     server = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=0.1))
     try:

@@ -44,6 +44,9 @@ class Ids:
         ids: Sequence[int] | None = self.ids
         return ids
 
+    def begin(self, request: InferenceRequest) -> None:
+        return None
+
 
 def request(model: str = "m/test-model", **fields: Any) -> InferenceRequest:
     """A chat request as the router reads it."""

@@ -35,7 +35,7 @@ def hit(index: PrefixIndex, instance: Instance) -> float | None:
 async def kept(folder: Path, instance: Instance) -> None:
     """A router that serves one request and ends."""
     index = PrefixIndex()
-    file = IndexFile(index, folder, interval_s=60)
+    file = IndexFile([index], folder, interval_s=60)
     await file.start()
     index.prefilled(ASKED, instance)
     await file.stop()
@@ -43,7 +43,7 @@ async def kept(folder: Path, instance: Instance) -> None:
 
 async def started(folder: Path) -> tuple[PrefixIndex, IndexFile]:
     index = PrefixIndex()
-    file = IndexFile(index, folder, interval_s=0.01)
+    file = IndexFile([index], folder, interval_s=0.01)
     await file.start()
     return index, file
 
@@ -114,7 +114,7 @@ async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -
     with (tmp_path / NAME).open("wb") as file:
         file.truncate(2**20 + 1)
     with capture_logs() as logs:
-        kept = IndexFile(PrefixIndex(2**20), tmp_path, interval_s=60)
+        kept = IndexFile([PrefixIndex(2**20)], tmp_path, interval_s=60)
         await kept.start()
     assert "larger than prefix_index.max_bytes" in logs[0]["reason"]
     await kept.stop()
@@ -123,7 +123,7 @@ async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -
 async def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     index = PrefixIndex()
-    file = IndexFile(index, tmp_path / "taken", interval_s=60)
+    file = IndexFile([index], tmp_path / "taken", interval_s=60)
     with capture_logs() as logs:
         await file.start()
         assert logs[-1]["event"] == "smetric.index.not_saved"

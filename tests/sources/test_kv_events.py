@@ -37,6 +37,9 @@ class Tokens:
         self.asked += 1
         return [int(part) for part in request.session.split()] if request.session else None
 
+    def begin(self, request: InferenceRequest) -> None:
+        return None
+
 
 def request(tokens: Sequence[int], *, est_hit: int = 0, **fields: Any) -> InferenceRequest:
     return InferenceRequest(session=" ".join(map(str, tokens)), est_hit=est_hit, **fields)

@@ -25,6 +25,9 @@ class Tokens:
     async def of(self, request: InferenceRequest) -> Sequence[int] | None:
         return PROMPT
 
+    def begin(self, request: InferenceRequest) -> None:
+        return None
+
 
 def follow_up() -> InferenceRequest:
     text = Prompt([b"x" * 32 * len(PROMPT)], 32.0)

@@ -41,6 +41,9 @@ class TemplateIds:
     async def of(self, request: InferenceRequest) -> Sequence[int] | None:
         return self.by_id.get(request.id)
 
+    def begin(self, request: InferenceRequest) -> None:
+        return None
+
 
 class Agent:
     """One session: every turn carries the whole history."""

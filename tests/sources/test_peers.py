@@ -38,7 +38,7 @@ class Sidecar:
             instance.started_at, instance.seen_empty = started_at, seen_empty
         self.fleet = Fleet(instances, VOCABULARY)
         self.index = PrefixIndex()
-        self.peers = Peers(self.index, self.fleet, urls, token=token, interval_s=0.01, heartbeat_s=heartbeat_s)
+        self.peers = Peers([self.index], self.fleet, urls, token=token, interval_s=0.01, heartbeat_s=heartbeat_s)
 
     def serve(self, id: str, letter: str, blocks: int = 2) -> None:
         """Send *blocks* blocks of *letter* to the instance *id*."""
@@ -205,7 +205,7 @@ async def test_what_waits_for_a_peer_is_bounded_and_the_oldest_goes_first() -> N
     one = Sidecar("http://127.0.0.1:1")
     assert one.index.on_placed is not None
     for _ in range(MAX_QUEUED + 5):
-        one.index.on_placed(one.fleet["a"], array("Q", bytes(BATCH_BYTES)))
+        one.index.on_placed(one.fleet["a"], array("Q", bytes(BATCH_BYTES)), 0)
     assert one.peers.figures().placements["dropped"] == 5
 
 

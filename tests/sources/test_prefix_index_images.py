@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from smetric.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, InstanceImage, decode, encode
-from smetric.sources.prefix_index import MAX_INSTANCES_WAITING, MAX_WAITING, PrefixIndex
+from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.restoring import MAX_INSTANCES_WAITING, MAX_WAITING
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request
 
 PROMPT = st.text("xyz", max_size=7)
@@ -77,6 +78,6 @@ def test_images_of_instances_nobody_knows_do_not_pile_up() -> None:
     for number in range(50):
         strangers = [InstanceImage(f"{number}-{i}", 1000.0, known.packed, known.runs) for i in range(100)]
         again.restore(IndexImage(0.0, BLOCK_BYTES, strangers))
-    assert len(again._waiting) <= MAX_INSTANCES_WAITING
+    assert len(again._restoring._waiting) <= MAX_INSTANCES_WAITING
     again.restore(IndexImage(0.0, BLOCK_BYTES, [known] * 50))
-    assert sum(map(len, again._waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
+    assert sum(map(len, again._restoring._waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING

@@ -10,7 +10,8 @@ from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sim.store import PrefixCache
-from smetric.sources.prefix_index import ZEROS, PrefixIndex
+from smetric.sources.belief import ZEROS
+from smetric.sources.prefix_index import PrefixIndex
 from smetric.telemetry.record import Usage
 from tests.sources.lettered import TOKENS_PER_BLOCK, hits, instances, request
 

@@ -1,0 +1,175 @@
+"""What is believed of one incarnation of one instance, and what its answers teach about that.
+
+The blocks it was sent are in `holdings.py`; who asks is `prefix_index.py`.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from smetric.fleet.instance import Instance
+from smetric.sources.cut import Cut
+from smetric.sources.holdings import Holdings
+
+#: An answer contradicts the index when it reports less than believed by this many blocks and this share.
+DOUBT_BLOCKS = 2
+DOUBT_SHARE = 1 / 8
+#: What is missing counts as evicted once the instance was sent this share of its capacity since it was last used there.
+EVICTED_AFTER = 1 / 4
+#: Share of the room thought of below which what an eviction shows is more than the index's own coarseness.
+SHRINK = 0.9
+#: Factor by which the room grows, which an eviction has shown to be small, whenever more is held than believed.
+REGAIN = 1.1
+#: Answers in a row without any hit where one was believed, after which the instance's cache counts as cleared.
+ZEROS = 3
+#: Weight of an answer in the share of replies that were found in the cache when their session went on, and the share
+#: from which on they are believed to be. They are not where templates leave out what was generated, as reasoning.
+REPLY_WEIGHT = 1 / 8
+REPLIES = 0.5
+
+log = structlog.get_logger("smetric.index")
+
+
+class Belief:
+    """What one instance holds, as far as it was learnt.
+
+    Args:
+        instance: whose cache it is about, in its present incarnation.
+        table: where its blocks are.
+        grain: units (bytes of text, or tokens) of a block.
+        units_per_token: units that a token is, until its prompts show it.
+        now: monotonic seconds.
+    """
+
+    __slots__ = (
+        "_grain",
+        "_has_lost",
+        "_instance",
+        "_loss",
+        "_replies_found",
+        "_reports",
+        "_shown_room",
+        "_table",
+        "_zero_tick",
+        "_zeros",
+        "held",
+        "incarnation",
+        "units_per_token",
+    )
+
+    def __init__(self, instance: Instance, table: Holdings, grain: int, units_per_token: float, now: float) -> None:
+        self._instance = instance
+        self._table = table
+        self._grain = grain
+        self.units_per_token = units_per_token
+        self.incarnation = instance.incarnation
+        self.held = table.open()
+        #: Count of blocks entered, and time, of the last loss of knowledge: since then it may hold what is not known
+        #: here; and whether that was after the beginning, when the instance itself may say that it was empty.
+        self._loss = (0, now)
+        self._has_lost = False
+        #: Blocks it has room for, where answers have shown that to be less than its capacity.
+        self._shown_room: int | None = None
+        #: Share of replies that were held when their session went on; 1 before there was one.
+        self._replies_found = 1.0
+        #: Whether an answer ever reported cached tokens: one that never does may just not report them.
+        self._reports = False
+        #: Answers without a hit where one was believed, in a row, and the tick before the first of them.
+        self._zeros = 0
+        self._zero_tick = 0
+
+    @property
+    def capacity(self) -> int | None:
+        """Blocks that fit into the instance's cache, None while that is unknown."""
+        tokens = self._instance.cache.capacity_tokens
+        return None if tokens is None else int(tokens * self.units_per_token / self._grain)
+
+    @property
+    def room(self) -> int:
+        """Blocks it is believed to keep."""
+        capacity = self.capacity
+        if capacity is None:
+            return self._table.most_blocks
+        return capacity if self._shown_room is None else min(capacity, self._shown_room)
+
+    def lost(self, now: float) -> None:
+        """From now on it may hold what is not known here."""
+        self._loss, self._has_lost = (self.held.entered, now), True
+
+    def misses_are_known(self, now: float, warm_up_s: float) -> bool:
+        """Whether what is not known to be held is not held."""
+        if self.held.pressed:
+            self.held.pressed = False
+            self.lost(now)
+        if self._instance.seen_empty and not self._has_lost:
+            return True
+        capacity = self.capacity
+        entered_then, then = self._loss
+        # It forgets what was used longest ago first, so by now everything from before has made room.
+        is_renewed = capacity is not None and self.held.entered - entered_then >= capacity
+        return is_renewed or now - then >= warm_up_s
+
+    def reach(self, cut: Cut, depth: int) -> int:
+        """Units of *cut* held where its leading *depth* blocks are, with the reply where replies are found again."""
+        if self._replies_found < REPLIES:
+            return depth * cut.grain
+        return self._with_reply(cut, depth)
+
+    def _with_reply(self, cut: Cut, depth: int) -> int:
+        return cut.reach(depth, self.held.depth)
+
+    def judge(self, cut: Cut, before: tuple[list[tuple[int, int]], int], share: float) -> None:
+        """Learn from how much of a prompt was in the cache before: *share* of it.
+
+        The prompt itself is held now, whatever was. If less was than believed, it may have been evicted. It is taken
+        for that if the instance was sent `EVICTED_AFTER` of its capacity since that part was last used: then all that
+        was used before it is gone as well, and the instance has room for what came since and what is left of this.
+        Else its cache may have been cleared: if that happens `ZEROS` times in a row with nothing cached at all, where
+        hits are reported otherwise. Else the engine renders prompts otherwise than we do, and nothing is forgotten for
+        it. If more was there than believed, the room is larger than thought.
+
+        Args:
+            cut: the prompt.
+            before: what was believed held of it (`Held.runs`), and the tick then.
+            share: of its tokens.
+        """
+        runs, tick = before
+        if share:
+            self._reports, self._zeros = True, 0
+        depth = runs[-1][0]
+        believed, actual = depth * cut.grain, share * cut.size
+        with_reply = self._with_reply(cut, depth)
+        if with_reply - believed > cut.grain:
+            is_found = abs(actual - with_reply) < abs(actual - believed)
+            self._replies_found += (is_found - self._replies_found) * REPLY_WEIGHT
+        doubt = max(DOUBT_BLOCKS * cut.grain, DOUBT_SHARE * believed)
+        capacity = self.capacity
+        if actual - max(believed, with_reply) > doubt:
+            if capacity is not None and self._shown_room is not None:
+                self._shown_room = min(capacity, int(self._shown_room * REGAIN) + 1)
+        elif believed - actual > doubt:
+            place = int(actual / cut.grain) + 1
+            last_used = next(at for start, at in reversed(runs[:-1]) if start <= place)
+            if not self._was_evicted(cut, last_used, place) and not share and self._reports:
+                self._zero_tick = self._zero_tick if self._zeros else tick
+                self._zeros += 1
+                if self._zeros >= ZEROS:
+                    forgotten = self._table.forget_until(self.held, self._zero_tick)
+                    log.warning("smetric.index.cleared", instance=self._instance.id, blocks=forgotten)
+                    self._zeros = 0
+
+    def _was_evicted(self, cut: Cut, last_used: int, place: int) -> bool:
+        """Whether what was last used at the tick *last_used*, as block *place* of *cut*, has made room; then learn."""
+        capacity = self.capacity
+        if capacity is None:
+            return False
+        newer = self.held.newer_than(last_used, capacity)
+        since = newer - len(cut.blocks)
+        if since < capacity * EVICTED_AFTER:
+            return False
+        room = self.room
+        # Where entering the prompt has pushed out others, these were newer, too.
+        shown = since + place if len(self.held) < room else newer
+        self._shown_room = shown if shown < SHRINK * room else self._shown_room
+        self._table.forget_until(self.held, last_used)
+        return True

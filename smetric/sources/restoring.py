@@ -1,0 +1,40 @@
+"""What was learnt of instances before, by this process's predecessor or by a peer, and waits to be taken in.
+
+It holds of one process of an instance, so it waits until the instance has said which process it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from smetric.fleet.instance import Instance
+from smetric.sources.index_image import InstanceImage
+
+#: Images that wait: of one instance, and instances.
+MAX_WAITING = 8
+MAX_INSTANCES_WAITING = 1024
+
+
+class Restoring:
+    """Images by instance id; true while there are any."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[InstanceImage]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, images: Iterable[InstanceImage]) -> None:
+        """Keep *images*, the latest of each instance."""
+        for one in images:
+            if one.id not in self._waiting and len(self._waiting) >= MAX_INSTANCES_WAITING:
+                continue
+            waiting = self._waiting.setdefault(one.id, [])
+            waiting.append(one)
+            del waiting[:-MAX_WAITING]
+
+    def of(self, instance: Instance) -> list[InstanceImage]:
+        """Those of *instance*, once, and none before it is known which process answers."""
+        if instance.id not in self._waiting or (instance.scrape is None and instance.started_at is None):
+            return []
+        return self._waiting.pop(instance.id)

@@ -1,0 +1,99 @@
+"""Prompts as blocks: what hits, and what a reply comes to."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.request import InferenceRequest
+from smetric.sources.cut import Cut, TextCutting, TokenCutting
+from smetric.telemetry.record import Usage
+
+BLOCK = 16
+CUTTING = TokenCutting(BLOCK)
+
+
+def leading(held: set[int]) -> Callable[[Sequence[int]], int]:
+    """How many leading ones of some hashes are among *held*."""
+    return lambda blocks: next((at for at, block in enumerate(blocks) if block not in held), len(blocks))
+
+
+def prompt(text: str = "question", *, key: bytes = b"m\0", question: int = 0, history: int = 0) -> Prompt:
+    return Prompt([text.encode()], 4.0, key=key, question_bytes=question, history_bytes=history)
+
+
+def cut(ids: list[int], of: Prompt | None = None) -> Cut:
+    return CUTTING.cut(of or prompt(), array("I", ids))
+
+
+@given(st.lists(st.integers(0, 9), max_size=100), st.lists(st.integers(0, 9), max_size=100))
+def test_leading_blocks_are_equal_exactly_where_ids_are(one: list[int], other: list[int]) -> None:
+    blocks = zip(cut(one).blocks, cut(other).blocks, strict=False)
+    for number, (mine, theirs) in enumerate(blocks, 1):
+        assert (mine == theirs) == (one[: number * BLOCK] == other[: number * BLOCK])
+
+
+@pytest.mark.parametrize("key", [b'm\0"salt"', b"adapter\0", b"\0"])
+def test_model_adapter_and_salt_tell_prompts_of_the_same_ids_apart(key: bytes) -> None:
+    ids = list(range(64))
+    assert not set(cut(ids).blocks) & set(cut(ids, prompt(key=key)).blocks)
+
+
+@pytest.mark.parametrize(("length", "most"), [(1, 0), (16, 0), (17, 16), (64, 48), (65, 64), (79, 64)])
+def test_a_hit_is_whole_blocks_and_less_than_the_prompt(length: int, most: int) -> None:
+    one = cut(list(range(length)))
+    assert one.tokens(one.reach(len(one.blocks), lambda _: False)) == most
+
+
+@given(question=st.integers(1, 100), reply=st.integers(1, 100), follow=st.integers(1, 50))
+def test_a_reply_is_held_but_for_its_last_token_where_its_session_goes_on(
+    question: int, reply: int, follow: int
+) -> None:
+    first = cut(list(range(question)), prompt("question"))
+    held = set(first.reply(Usage(question, reply, 0)))
+    second = cut(list(range(question + reply + follow)), prompt("question and more", question=8, history=12))
+    reach = second.reach(question // BLOCK, leading(held))
+    assert reach == (question + reply - 1) // BLOCK * BLOCK
+
+
+def test_a_reply_is_found_neither_by_another_question_nor_where_the_question_is_no_more() -> None:
+    held = set(cut(list(range(40)), prompt("question")).reply(Usage(40, 100, 0)))
+    ids = list(range(200))
+    assert cut(ids, prompt("Question and more", question=8)).reach(2, leading(held)) == 32
+    assert cut(ids, prompt("question and more", question=8)).reach(1, leading(held)) == 16
+    assert cut(ids, prompt("question and more", question=8)).reach(2, leading(held)) == 128
+
+
+@pytest.mark.parametrize("usage", [None, Usage(40, None, 0), Usage(40, 0, 0), Usage(41, 50, 0), Usage(40, 1, 0)])
+def test_a_reply_of_which_nothing_certain_is_told_is_no_block(usage: Usage | None) -> None:
+    assert list(cut(list(range(40))).reply(usage)) == []
+
+
+def test_text_counts_by_the_ratio_and_with_the_history_once_the_question_was_answered() -> None:
+    question = "q" * 3 * BLOCK_BYTES
+    (answered,) = TextCutting().of(InferenceRequest(prompt=prompt(question))).reply(None)  # type: ignore[union-attr]
+    history = len(question) + 1000
+    follow = prompt(question + "a" * 5000, question=len(question), history=history)
+    one = TextCutting().of(InferenceRequest(prompt=follow))
+    assert one is not None
+    assert one.tokens(one.reach(3, leading({answered}))) == history // 4
+    assert one.tokens(one.reach(3, set[int]().__contains__)) == 768
+    assert one.tokens(one.reach(2, leading({answered}))) == 512
+
+
+def test_what_was_hashed_once_needs_no_ids_any_more() -> None:
+    request = InferenceRequest(prompt=prompt())
+    assert CUTTING.of(request) is None
+    request.token_ids = array("I", range(40))
+    first = CUTTING.of(request)
+    request.token_ids = None
+    again = CUTTING.of(request)
+    assert first is not None
+    assert again is not None
+    assert (again.blocks, again.size) == (first.blocks, 40)
+    assert CUTTING.of(InferenceRequest()) is None

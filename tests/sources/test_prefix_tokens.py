@@ -1,0 +1,231 @@
+"""The prefix index where token ids are known, in time or late, and where they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from array import array
+from collections.abc import Awaitable, Sequence
+
+import pytest
+
+from smetric.fleet.instance import Instance
+from smetric.prompt import Prompt
+from smetric.request import InferenceRequest
+from smetric.sources.cut import TokenCutting
+from smetric.sources.index_image import IndexImage
+from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_tokens import ASKED_S, PrefixTokens
+from smetric.telemetry.record import Usage
+from tests.fakes import until
+from tests.sources.lettered import instances
+
+BLOCK = 16
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ids:
+    """One token for each four bytes of text, unless told otherwise; known when `ready` is set."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.begun = 0
+        self.are_known = True
+
+    async def of(self, request: InferenceRequest) -> Sequence[int] | None:
+        await self.ready.wait()
+        if self.are_known:
+            request.count_by(ids_of(request), BLOCK)
+        return request.token_ids
+
+    def begin(self, request: InferenceRequest) -> Awaitable[Sequence[int] | None] | None:
+        self.begun += 1
+        return asyncio.ensure_future(self._later(ids_of(request))) if self.are_known else None
+
+    async def _later(self, ids: array[int]) -> array[int]:
+        await self.ready.wait()
+        return ids
+
+
+class Pair:
+    """Both indexes, and the fleet they know."""
+
+    def __init__(self, count: int = 2, *, seen_empty: bool = True, yields: bool = False) -> None:
+        self.fleet = instances(count, seen_empty=seen_empty)
+        self.ids, self.clock = Ids(), Clock()
+        self.text = PrefixIndex(yields=yields, clock=self.clock)
+        cutting = TokenCutting(BLOCK)
+        index = PrefixIndex(cutting=cutting, yields=yields, clock=self.clock)
+        self.tokens = PrefixTokens(index, cutting, self.text, self.ids, yields=yields, clock=self.clock)
+
+    async def look_up(self, request: InferenceRequest) -> list[float | None]:
+        answer = self.tokens.lookup(request, self.fleet)
+        return list((await answer if inspect.isawaitable(answer) else answer)["hit_len"])
+
+    def by_text(self, request: InferenceRequest) -> list[float | None]:
+        return list(self.text.lookup(request, self.fleet)["hit_len"])
+
+    def serve(self, request: InferenceRequest, instance: Instance, usage: Usage | None = None) -> None:
+        """The request is prefilled and answered; what is done late is not waited for."""
+        for source in (self.tokens, self.text):
+            source.prefilled(request, instance)
+        request.answering()
+        for source in (self.tokens, self.text):
+            source.settled(request, instance, usage)
+
+
+def asked(text: str, *, question: str = "", est_hit: int = 0, key: bytes = b"m\0") -> InferenceRequest:
+    prompt = Prompt([text.encode()], 4.0, key=key, question_bytes=len(question), history_bytes=len(question))
+    request = InferenceRequest(prompt=prompt, prompt_len=prompt.length, turn=int(bool(est_hit)), est_hit=est_hit)
+    request.body = text.encode()
+    return request
+
+
+def ids_of(request: InferenceRequest) -> array[int]:
+    assert request.body is not None
+    return array("I", request.body + b"." * (-len(request.body) % 4))
+
+
+def spelt(tokens: int, letter: str = "a") -> str:
+    """Text of so many tokens."""
+    return "".join(f"{letter}{number:03}" for number in range(tokens))
+
+
+async def test_the_hit_is_exact_to_a_block_of_the_engine() -> None:
+    pair = Pair()
+    await pair.ids.of(first := asked(spelt(500)))
+    pair.serve(first, pair.fleet[0])
+    assert await pair.look_up(asked(spelt(500) + "and more of it")) == [496, None]
+    assert await pair.look_up(asked(spelt(300))) == [288, None]
+    assert await pair.look_up(asked(spelt(500, "b"))) == [None, None]
+    pair.fleet[0].cache.block_size = 32
+    assert await pair.look_up(asked(spelt(500) + "and more of it")) == [480, None]
+
+
+async def test_a_prompt_that_was_sent_without_ids_is_entered_when_they_are_known() -> None:
+    pair = Pair()
+    pair.ids.ready.clear()
+    pair.serve(asked(spelt(500)), pair.fleet[0], Usage(500, 40, 0))
+    assert pair.tokens.index.blocks == 0
+    pair.ids.ready.set()
+    await until(lambda: pair.tokens.index.blocks > 0)
+    follow_up = asked(spelt(600), question=spelt(500))
+    assert await pair.look_up(follow_up) == [(500 + 40 - 1) // BLOCK * BLOCK, None]
+
+
+async def test_ids_that_come_between_the_first_byte_and_the_end_are_as_good() -> None:
+    pair = Pair()
+    request = asked(spelt(500))
+    pair.tokens.prefilled(request, pair.fleet[0])
+    await until(lambda: pair.tokens.index.blocks > 0)
+    request.answering()
+    pair.tokens.settled(request, pair.fleet[0], Usage(500, 40, 0))
+    assert pair.tokens.index.least(asked(spelt(1)), pair.fleet) == [0, 0]
+    assert await pair.look_up(asked(spelt(600), question=spelt(500))) == [528, None]
+
+
+async def test_where_ids_are_not_known_the_index_of_text_speaks_and_spaces_do_not_mix() -> None:
+    pair = Pair()
+    pair.serve(asked(spelt(1000)), pair.fleet[0])
+    await until(lambda: pair.tokens.index.blocks > 0)
+    pair.ids.are_known = False
+    again = asked(spelt(1000))
+    assert await pair.look_up(again) == [None, None]
+    assert pair.by_text(again) == [768, 0]
+
+
+async def test_what_was_entered_as_text_alone_is_not_hidden_by_a_part_that_ids_know() -> None:
+    pair = Pair()
+    pair.serve(asked(spelt(256)), pair.fleet[0])
+    await until(lambda: pair.tokens.index.blocks > 0)
+    pair.ids.are_known = False
+    pair.serve(asked(spelt(2000)), pair.fleet[0])
+    pair.ids.are_known = True
+    assert await pair.look_up(asked(spelt(2000))) == [None, None]
+    assert pair.by_text(asked(spelt(2000))) == [2048, 0]
+
+
+async def test_a_part_is_left_to_others_that_may_know_the_whole() -> None:
+    for yields, cells in ((False, [256, None]), (True, [None, None])):
+        pair = Pair(yields=yields)
+        pair.serve(asked(spelt(257)), pair.fleet[0])
+        await until(lambda pair=pair: pair.tokens.index.blocks > 0)  # type: ignore[misc]
+        assert await pair.look_up(asked(spelt(1000), est_hit=900)) == cells
+
+
+async def test_another_process_of_the_instance_gets_nothing_that_was_meant_for_the_last_one() -> None:
+    pair = Pair()
+    pair.ids.ready.clear()
+    pair.serve(asked(spelt(500)), pair.fleet[0])
+    pair.fleet[0].restarted(2000.0)
+    pair.tokens.forget(pair.fleet[0])
+    pair.ids.ready.set()
+    await until(lambda: not pair.tokens._tasks)
+    assert pair.tokens.index.blocks == 0
+
+
+async def test_no_ids_are_asked_for_where_nobody_looks_anything_up() -> None:
+    pair = Pair()
+    pair.clock.now += ASKED_S
+    pair.serve(asked(spelt(500)), pair.fleet[0])
+    assert pair.ids.begun == 0
+    await pair.look_up(asked(spelt(500)))
+    pair.serve(asked(spelt(500)), pair.fleet[0])
+    assert pair.ids.begun == 1
+    await pair.tokens.stop()
+    assert pair.tokens.index.blocks == 0
+
+
+async def test_a_look_up_asks_for_no_ids_while_nothing_is_held() -> None:
+    pair = Pair()
+    pair.ids.ready.clear()
+    assert await asyncio.wait_for(pair.look_up(asked(spelt(500))), 1) == [None, None]
+
+
+async def test_replies_that_are_not_found_again_are_believed_in_no_more() -> None:
+    pair = Pair(1)
+    (instance,) = pair.fleet
+    follow_up = asked(spelt(900), question=spelt(500))
+    for number in range(8):
+        question = spelt(500)
+        await pair.ids.of(first := asked(question))
+        pair.serve(first, instance, Usage(500, 200, 496 if number else 0))
+        await pair.ids.of(second := asked(question + spelt(400, "b"), question=question))
+        believed = await pair.look_up(second)
+        assert believed == [688 if number < 5 else 496], number
+        pair.serve(second, instance, Usage(900, 1, 496))
+        pair.tokens.forget(instance)
+        # A new process, of which what was learnt about replies is forgotten: so it is the same one here.
+        break
+    assert await pair.look_up(follow_up) == [None]
+
+
+async def test_both_kinds_of_blocks_are_told_to_others_and_taken_by_their_own_kind() -> None:
+    pair, other = Pair(), Pair(seen_empty=False)
+    pair.serve(asked(spelt(1000)), pair.fleet[0])
+    await until(lambda: pair.tokens.index.blocks > 0)
+    images = [*pair.tokens.index.images(), *pair.text.images()]
+    assert [one.tokens for one in images] == [BLOCK, 0]
+    for index in (other.tokens.index, other.text):
+        index.restore(IndexImage(0.0, 1024, images))
+    assert await other.look_up(asked(spelt(1000))) == [992, None]
+    assert other.by_text(asked(spelt(1000))) == [768, None]
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+async def test_reports_of_several_prompts_teach_nothing(prompts: int) -> None:
+    pair = Pair(1)
+    (instance,) = pair.fleet
+    await pair.ids.of(first := asked(spelt(500)))
+    first.prompts = prompts
+    pair.serve(first, instance, Usage(500, 100, 0))
+    follow_up = asked(spelt(700), question=spelt(500))
+    assert await pair.look_up(follow_up) == [592 if prompts == 1 else 496]
