@@ -216,6 +216,12 @@ def test_the_hooks_take_policy_files_and_nothing_else() -> None:
         assert not re.search(hook["files"], "mine.policy.md")
 
 
+def test_the_manual_shows_hooks_that_are_there() -> None:
+    (shown,) = re.findall(r"```yaml\n(repos:.*?)```", (ROOT / "docs/editors.md").read_text(), re.S)
+    (repository,) = yaml.safe_load(shown)["repos"]
+    assert [hook["id"] for hook in repository["hooks"]] == [hook["id"] for hook in HOOKS]
+
+
 def test_the_hooks_pass_what_is_good_and_stop_what_is_not(tmp_path: Path) -> None:
     good, bad, wrong = (tmp_path / f"{name}.policy" for name in ("good", "bad", "wrong"))
     good.write_text("policy good\n\nroute rr_argmin(requests)\n")

@@ -22,6 +22,7 @@ COMMANDS = {
     "fmt": "Lay policy files out canonically.",
     "bench": "Measure what decisions cost.",
     "reference": "Print the whole policy language.",
+    "lsp": "Serve an editor: errors, hovers, completion, layout.",
     "replay": "Make recorded decisions again, by another policy or their own.",
     "explain": "Say how a policy decides, or why it decided.",
     "drain": "Send an instance nothing new.",

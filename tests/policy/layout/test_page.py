@@ -130,6 +130,7 @@ def test_policies_of_the_manual_are_canonical() -> None:
         ("let a = 1\n\n\n\nlet bcd = 2\n\n\n", "let a = 1\n\nlet bcd = 2"),
         ("let a = # why\n 1", "let a =  # why\n  1"),
         ("use b(c)", "use b (c)"),
+        ("use b(c,d)use longer ( e )", "use b (c, d)\nuse longer (e)"),
         ("route a when b and c and d", "route a  when b\n          and c\n          and d"),
         ("keep a\n# says why\nprefer b", "keep   a\n# says why\nprefer b"),
         ("route a\nlet b = 1 ## no doc\n##doc\nlet c = 1", "route a\nlet b = 1  ## no doc\n##doc\nlet c = 1"),
@@ -137,6 +138,12 @@ def test_policies_of_the_manual_are_canonical() -> None:
 )
 def test_layouts(written: str, laid_out: str) -> None:
     assert format_text(f"policy p\n{written}") == f"policy p\n\n{laid_out}\n"
+
+
+def test_libraries_are_laid_out_too() -> None:
+    assert (
+        format_text("library a\ndef f(x)=x\ndef longer(y)=y") == "library a\n\ndef f(x)      = x\ndef longer(y) = y\n"
+    )
 
 
 def test_line_ends_of_other_systems_become_line_feeds() -> None:

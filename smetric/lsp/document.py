@@ -1,0 +1,180 @@
+"""One policy as an editor shows it: what is wrong, what a word means, what may come next, its canonical layout.
+
+Places are offsets into the text. The protocol, with its own way to count columns, is in `server`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from lark import Token
+
+from smetric.features import VOCABULARY
+from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Kind, Word
+from smetric.libraries import libraries_beside
+from smetric.policy import Diagnostic, PolicyError, load, tree
+from smetric.policy.builder import span_of
+from smetric.policy.check import check_text
+from smetric.policy.keyword import KEYWORDS, Role
+from smetric.policy.layout import format_text
+from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
+from smetric.policy.parser import MAX_BYTES, read, tokens_of
+from smetric.policy.tree import Span
+
+#: What begins the parts of a test.
+_CASES = ("WITH", "GIVEN", "INSTANCE", "EXPECT")
+
+
+class Document:
+    """A policy under way; it need not parse.
+
+    Args:
+        text: all of it.
+        path: where it lies, which says what libraries it can use.
+    """
+
+    def __init__(self, text: str, path: str) -> None:
+        self.text = text
+        self.path = path
+        self._tokens = tokens_of(text).tokens if len(text) <= MAX_BYTES else []
+
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """All errors; when there is none, all warnings. What is wrong in a library stands where it is used."""
+        is_library = bool(self._tokens) and self._tokens[0].type == "LIBRARY"
+        libraries = libraries_beside(Path(self.path))
+        try:
+            if is_library:
+                return check_text(self.text, VOCABULARY, path=self.path, libraries=libraries)[1].warnings
+            return load(self.text, VOCABULARY, path=self.path, libraries=libraries).warnings
+        except PolicyError as error:
+            return tuple(self._placed(found) for found in error.diagnostics)
+
+    def _placed(self, found: Diagnostic) -> Diagnostic:
+        """The finding at a place of this text."""
+        if found.source is None:
+            return found
+        uses = (token for word, token in pairwise(self._tokens) if word.type == "USE")
+        place = next(uses, self._tokens[0])
+        return Diagnostic(found.code, f"in {found.brief(self.text)}", span_of(place), severity=found.severity)
+
+    def layout(self) -> str | None:
+        """The text in its canonical layout; None while it does not parse."""
+        try:
+            return format_text(self.text, self.path)
+        except PolicyError:
+            return None
+
+    def word_at(self, offset: int) -> tuple[Word, Span] | None:
+        """What the word at *offset* means, and where it stands; None where nothing is known of it."""
+        for place, token in enumerate(self._tokens):
+            span = span_of(token)
+            if span.start <= offset <= span.end and _is_word(token):
+                known = self._meaning(place)
+                return None if known is None else (known, span)
+        return None
+
+    def completions(self, offset: int) -> list[Word]:
+        """What may stand at *offset*, where a word is being written or none is there yet."""
+        before = [token for token in self._tokens if span_of(token).start < offset]
+        start = offset
+        if before and span_of(before[-1]).end >= offset:
+            if before[-1].type in ("STRING", "NUMBER", "DURATION"):
+                return []
+            if _is_word(before[-1]):
+                start = span_of(before.pop()).start
+        line = self.text[self.text.rfind("\n", 0, start) + 1 : start]
+        if not before:
+            return _keywords(Role.HEADER)
+        if "#" in self.text[max(start - len(line), span_of(before[-1]).end) : start]:
+            return []  # within a comment
+        if not line:
+            return _keywords(Role.STATEMENT)
+        piece = cut(Tokens(before))[-1].tokens
+        return self._in_test(piece) if piece[0].type == "TEST" else self._in_statement(piece, start)
+
+    def _in_statement(self, piece: list[Token], start: int) -> list[Word]:
+        last = piece[-1]
+        if last.type == "DOT":
+            return list(FIELDS.values())
+        if last.type in BEFORE_NAMES:
+            return []  # a new name
+        names = [word for word, at in self._names() if at < span_of(piece[0]).start]
+        if last.type == "NUMBER" and "\n" not in self.text[span_of(last).end : start]:
+            return [*UNITS.values(), *_declared("param", names)]
+        words = _keywords(Role.PART, Role.OPERATOR, Role.LITERAL)
+        return [*_arguments(piece), *names, *FEATURES.values(), *FUNCTIONS.values(), *words]
+
+    def _in_test(self, piece: list[Token]) -> list[Word]:
+        last = piece[-1].type
+        part = next((token.type for token in reversed(piece) if token.type in _CASES), "TEST")
+        names = [word for word, _ in self._names()]
+        if last == "WITH" or (part == "WITH" and last == "COMMA"):
+            return _declared("param", names)
+        if last == "GIVEN" or (part == "GIVEN" and last == "COMMA"):
+            return [*FIELDS.values(), LAST]
+        if part == "INSTANCE" and last == "VBAR":
+            return list(FEATURES.values())
+        if part == "EXPECT" and last in ("EXPECT", "OR"):
+            rows = [token for token, bar in pairwise(piece) if token.type == "NAME" and bar.type == "VBAR"]
+            return [
+                Word(str(row), Kind.NAME, "instance of this test", "") for row in rows if row not in VOCABULARY.features
+            ]
+        if last == "FAILING":
+            return _declared("def", names)
+        if last == "AS":
+            labels = (label for earlier, label in pairwise(self._tokens) if earlier.type == "AS")
+            return [Word(label, Kind.NAME, "rule", "") for label in dict.fromkeys(map(str, labels))]
+        return _keywords(Role.CASE, Role.LITERAL)
+
+    def _meaning(self, place: int) -> Word | None:
+        """What the word number *place* means."""
+        token = self._tokens[place]
+        before = self._tokens[place - 1] if place else None
+        if before is not None and before.type == "DOT":
+            return FIELDS.get(token)
+        if before is not None and before.type in ("NUMBER", "PER") and token in UNITS:
+            return UNITS[token]
+        own = {word.text: word for word, _ in self._names()}
+        for known in (WORDS, own, FUNCTIONS, FEATURES):
+            if token in known:
+                return known[token]
+        following = self._tokens[place + 1 :][:1]
+        is_given = bool(following) and following[0].type == "EQUAL"
+        return {LAST.text: LAST, **FIELDS}.get(token) if is_given else None
+
+    def _names(self) -> Iterator[tuple[Word, int]]:
+        """The names that the file defines, each with the place of its statement."""
+        try:
+            file, _ = read(self.text, self.path)
+        except PolicyError:
+            return  # too long to look at
+        for statement in file.statements:
+            span = statement.span
+            form = " ".join(self.text[span.start : span.end].split())
+            if isinstance(statement, tree.Param | tree.Let | tree.Def):
+                yield Word(statement.name, Kind.NAME, form, statement.doc), span.start
+            elif isinstance(statement, tree.Use):
+                yield from ((Word(name.name, Kind.NAME, form, statement.doc), span.start) for name in statement.names)
+
+
+def _is_word(token: Token) -> bool:
+    return token.type == "NAME" or token in KEYWORDS
+
+
+def _declared(word: str, names: list[Word]) -> list[Word]:
+    """Those of the file's names that a statement of this keyword defines."""
+    return [name for name in names if name.form.startswith(f"{word} ")]
+
+
+def _arguments(piece: list[Token]) -> list[Word]:
+    """The arguments of a `def` under way."""
+    if piece[0].type != "DEF":
+        return []
+    closed = next((place for place, token in enumerate(piece) if token.type == "RPAR"), 0)
+    return [Word(str(token), Kind.NAME, "argument", "") for token in piece[3:closed] if token.type == "NAME"]
+
+
+def _keywords(*roles: Role) -> list[Word]:
+    return [WORDS[word] for word, row in KEYWORDS.items() if row.role in roles]

@@ -1,0 +1,170 @@
+"""What a text under way says to an editor; `|` in a text is where the cursor stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.glossary import Kind
+from smetric.lsp.document import Document
+from smetric.policy.builtin import BUILTINS
+from smetric.policy.keyword import KEYWORDS
+from smetric.policy.lexer import STATEMENTS
+
+TEXT = """\
+policy mine
+
+## How much is too much.
+param OVERLOAD = 2.0 in 1.0..
+param LIMIT    = 16 requests in 1..
+
+let l = requests
+
+def busy(s) = l[s] > OVERLOAD * mean(l)
+
+route argmax(hit_len)  when req.turn != 0 and not busy(argmax(hit_len))  as stick
+route rr_argmin(l)     when max(waiting) < LIMIT                         as calm
+route rr_argmin(requests)
+
+test "one"
+  with OVERLOAD = 3
+  given turn = 1, last = a
+  instance | requests | age(hit_len)
+  a        |        1 |           1s
+  b        |        2 |           1s
+  expect a as stick failing busy
+"""
+
+
+def at(place: str, *, text: str = TEXT) -> tuple[Document, int]:
+    """The document, and the offset of the `|` in *place*, which is a piece of its text with a cursor in it."""
+    offset = text.index(place.replace("‖", "")) + place.index("‖")
+    return Document(text, "mine.policy"), offset
+
+
+def hover(place: str) -> tuple[str, str] | None:
+    document, offset = at(place)
+    found = document.word_at(offset)
+    return None if found is None else (found[0].form, found[0].doc)
+
+
+def completed(text: str) -> dict[str, Kind]:
+    """What completes at the `‖` of *text*."""
+    document = Document(text.replace("‖", ""), "mine.policy")
+    return {word.text: word.kind for word in document.completions(text.index("‖"))}
+
+
+def test_errors_come_all_at_once_and_with_their_places() -> None:
+    document = Document("policy p\nlet a = reqests\nroute argmin(requests", "p.policy")
+    found = document.diagnostics()
+    assert [(each.code, each.severity.value) for each in found] == [("unknown-name", "error"), ("bracket", "error")]
+    assert document.text[found[0].span.start : found[0].span.end] == "reqests"
+
+
+def test_warnings_come_when_there_is_no_error() -> None:
+    (found,) = Document("policy p\nparam A = 1\nroute rr_argmin(0)", "p.policy").diagnostics()
+    assert (found.severity.value, "never used" in found.message) == ("warning", True)
+    assert Document("policy p\nroute rr_argmin(0)", "p.policy").diagnostics() == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "polic", '"', "policy p\nroute argmin(\x00)", "policy p #" + "x" * 70_000]
+)
+def test_any_text_is_answered(text: str) -> None:
+    document = Document(text, "p.policy")
+    assert document.diagnostics() != ()
+    assert document.layout() is None
+    for offset in (0, len(text) // 2, len(text)):
+        assert isinstance(document.completions(offset), list)
+        assert document.word_at(offset) is None or text.startswith("policy")
+
+
+def test_the_layout_is_that_of_smetric_fmt() -> None:
+    assert Document("policy p route rr_argmin( 0 )", "p.policy").layout() == "policy p\n\nroute rr_argmin(0)\n"
+    assert Document(TEXT, "p.policy").layout() == TEXT
+
+
+@pytest.mark.parametrize(
+    ("place", "form", "doc"),
+    [
+        ("rr_arg‖min", BUILTINS["rr_argmin"].signature, BUILTINS["rr_argmin"].doc),
+        ("‖route", KEYWORDS["route"].form, KEYWORDS["route"].doc),
+        ("OVERLOAD‖ * mean", "param OVERLOAD = 2.0 in 1.0..", "How much is too much."),
+        ("not b‖usy", "def busy(s) = l[s] > OVERLOAD * mean(l)", ""),
+        ("max(wait‖ing)", "waiting: requests 0.. per instance", "Requests waiting in the instance's queue."),
+        ("req.tu‖rn", "req.turn: 0..", "Assistant turns in the carried history"),
+        ("given tu‖rn", "req.turn: 0..", "Assistant turns in the carried history"),
+        ("16 req‖uests", "5 requests", "A unit."),
+        ("la‖st = a", "last = a", "The last winner"),
+        ("age(hit_‖len)", "hit_len: tokens 0..req.prompt_len per instance", "Looked up when evaluation reaches it."),
+    ],
+)
+def test_hovers_say_what_a_word_is(place: str, form: str, doc: str) -> None:
+    found = hover(place)
+    assert found is not None
+    assert found[0] == form
+    assert doc in found[1]
+
+
+@pytest.mark.parametrize("place", ["policy mi‖ne", "as sti‖ck\n", "2‖.0", "!‖=", "a ‖       |        1"])
+def test_hovers_are_silent_where_nothing_is_known(place: str) -> None:
+    assert hover(place) is None
+
+
+def test_a_line_begins_with_a_statement() -> None:
+    assert completed("‖") == {"policy": Kind.KEYWORD, "library": Kind.KEYWORD}
+    assert list(completed("policy p\n\n‖")) == list(STATEMENTS)
+    assert list(completed("policy p\n\nrou‖\nroute rr_argmin(0)")) == list(STATEMENTS)
+
+
+def test_an_expression_takes_names_features_functions_and_operators() -> None:
+    found = completed("policy p\nlet load = requests\ndef f(one, two) = lo‖\nlet later = 1")
+    assert found["load"] is Kind.NAME
+    assert found["one"] is Kind.NAME
+    assert "later" not in found
+    assert "f" not in found
+    assert {found[name] for name in VOCABULARY.features} == {Kind.FEATURE}
+    assert {found[name] for name in BUILTINS} == {Kind.FUNCTION}
+    assert {"and", "if", "where", "when", "true"} <= set(found)
+    assert "route" not in found
+
+
+def test_after_req_come_its_fields_and_nothing_else() -> None:
+    for text in ("policy p\nroute argmin(requests) when req.‖", "policy p\nroute argmin(requests) when req.tu‖ != 0"):
+        assert set(completed(text)) == set(VOCABULARY.request)
+
+
+def test_after_a_number_come_units() -> None:
+    found = completed("policy p\nparam LOAD = requests in {requests}\nparam FLOOR = 0 ‖")
+    assert found["tokens"] is Kind.UNIT
+    assert found["LOAD"] is Kind.NAME
+    assert "hit_len" not in found
+
+
+NEW = ["let ‖", "param A‖", "route argmin(requests) as st‖", "let a = 1 # com‖", 'reject 429 "fu‖ll"', "let a = 1‖"]
+
+
+@pytest.mark.parametrize("text", NEW)
+def test_nothing_is_proposed_for_new_names_and_in_comments_strings_and_numbers(text: str) -> None:
+    assert completed(f"policy p\n{text}") == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("  ‖", {"with", "given", "instance", "expect"}),
+        ("  with ‖", {"OVERLOAD", "LIMIT"}),
+        ("  with LIMIT = 3, O‖", {"OVERLOAD", "LIMIT"}),
+        ("  given ‖", {"turn", "est_hit", "last"}),
+        ("  given turn = 1, ‖", {"turn", "est_hit", "last"}),
+        ("  instance | ‖", {"requests", "hit_len"}),
+        ("  instance | requests\n  one | 1\n  two | 2\n  expect ‖", {"one", "two"}),
+        ("  instance | requests\n  one | 1\n  two | 2\n  expect one or ‖", {"one", "two"}),
+        ("  instance | requests\n  one | 1\n  expect one as ‖", {"stick", "calm"}),
+        ("  instance | requests\n  one | 1\n  expect one failing ‖", {"busy"}),
+    ],
+)
+def test_in_a_test_each_part_has_its_own_words(line: str, some: set[str]) -> None:
+    found = set(completed(f'{TEXT}\ntest "two"\n{line}'))
+    assert some <= found
+    assert not found & {"argmin", "route"}
