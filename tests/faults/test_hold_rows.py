@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from smetric.config.overload import OverloadSettings
-from smetric.config.settings import Drain, Limits, Scrape
+from smetric.config.settings import Drain, InstanceSettings, Limits, Scrape
 from tests.fakes import Response, until
 from tests.faults.gated import Gated, asked, busy, figures
 from tests.faults.harness import Running, running
@@ -108,6 +108,52 @@ async def test_a_full_queue_fails_the_rule_at_once(tmp_path: Path) -> None:
         decision = await decision_of(router, answers[2])
         assert (decision["outcome"], decision["rule"]) == ("routed", "any")
         gated.engine.recover()
+
+
+async def test_a_policy_that_would_hold_for_ever_is_answered_for_when_the_queue_is_full(tmp_path: Path) -> None:
+    gated = Gated()
+    policy = tmp_path / "ever.policy"
+    policy.write_text("policy ever\n\nhold for req.held + 1s when all(requests >= 1)\nroute argmin(requests)\n")
+    settings = OverloadSettings(queue=0)
+    async with running(gated.engine, policy=str(policy), scrape=SLOW_SCRAPE, overload=settings) as router:
+        gated.close()
+        first = asked(router, "first")
+        await until(lambda: len(gated.users) == 1)
+        refused = await router.chat()
+        assert (refused.status, int(refused.value("retry-after")) >= 1) == (429, True)
+        assert figures(router, "smetric_requests_refused_total") == {
+            'smetric_requests_refused_total{reason="queue"}': 1
+        }
+        gated.let_through()
+        assert (await first).status == 200
+        gated.engine.recover()
+
+
+async def test_one_models_held_requests_do_not_keep_anothers_waiting(tmp_path: Path) -> None:
+    a, b = Gated(), Gated()
+    for gated in (a, b):
+        await gated.engine.start()
+    instances = tuple(
+        InstanceSettings(url=gated.engine.url, id=name, models=(name,)) for gated, name in ((a, "a"), (b, "b"))
+    )
+    engines = (a.engine, b.engine)
+    async with running(
+        *engines, policy=holding(tmp_path), scrape=SLOW_SCRAPE, instances=instances, check_after=False, warm=False
+    ) as router:
+        for gated in (a, b):
+            gated.close()
+        tasks = [asked(router, "a1", model="a"), asked(router, "b1", model="b")]
+        await until(lambda: len(a.users) == len(b.users) == 1)
+        for number, (user, model) in enumerate((("a2", "a"), ("b2", "b")), 1):
+            tasks.append(asked(router, user, model=model))
+            await until(lambda number=number: busy(router) == number)  # type: ignore[misc]
+        b.let_through()
+        await until(lambda: b.users == ["b1", "b2"])
+        assert a.users == ["a1"]
+        for gated in (b, a, a):
+            await until(lambda gated=gated: bool(gated.gates))  # type: ignore[misc]
+            gated.let_through()
+        assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 4
 
 
 async def test_held_requests_go_by_priority_and_a_client_that_leaves_goes_by_itself(tmp_path: Path) -> None:
