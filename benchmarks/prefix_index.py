@@ -19,6 +19,7 @@ from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources import placement
+from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import IndexImage, decode, encode, pack
 from smetric.sources.placement import Placement
 from smetric.sources.prefix_index import PrefixIndex
@@ -26,6 +27,7 @@ from smetric.sources.prefix_index import PrefixIndex
 INSTANCES = 32
 BYTES_PER_TOKEN = 4
 SESSION_BLOCKS = 128
+BLOCK_TOKENS = 16
 
 
 def fleet() -> list[Instance]:
@@ -74,6 +76,14 @@ def main() -> None:
             print(f"{what} enter            ", timed(calls, lambda n: index.prefilled(requests[n], instances[n % 32])))  # noqa: B023
             print(f"{what} look up, held    ", timed(calls, lambda n: index.lookup(requests[n], instances)))  # noqa: B023
             print(f"{what} enter again      ", timed(calls, lambda n: index.prefilled(requests[n], instances[n % 32])))  # noqa: B023
+    for tokens in (32 * 1024, 128 * 1024):
+        cutting = TokenCutting(BLOCK_TOKENS)
+        by_ids, ids = PrefixIndex(4 << 30, cutting=cutting), array("I", random.Random(tokens).randbytes(4 * tokens))
+        requests = [InferenceRequest(prompt=Prompt([b"text"], 4.0, key=b"%d" % n), token_ids=ids) for n in range(calls)]
+        what = f"{tokens // 1024:>4}k tokens, blocks of ids:"
+        print(f"{what} hash             ", timed(calls, lambda n: cutting.of(requests[n])))  # noqa: B023
+        print(f"{what} enter            ", timed(calls, lambda n: by_ids.prefilled(requests[n], instances[n % 32])))  # noqa: B023
+        print(f"{what} look up, held    ", timed(calls, lambda n: by_ids.lookup(requests[n], instances)))  # noqa: B023
     index = filled(instances, 2000)
     image = IndexImage(0.0, BLOCK_BYTES, list(index.images()))
     data = encode(image)
