@@ -7,7 +7,7 @@ Which pieces of a body are rendered, and in which order, is in `smetric.conversa
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -17,6 +17,8 @@ from smetric.parts import Kind, Outline, Parts, parts_of
 
 #: Rendered bytes per block. A block's hash covers everything before it.
 BLOCK_BYTES = 1024
+#: Pieces of more bytes are hashed where they are.
+CHUNK_BYTES = 64 * 1024
 #: Rendered bytes an image stands for: 1,024 tokens at the initial ratio.
 IMAGE_BYTES = 4096
 #: How much of a part is seen by who asks what the last message is: pieces, and bytes of each.
@@ -103,7 +105,7 @@ class Prompt:
         """Computed when first asked for, in one pass over the text."""
         if self._hashes is None:
             assert self._pieces is not None, "the text was let go before anybody asked for its hashes"
-            self._hashes = _hashes(b"".join(self._pieces), self.key, self.question_bytes)
+            self._hashes = _hashes(self._pieces, self.size, self.key, self.question_bytes)
         return self._hashes
 
     def summarise(self, *, salt: int, template: int) -> Parts | None:
@@ -158,22 +160,66 @@ class Hashes:
     question: int
 
 
-def _hashes(text: bytes, key: bytes, question_bytes: int) -> Hashes:
+def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int) -> Hashes:
     hash_of = xxhash.xxh3_64_intdigest
-    view = memoryview(text)
-    blocks = array("Q")
+    if size <= CHUNK_BYTES:
+        pieces = (b"".join(pieces),)
+    blocks: list[int] = []
     first = last = hash_of(key)
-    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        last = hash_of(view[start : start + BLOCK_BYTES], last)
-        blocks.append(last)
-    full = question_bytes // BLOCK_BYTES
-    return Hashes(
-        blocks,
-        hash_of(view[len(blocks) * BLOCK_BYTES :], last),
-        hash_of(view[full * BLOCK_BYTES : question_bytes], blocks[full - 1] if full else first)
-        if question_bytes
-        else 0,
-    )
+    left = b""  # of the chunks before, and fills no block
+    for chunk in _chunks(pieces) if size > CHUNK_BYTES else pieces:
+        view, start = memoryview(chunk), 0
+        if left:
+            start = BLOCK_BYTES - len(left)
+            left += view[:start]
+            if len(left) < BLOCK_BYTES:
+                continue
+            last = hash_of(left, last)
+            blocks.append(last)
+        end = start + max(0, len(view) - start) // BLOCK_BYTES * BLOCK_BYTES
+        for at in range(start, end, BLOCK_BYTES):
+            last = hash_of(view[at : at + BLOCK_BYTES], last)
+            blocks.append(last)
+        left = bytes(view[end:])
+    question = 0
+    if question_bytes:
+        full = question_bytes // BLOCK_BYTES
+        rest = _between(pieces, full * BLOCK_BYTES, question_bytes)
+        question = hash_of(rest, blocks[full - 1] if full else first)
+    return Hashes(array("Q", blocks), hash_of(left, last), question)
+
+
+def _chunks(pieces: Sequence[Text]) -> Iterator[Text]:
+    """The text of *pieces*, small ones put together: a copy of it all would be fresh memory, which costs most."""
+    small: list[Text] = []
+    size = 0
+    for piece in pieces:
+        length = len(piece)
+        if size + length > CHUNK_BYTES and small:
+            yield b"".join(small)
+            small.clear()
+            size = 0
+        if length > CHUNK_BYTES:
+            yield piece
+        else:
+            small.append(piece)
+            size += length
+    if small:
+        yield b"".join(small)
+
+
+def _between(pieces: Sequence[Text], start: int, end: int) -> bytes:
+    """The text of *pieces* from *start* to *end*."""
+    found: list[Text] = []
+    at = 0
+    for piece in pieces:
+        after = at + len(piece)
+        if after > start:
+            found.append(piece[max(0, start - at) : end - at])
+        at = after
+        if at >= end:
+            break
+    return b"".join(found)
 
 
 def image(data: bytes | memoryview) -> bytes:

@@ -17,7 +17,7 @@ from smetric.errors import RequestError
 from smetric.json_text import CHOSEN_ESCAPE
 
 #: Bytes between two places up to which findings are remembered, and how many places are, at some 200 bytes each.
-STRIDE = 32 * 1024
+STRIDE = 16 * 1024
 MOST_PLACES = 16384
 #: Up to this size a body cannot hold enough values to stall the loop, so they are not counted.
 UNCOUNTED_BYTES = 256 * 1024

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.parts import Kind, Outline
-from smetric.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt, image
+from smetric.prompt import BLOCK_BYTES, CHUNK_BYTES, IMAGE_BYTES, Prompt, image
 
 TEXT = st.lists(st.binary(max_size=700), max_size=12)
 
@@ -51,6 +51,25 @@ def test_the_question_of_a_follow_up_is_the_whole_of_the_request_before(prompt: 
     assert follow_up.hashes.whole != first.hashes.whole
     assert first.hashes.question == 0
     assert Prompt([prompt, reply], 4.0, question_bytes=len(prompt), key=b"m").hashes.question != first.hashes.whole
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([0, 1, 900, BLOCK_BYTES, 5000, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1]), max_size=8
+    ),
+    st.integers(0, 8),
+)
+def test_large_pieces_are_hashed_as_their_text(sizes: list[int], asked: int) -> None:
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    question = sum(sizes[:asked])
+    text = b"".join(pieces)
+    recut = [text[at : at + 3000] for at in range(0, len(text), 3000)]
+    assert Prompt(pieces, 4.0, question_bytes=question).hashes == Prompt(recut, 4.0, question_bytes=question).hashes
+    if question:
+        assert (
+            Prompt(pieces, 4.0, question_bytes=question).hashes.question == Prompt([text[:question]], 4.0).hashes.whole
+        )
 
 
 def test_a_block_hash_covers_everything_before_it() -> None:
