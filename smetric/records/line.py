@@ -40,6 +40,7 @@ class PolicyLine(msgspec.Struct, tag_field="kind", tag="policy", kw_only=True):
         digest: as in traces.
         file: the file's name, without the folder.
         text: the whole file.
+        libraries: those of its libraries, by name.
         params: the values of its parameters, defaults included.
         fields: the request's fields that are recorded while it decides.
     """
@@ -49,6 +50,7 @@ class PolicyLine(msgspec.Struct, tag_field="kind", tag="policy", kw_only=True):
     digest: str
     file: str
     text: str
+    libraries: dict[str, str] = {}
     params: dict[str, float | bool | str]
     fields: list[str]
 

@@ -103,6 +103,7 @@ def _generation(record: DecisionRecord, observed: Sequence[Policy]) -> _Generati
         digest=policy.digest,
         file=policy.path.rpartition("/")[2],
         text=policy.source,
+        libraries={name: library.text for name, library in policy.libraries.items()},
         params={name: param.value for name, param in policy.params.items()},
         fields=fields,
     )

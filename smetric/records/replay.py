@@ -37,7 +37,7 @@ class Judges:
     def __init__(self, policy: Policy | None, settings: Settings | None = None) -> None:
         self._only = Judge(policy) if policy is not None else None
         self._settings = settings
-        self._by_policy: dict[tuple[str, str], Judge] = {}
+        self._by_policy: dict[str, Judge] = {}
         self._last: tuple[PolicyLine, Judge] | None = None
 
     def of(self, policy: PolicyLine) -> Judge:
@@ -49,7 +49,7 @@ class Judges:
         if self._only is not None:
             return self._only
         if self._last is None or self._last[0] is not policy:
-            key = policy.text, repr(sorted(policy.params.items()))
+            key = repr((policy.text, policy.libraries, policy.params))
             judge = self._by_policy.get(key)
             if judge is None:
                 judge = self._by_policy[key] = Judge(policy_of(policy, self._settings))

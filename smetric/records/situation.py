@@ -12,7 +12,7 @@ from typing import Any
 from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
-from smetric.policy import Decision, Kind, Policy, Snapshot
+from smetric.policy import Decision, Kind, Policy, Snapshot, Source
 from smetric.policy.pseudonym import pseudonym
 from smetric.records.fields import HIDDEN, fields_read, strings_named
 from smetric.records.line import DecisionLine, PolicyLine
@@ -129,7 +129,12 @@ def policy_of(recorded: PolicyLine, settings: Mapping[str, float | str | bool] |
         PolicyError: this version cannot run it, or *settings* do not fit.
     """
     values = {**recorded.params, **(settings or {})}
-    return language.load(recorded.text, VOCABULARY, path=recorded.file, settings=values)
+    texts = recorded.libraries
+
+    def library(name: str) -> Source | None:
+        return Source(texts[name], f"{name}.policy") if name in texts else None
+
+    return language.load(recorded.text, VOCABULARY, path=recorded.file, settings=values, libraries=library)
 
 
 def lag_of(line: DecisionLine, reads: frozenset[str]) -> float | None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.policy import Policy
+from smetric.features import VOCABULARY
+from smetric.policy import Policy, Source, load
 from smetric.records.comparison import Comparison
 from smetric.records.reader import Reading
 from smetric.records.replay import RECORDED, Judges, replay
@@ -67,6 +68,42 @@ def test_parameters_come_out_as_they_were_configured(tmp_path: Path) -> None:
     acting = policy(SHIPPED["smetric"], LOAD="unprefilled", OVERLOAD=1.1)
     write(path, [fleet.decide(acting) for _ in range(300)])
     assert compare(path).agreement == 1.0
+
+
+def test_libraries_stand_in_the_record_too(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    library = "library guards\nparam MOST = 1.5 in 1..9\ndef calm(s, l) = l[s] <= MOST * mean(l)\n"
+    text = (
+        "policy with_library\nuse guards (calm, MOST)\nlet s = argmax(hit_len)\n"
+        "route s when calm(s, requests) as warm\nroute rr_argmin(requests) as rest\n"
+    )
+    acting = load(
+        text,
+        VOCABULARY,
+        path="test.policy",
+        settings={"MOST": 1.2},
+        libraries=lambda name: Source(library, "guards.policy") if name == "guards" else None,
+    )
+    fleet = Fleet(random.Random(12), 6)
+    write(path, [fleet.decide(acting) for _ in range(300)])
+    found = compare(path)
+    assert (found.compared, found.agreed, found.renamed.total()) == (300, 300, 0)
+    assert found.rules_after.keys() == {"warm", "rest"}
+    assert compare(path, MOST=9.0).rules_after["rest"] < found.rules_after["rest"]
+
+
+def test_keys_of_texts_place_as_they_did(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    acting = policy(
+        'policy keys\nlet two = top(hrw(req.session), 2)\nroute argmin(requests where two) when req.session != ""\n'
+        "route argmin(requests where draw(2)) when bucket(req.tenant) < 0.5\nroute argmax(hrw(req.id))\n"
+    )
+    fleet = Fleet(random.Random(13), 9)
+    write(path, [fleet.decide(acting, fleet.request(session=f"s{i % 7}" if i % 2 else "")) for i in range(400)])
+    found = compare(path)
+    assert (found.compared, found.agreed, found.renamed.total()) == (400, 400, 0)
+    assert len(found.rules_after) == 3
+    assert b'"s1"' not in path.read_bytes()
 
 
 def test_settings_change_the_recorded_policy_and_nothing_else(tmp_path: Path) -> None:
