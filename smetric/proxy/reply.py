@@ -71,7 +71,7 @@ class Reply:
         #: Bytes that wait to be taken, the cost of their objects included.
         self.size = 0
 
-    def feed(self, data: bytes) -> bool:
+    def feed(self, data: bytes | memoryview) -> bool:
         """Take in what has arrived; False when nothing more may come over this connection."""
         parser = self._parser
         if self.is_done or self.reason or parser is None:

@@ -13,8 +13,10 @@ from typing import cast
 
 from smetric.proxy.reply import Reply
 
-#: Reading pauses while this much of an answer waits for its reader.
-HIGH_BYTES = 256 * 1024
+#: Reading pauses while this much of an answer waits for its reader, and so much is read at a time: a client that never
+#: reads holds less than four times as much, on both sides together.
+HIGH_BYTES = 32 * 1024
+READ_BYTES = 64 * 1024
 #: A body is handed to the socket in pieces of this size, so that other requests are served in between.
 WRITE_BYTES = 256 * 1024
 #: A body of at most this size is cheaper to copy behind the head than to write apart.
@@ -42,7 +44,11 @@ class AnswerBroken(Exception):
     """An answer ended before it was complete."""
 
 
-class Wire(asyncio.Protocol):
+#: What has just been read, of whichever connection: it is fed on before anything else is read.
+_just_read = memoryview(bytearray(READ_BYTES))
+
+
+class Wire(asyncio.BufferedProtocol):
     """A connection that carries one request at a time.
 
     Args:
@@ -213,10 +219,14 @@ class Wire(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._on_made(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to read to."""
+        return _just_read
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Hand on what has arrived, and wake who waits."""
         reply = self.reply
-        if reply is None or not reply.feed(data):
+        if reply is None or not reply.feed(_just_read[:nbytes]):
             self.abort()
         elif reply.size >= HIGH_BYTES and not (self._is_paused or reply.is_done):
             assert self._transport is not None

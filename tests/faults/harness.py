@@ -7,7 +7,7 @@ import gc
 import io
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,9 @@ from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, S
 from smetric.proxy.server import address_of, listen, serve
 from smetric.token_ids import TokenIds
 from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, request, until
+
+#: A test's `record_property`: tells a figure of figures.toml by its name.
+Tell = Callable[[str, object], None]
 
 #: Stands in prompts, and must never be seen anywhere but in them and in the engines.
 CANARY = "canary-7f3a9c51"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import socket
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import quantiles
 
 import orjson
 import pytest
@@ -17,10 +17,9 @@ import pytest
 from smetric.config.settings import Limits
 from smetric.proxy import server
 from tests.fakes import Call, FakeEngine, RawClient, delta, fetch, hang, request, until
-from tests.faults.harness import Running, chat, running
+from tests.faults.harness import Running, Tell, chat, running
 
 DEPARTURES = 100
-MIB = 1024 * 1024
 
 
 async def endless(call: Call) -> None:
@@ -58,13 +57,21 @@ async def test_b1_a_client_that_leaves_a_stream_aborts_it_in_the_engine(how: str
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-async def test_b2_a_client_that_leaves_during_prefill_aborts_it_in_the_engine(how: str, stream: bool) -> None:
+async def test_b2_a_client_that_leaves_during_prefill_aborts_it_in_the_engine(
+    how: str, stream: bool, record_property: Tell
+) -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
         engine.script = hang
+        left_at = []
         for _ in range(DEPARTURES // 2):
             await leave(router, how, stream=stream, after_first_byte=False)
+            left_at.append(asyncio.get_running_loop().time())
         await until(lambda: len(engine.aborted) == DEPARTURES // 2)
+        waited = [(call.aborted_at or 0.0) - at for call, at in zip(engine.calls, left_at, strict=True)]
+        record_property(
+            "F4", f"p99 {1000 * quantiles(waited, n=100)[98]:.1f} ms, {how}, {'' if stream else 'not '}streaming"
+        )
         await until(lambda: router.counted() == (0, 0, 0))
         await until(lambda: sum(line["status"] == 499 for line in router.lines("request")) == DEPARTURES // 2)
 
@@ -99,7 +106,7 @@ async def test_b3_a_client_that_sent_more_than_its_request_and_leaves_aborts_it_
         await until(lambda: router.counted() == (0, 0, 0))
 
 
-async def test_b5_clients_that_never_read_cost_little_and_are_cut_off() -> None:
+async def test_b5_clients_that_never_read_are_cut_off_and_their_streams_aborted() -> None:
     event = delta("x" * 60_000)
 
     async def flood(call: Call) -> None:
@@ -113,7 +120,6 @@ async def test_b5_clients_that_never_read_cost_little_and_are_cut_off() -> None:
         engine.script = flood
         body = request("POST", "/v1/chat/completions", chat(stream=True))
         port = int(router.url.rpartition(":")[2])
-        before = resident()
         with ExitStack() as stack:
             for _ in range(deaf_clients):
                 deaf = stack.enter_context(socket.socket())
@@ -121,19 +127,8 @@ async def test_b5_clients_that_never_read_cost_little_and_are_cut_off() -> None:
                 deaf.connect(("127.0.0.1", port))
                 deaf.sendall(body)
             await until(lambda: len(engine.calls) == deaf_clients)
-            await asyncio.sleep(0.3)
-            full = resident()
-            # Buffers of this process: on the client's side, on the instance's, and the instance's own.
-            assert full - before < deaf_clients * 1.5 * MIB
-            await asyncio.sleep(0.3)
-            assert resident() - full < 2 * MIB
             await until(lambda: len(engine.aborted) == deaf_clients, within_s=1.0 + 3.0)
             await until(lambda: router.counted() == (0, 0, 0))
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def test_b6_connections_above_the_most_are_told_so_and_open_streams_go_on(
