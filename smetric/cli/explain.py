@@ -24,22 +24,29 @@ _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 )
 @set_option()
 @click.option("--decision", metavar="ID", help="A decision of a running router: its x-smetric-decision-id.")
+@click.option("--record", "records", metavar="FILE", multiple=True, help="Look for it there; repeat it for more files.")
 @admin_option
 def explain(
-    policy: str | None, snapshot: str | None, params: tuple[str, ...], decision: str | None, admin: str
+    policy: str | None,
+    snapshot: str | None,
+    params: tuple[str, ...],
+    decision: str | None,
+    records: tuple[str, ...],
+    admin: str,
 ) -> None:
     """Say why a policy decides as it does.
 
     \b
     smetric explain smetric --snapshot three-instances.json --set OVERLOAD=1.5
     smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
+    smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --record decisions.jsonl
     """
     if decision is not None and policy is None and snapshot is None and not params:
-        click.echo(_recorded(decision, admin))
-    elif policy is not None and snapshot is not None and decision is None:
+        click.echo(_in_records(decision, records) if records else _recorded(decision, admin))
+    elif policy is not None and snapshot is not None and decision is None and not records:
         click.echo(_decided(policy, snapshot, params))
     else:
-        raise click.UsageError("give either a policy and --snapshot FILE, or --decision ID alone")
+        raise click.UsageError("give a policy and --snapshot FILE, or --decision ID, with --record FILE or without")
 
 
 def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> str:
@@ -67,13 +74,29 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> str:
     return explanation(situation.decide(policy, VOCABULARY))
 
 
-def _recorded(decision: str, admin: str) -> str:
-    """The explanation that the router at *admin* keeps of a decision."""
+def _in_records(decision: str, records: tuple[str, ...]) -> str:
+    """The explanation of a decision that stands in one of the files *records*."""
+    from smetric.records.account import account
+    from smetric.records.reader import find
+
+    found = find(map(Path, records), _checked(decision))
+    if found is None:
+        raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
+    return account(found)
+
+
+def _checked(decision: str) -> str:
     if not _ID.match(decision):
         raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
+    return decision
+
+
+def _recorded(decision: str, admin: str) -> str:
+    """The explanation that the router at *admin* keeps of a decision."""
+    _checked(decision)
     status, document = ask(admin, "GET", f"/admin/decisions/{decision}")
     if status == 404:
-        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}")
+        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}; is there a --record?")
     try:
         return str(document.get("explanation") or document["summary"])  # where no policy ran there is no table
     except (KeyError, AttributeError) as error:

@@ -6,7 +6,7 @@ chosen. What would have come of it later is the simulator's question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from smetric.policy import Decision, Outcome, Policy
 from smetric.records.comparison import Comparison, Side
@@ -57,22 +57,13 @@ class Judges:
         return self._last[1]
 
 
-def replay(
-    decisions: Iterable[Recorded],
-    after: Judges,
-    before: Judges | None,
-    found: Comparison,
-    *,
-    progressed: Callable[[], None] = lambda: None,
-) -> None:
+def replay(decisions: Iterable[Recorded], after: Judges, before: Judges | None, found: Comparison) -> None:
     """Decide all *decisions* by *after* and add to *found* how that compares with *before*; None: with the record."""
     for recorded in decisions:
         line = recorded.line
         found.read += 1
         found.first_ns = min(found.first_ns or line.time_ns, line.time_ns)
         found.last_ns = max(found.last_ns, line.time_ns)
-        if not found.read & 0x3FF:
-            progressed()
         if not line.ids:
             found.without_policy += 1
             continue

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from smetric.policy import PolicyError, explain
+from smetric.policy import explain
 from smetric.policy.figure import clipped
+from smetric.records.account import why
 from smetric.records.comparison import Comparison, Example, Move, Spread
-from smetric.records.replay import RECORDED, Judges, side
-from smetric.records.situation import NotRecorded
+from smetric.records.replay import RECORDED, side
 
 #: Rows of a table on a terminal.
 _ROWS = 32
@@ -33,12 +33,11 @@ class Told:
 
 def examples(found: Comparison, most: int) -> list[Told]:
     """At most *most* examples, those of the commonest moves."""
-    recorded = Judges(None)
     kept = [(move, count, found.examples[move]) for move, count in found.moves.most_common() if move in found.examples]
-    return [_told(move, count, example, recorded) for move, count, example in kept[:most]]
+    return [_told(move, count, example) for move, count, example in kept[:most]]
 
 
-def _told(move: Move, count: int, example: Example, recorded: Judges) -> Told:
+def _told(move: Move, count: int, example: Example) -> Told:
     line, after = example.recorded.line, example.after
     return Told(
         id=line.id,
@@ -47,18 +46,9 @@ def _told(move: Move, count: int, example: Example, recorded: Judges) -> Told:
         prompt_len=int(line.request.prompt_len),
         before=example.choice,
         after=side(after).choice,
-        why_before=explain.explain(example.before) if example.before else _why_recorded(example, recorded),
+        why_before=explain.explain(example.before) if example.before else why(example.recorded),
         why_after=explain.explain(after),
     )
-
-
-def _why_recorded(example: Example, recorded: Judges) -> str:
-    """The explanation of what was recorded, from the policy in the record."""
-    try:
-        decided = recorded.of(example.recorded.policy).decide(example.recorded)
-    except PolicyError:
-        return "this version cannot load the policy that decided it"
-    return str(decided) if isinstance(decided, NotRecorded) else explain.explain(decided)
 
 
 def as_json(found: Comparison, told: Sequence[Told]) -> dict[str, Any]:

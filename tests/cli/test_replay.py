@@ -155,6 +155,22 @@ def test_nothing_to_compare_is_a_finding_where_a_bound_is_given(tmp_path: Path) 
     assert run(path, "--policy", "bailian", "--fail-under", "1").exit_code == 1
 
 
+def test_one_decision_is_explained_from_its_record(record: Path, tmp_path: Path) -> None:
+    import gzip
+
+    line = json.loads(gzip.decompress(record.read_bytes()).splitlines()[-1])
+    arguments = ["explain", "--decision", line["id"], "--record", str(record)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    first, *_, last = result.output.splitlines()
+    assert first == f"smetric: route to {line['instance']}"
+    assert last.startswith("answered 200 after 1.5 s; 64 of 100 prompt tokens were cached")
+    absent = CliRunner().invoke(main, ["explain", "--decision", "01JDQ2M7Q0Z5T8F4C6R9K3W1XE", "--record", str(record)])
+    assert absent.exit_code == 1
+    assert "decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE is not in" in absent.output
+    assert CliRunner().invoke(main, ["explain", "smetric", "--record", str(record)]).exit_code == 2
+
+
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello\n")

@@ -1,0 +1,38 @@
+"""One recorded decision for people: why it was made, by the policy in its record, and what became of it."""
+
+from __future__ import annotations
+
+from smetric.policy import PolicyError, explain
+from smetric.records.line import DecisionLine
+from smetric.records.reader import Recorded
+from smetric.records.situation import Judge, NotRecorded, policy_of
+
+
+def account(recorded: Recorded) -> str:
+    """The explanation of *recorded*, and how its request ended."""
+    return f"{why(recorded)}\n{_ending(recorded.line)}"
+
+
+def why(recorded: Recorded) -> str:
+    """The explanation of *recorded*."""
+    line = recorded.line
+    if not line.ids:
+        return f"{line.outcome}: no policy was asked ({line.reason})"
+    try:
+        decided = Judge(policy_of(recorded.policy)).decide(recorded)
+    except PolicyError:
+        return "this version cannot load the policy that decided it"
+    return str(decided) if isinstance(decided, NotRecorded) else explain.explain(decided)
+
+
+def _ending(line: DecisionLine) -> str:
+    if line.status is None:
+        return "not answered: another decision of the same request followed"
+    said = [f"answered {line.status}" + (f" after {line.duration_s:.3g} s" if line.duration_s is not None else "")]
+    if line.ttft_s is not None:
+        said.append(f"first byte after {line.ttft_s:.3g} s")
+    usage = line.usage
+    if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens is not None:
+        believed = f", {line.hit.tokens:,} were believed to be" if line.hit is not None else ""
+        said.append(f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens were cached{believed}")
+    return "; ".join(said)
