@@ -24,7 +24,9 @@ def parse_chat(fields: Fields, limits: Limits) -> Call:
     limit = fields.integer("max_completion_tokens")
     if limit is None:
         limit = fields.integer("max_tokens")
-    return parse_call(fields, limits, [template.render(messages, tools)], limit, replies(fields))
+    reply, is_open = fields.boolean("add_generation_prompt", default=True), fields.boolean("continue_final_message")
+    prompt = template.render(messages, tools, reply, is_open)
+    return parse_call(fields, limits, [prompt], limit, replies(fields))
 
 
 class ChatAnswer:

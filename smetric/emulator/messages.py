@@ -1,7 +1,6 @@
 """`/v1/messages` and `/v1/messages/count_tokens` of an emulated instance.
 
-Requests are brought into chat form first, as vLLM does: the block in which Claude Code sends a billing header that
-changes with every request is dropped, cache marks do not count, thinking is not rendered again.
+Requests are brought into chat form first, which is in `messages_chat.py`.
 """
 
 from __future__ import annotations
@@ -9,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
 from smetric.emulator import template, tokenizer
 from smetric.emulator.answer import named_event
 from smetric.emulator.call import Call, Limits, check_model, parse_call
-from smetric.emulator.error import InvalidBodyError
 from smetric.emulator.fields import Fields
 from smetric.emulator.generation import Choice, Generation
+from smetric.emulator.messages_chat import chat_of
 
-_BILLING = "x-anthropic-billing-header"
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 
@@ -48,59 +44,7 @@ def count_tokens(fields: Fields, limits: Limits) -> dict[str, Any]:
 
 
 def _render(fields: Fields) -> bytes:
-    messages = _system(fields.values.get("system"))
-    for index, message in enumerate(fields.objects("messages")):
-        content = message.get("content")
-        if isinstance(content, list):
-            messages += _from_blocks(message.get("role"), content, f"body.messages.{index}.content")
-        else:
-            messages.append({"role": message.get("role"), "content": content})
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.get("name"),
-                "description": tool.get("description"),
-                "parameters": tool.get("input_schema"),
-            },
-        }
-        for tool in fields.objects("tools")
-    ]
-    return template.render(messages, tools)
-
-
-def _system(system: Any) -> list[dict[str, Any]]:
-    if system is None:
-        return []
-    if isinstance(system, list):
-        parts = [part for part in system if not _is_billing(part)]
-        return [{"role": "system", "content": parts}] if parts else []
-    return [{"role": "system", "content": system}]
-
-
-def _is_billing(part: Any) -> bool:
-    return isinstance(part, dict) and str(part.get("text", "")).startswith(_BILLING)
-
-
-def _from_blocks(role: Any, blocks: list[Any], at: str) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = []
-    parts: list[Any] = []
-    calls: list[dict[str, Any]] = []
-    for index, block in enumerate(blocks):
-        if not isinstance(block, dict):
-            message = "Input should be a valid dictionary"
-            raise InvalidBodyError("model_attributes_type", f"{at}.{index}", message, block)
-        kind = block.get("type")
-        if kind == "tool_use":
-            arguments = orjson.dumps(block.get("input")).decode()
-            calls.append({"function": {"name": block.get("name"), "arguments": arguments}})
-        elif kind == "tool_result":
-            results.append({"role": "tool", "content": block.get("content")})
-        elif kind not in ("thinking", "redacted_thinking"):
-            parts.append(block)
-    if parts or calls:
-        results.append({"role": role, "content": parts, "tool_calls": calls})
-    return results
+    return template.render(*chat_of(fields))
 
 
 class MessageAnswer:

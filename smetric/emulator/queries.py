@@ -58,7 +58,8 @@ def tokenize(fields: Fields, limits: Limits) -> dict[str, Any]:
     check_model(fields, limits)
     if fields.values.get("messages") is not None:
         reply = fields.boolean("add_generation_prompt", default=True)
-        tokens = template.render(fields.objects("messages"), fields.objects("tools"), reply)
+        is_open = fields.boolean("continue_final_message")
+        tokens = template.render(fields.objects("messages"), fields.objects("tools"), reply, is_open)
     else:
         fields.required("prompt")
         tokens = tokenizer.encode(fields.string("prompt") or "")

@@ -8,9 +8,10 @@ from typing import Any
 from smetric.emulator import template
 from smetric.emulator.answer import named_event
 from smetric.emulator.call import Call, Limits, check_model, new_id, parse_call
-from smetric.emulator.error import InvalidBodyError, no_such_response
+from smetric.emulator.error import no_such_response
 from smetric.emulator.fields import Fields
 from smetric.emulator.generation import Choice, Generation
+from smetric.emulator.responses_chat import chat_of
 
 _STATUS = {"length": "incomplete", "stop": "completed", "abort": "cancelled"}
 
@@ -21,38 +22,14 @@ def parse_response(fields: Fields, limits: Limits) -> Call:
     Raises:
         EngineError: it cannot be served.
     """
-    items = fields.required("input")
+    fields.required("input")
     check_model(fields, limits)
     previous = fields.string("previous_response_id")
     if previous is not None:
         raise no_such_response(previous)
-    messages = _messages(fields.string("instructions"), items)
-    prompt = template.render(messages, fields.objects("tools"))
+    messages, tools, is_open = chat_of(fields)
+    prompt = template.render(messages, tools, is_open=is_open)
     return parse_call(fields, limits, [prompt], fields.integer("max_output_tokens"))
-
-
-def _messages(instructions: str | None, items: Any) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
-    if isinstance(items, str):
-        messages.append({"role": "user", "content": items})
-        return messages
-    if not isinstance(items, list):
-        raise InvalidBodyError("string_type", "body.input", "Input should be a valid string", items)
-    for index, item in enumerate(items):
-        if not isinstance(item, dict):
-            message = "Input should be a valid dictionary"
-            raise InvalidBodyError("model_attributes_type", f"body.input.{index}", message, item)
-        kind = item.get("type")
-        if kind == "function_call":
-            call = {"function": {"name": item.get("name"), "arguments": item.get("arguments")}}
-            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        elif kind == "function_call_output":
-            messages.append({"role": "tool", "content": item.get("output")})
-        elif kind != "reasoning":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
-    return messages
 
 
 class ResponseAnswer:

@@ -1,11 +1,14 @@
 """The emulated chat template: tools, then messages in their order, each between markers, in packed tokens.
 
-What follows another text always starts on a token of its own, so that a prompt stays a prefix of the next turn's
-prompt, the generated reply included. Names and ids of messages and calls are left out, as common templates do.
+It is the plain ChatML template that the recorded prompts of a real engine were made with, after what vLLM does to
+messages first: contents are joined, arguments of calls decoded, developers' messages moved to the system's. What
+follows another text always starts on a token of its own, so that a prompt stays a prefix of the next turn's prompt, the
+generated reply included. Names and ids of messages and calls, and reasoning, are left out, as common templates do.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,70 +21,153 @@ from smetric.emulator.tokenizer import END, START
 
 #: Tokens an image takes.
 IMAGE_TOKENS = 1024
+#: What Claude Code's system block begins with that changes with each request; vLLM drops it.
+BILLING = "x-anthropic-billing-header"
 
 _NEWLINE = tokenizer.encode("\n")
 _REPLY = START + tokenizer.encode("assistant\n")
+#: Parts that are text, and the field it is in.
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+#: Parts of which the template shows nothing.
+_SILENT_PARTS = ("tool_reference",)
 
 
-def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), reply: bool = True) -> bytes:
+def render(
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] = (),
+    reply: bool = True,
+    is_open: bool = False,
+) -> bytes:
     """The prompt of a conversation in Chat Completions form, as packed tokens.
 
     Args:
         messages: at least one message, each with `role` and `content` (a string, parts, or null).
         tools: the tools on offer, as they came.
         reply: end with the head of the reply that is asked for.
+        is_open: the last message is left open, to be continued.
 
     Raises:
         EngineError: there is no message.
-        InvalidBodyError: a message has no role or its content has another form.
+        InvalidBodyError: a message has no role or its content has another form, or a tool is none.
     """
     if not messages:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     out = bytearray()
     if tools:
-        out += START + tokenizer.encode("tools\n") + tokenizer.encode(orjson.dumps(tools).decode()) + END + _NEWLINE
-    for index, message in enumerate(messages):
-        at = f"body.messages.{index}"
-        role = message.get("role")
-        if not isinstance(role, str):
-            raise InvalidBodyError("missing", f"{at}.role", "Field required", message)
-        out += START + tokenizer.encode(role + "\n")
-        _content(out, message.get("content"), f"{at}.content")
-        for call in message.get("tool_calls") or ():
-            out += tokenizer.encode(f"\n<tool_call>{_call_text(call)}</tool_call>")
+        out += START + tokenizer.encode("system\n# Tools\n")
+        for index, tool in enumerate(tools):
+            out += tokenizer.encode(_json(_tool(tool, f"body.tools.{index}")) + "\n")
         out += END + _NEWLINE
-    if reply:
+    for role, content, calls in _system_first([_prepared(message, at) for at, message in enumerate(messages)]):
+        out += START + tokenizer.encode(role + "\n")
+        for piece in content:
+            out += tokenizer.encode(piece) if isinstance(piece, str) else piece
+        for call in calls:
+            out += tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>")
+        out += END + _NEWLINE
+    if is_open:
+        del out[-len(END + _NEWLINE) :]
+    elif reply:
         out += _REPLY
     return bytes(out)
 
 
-def _content(out: bytearray, content: Any, at: str) -> None:
+#: A message: its role, its content as texts and packed tokens of media, and its calls.
+_Prepared = tuple[str, list[str | bytes], list[str]]
+
+
+def _prepared(message: dict[str, Any], index: int) -> _Prepared:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise InvalidBodyError("missing", f"body.messages.{index}.role", "Field required", message)
+    content = _content(message.get("content"), role, f"body.messages.{index}.content")
+    return role, content, [_call(call) for call in message.get("tool_calls") or ()] if role == "assistant" else []
+
+
+def _content(content: Any, role: str, at: str) -> list[str | bytes]:
+    """Neighbouring texts as one, and what is no text as the packed tokens it takes."""
     if content is None:
-        return
+        return []
     if isinstance(content, str):
-        out += tokenizer.encode(content)
-        return
+        content = [content]
     if not isinstance(content, list):
         raise InvalidBodyError("string_type", at, "Input should be a valid string", content)
-    text: list[str] = []
+    between = "\n" if role == "tool" else ""
+    pieces: list[str | bytes] = []
     for part in content:
-        if isinstance(part, str):
-            text.append(part)
-        elif not isinstance(part, dict):
-            raise InvalidBodyError("model_attributes_type", at, "Input should be a valid dictionary", part)
-        elif isinstance(part.get("text"), str):
-            text.append(part["text"])
+        piece = _piece(part, at)
+        if role == "system" and isinstance(piece, str) and piece.startswith(BILLING):
+            piece = piece.partition("\n")[2] or None
+        if piece is None:
+            continue
+        if pieces and isinstance(piece, str) and isinstance(last := pieces[-1], str):
+            pieces[-1] = last + between + piece
         else:
-            # Anything that is no text takes an image's room, named by what it holds.
-            if text:
-                out += tokenizer.encode("\n".join(text))
-                text.clear()
-            named = {key: value for key, value in part.items() if key != "cache_control"}
-            out += xxh3_64_digest(orjson.dumps(named)) * (IMAGE_TOKENS // 2)
-    if text:
-        out += tokenizer.encode("\n".join(text))
+            pieces.append(piece)
+    return pieces
 
 
-def _call_text(call: Any) -> str:
+def _piece(part: Any, at: str) -> str | bytes | None:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise InvalidBodyError("model_attributes_type", at, "Input should be a valid dictionary", part)
+    kind = part.get("type", "text")
+    if kind in _SILENT_PARTS:
+        return None
+    text = part.get(_TEXT_PARTS.get(kind, ""))
+    if kind in _TEXT_PARTS:
+        return text if isinstance(text, str) else None
+    # Anything that is no text takes an image's room, named by what it holds.
+    named = {key: value for key, value in part.items() if key != "cache_control"}
+    return xxh3_64_digest(orjson.dumps(named)) * (IMAGE_TOKENS // 2)
+
+
+def _call(call: Any) -> str:
+    """Name and arguments; arguments that are no object become an empty one."""
     function = call.get("function") if isinstance(call, dict) else None
-    return orjson.dumps(function).decode()
+    if not isinstance(function, dict):
+        raise bad_request("A tool call has no function.", "tool_calls")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = None
+    return _json({"name": function.get("name"), "arguments": arguments if isinstance(arguments, dict) else {}})
+
+
+def _tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
+    """A tool with the fields, and in the order, in which vLLM writes it out again."""
+    given = tool.get("function")
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise InvalidBodyError("missing", f"{at}.function.name", "Field required", tool)
+    function = {name: given.get(name) for name in ("name", "description", "parameters")}
+    deferred = tool.get("defer_loading")
+    if given.get("strict") is not None:
+        function["strict"] = given["strict"]
+    if (loading := given.get("defer_loading")) is not None or (loading := deferred) is not None:
+        function["defer_loading"] = loading
+    made = {"type": "function", "function": function}
+    return made if deferred is None else {**made, "defer_loading": deferred}
+
+
+def _system_first(messages: list[_Prepared]) -> list[_Prepared]:
+    """*messages*, with developers' as the system's, and all of these as one at the beginning if there are any."""
+    if not any(role == "developer" for role, _, _ in messages):
+        return messages
+    system = [content for role, content, _ in messages if role in ("developer", "system")]
+    if len(system) == 1 and messages[0][0] == "developer":
+        return [("system", *messages[0][1:]), *messages[1:]]
+    text = "\n\n".join(text for content in system if (text := "\n".join(p for p in content if isinstance(p, str))))
+    return [("system", [text], []), *(message for message in messages if message[0] not in ("developer", "system"))]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
