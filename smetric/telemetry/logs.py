@@ -20,13 +20,11 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from smetric.errors import ConfigError
 from smetric.telemetry import names
 from smetric.telemetry.attributes import safe
+from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.log_lines import LogLines
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "json", "console")
-#: One record a minute for each message of a library's logger, and at most so many messages told apart.
-EVERY_S = 60.0
-_MOST_MESSAGES = 256
 #: Frames of a traceback written.
 _FRAMES = 12
 
@@ -128,22 +126,14 @@ class LibraryHandler(logging.Handler):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._clock = clock
-        #: Logger and template: when it was last written, and how often it was kept back since.
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+        self._limit = LogLimit(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write *record*, or count it as kept back."""
         template = str(record.msg).partition("\n")[0]
-        key = (record.name, template)
-        now = self._clock()
-        at, kept_back = self._seen.get(key, (now - EVERY_S, 0))
-        if now - at < EVERY_S:
-            self._seen[key] = (at, kept_back + 1)
+        kept_back = self._limit.passes((record.name, template))
+        if kept_back is None:
             return
-        if len(self._seen) >= _MOST_MESSAGES:
-            self._seen.clear()
-        self._seen[key] = (now, 0)
         fields: dict[str, Any] = {"logger": record.name, "message": template}
         if record.name.startswith("opentelemetry"):
             fields["message"] = record.getMessage()
