@@ -79,6 +79,15 @@ def test_any_text_is_answered(text: str) -> None:
         assert document.word_at(offset) is None or text.startswith("policy")
 
 
+def test_a_text_is_answered_wherever_it_breaks_off() -> None:
+    for end in range(0, len(TEXT), 23):
+        document = Document(TEXT[:end], "p.policy")
+        for offset in (end // 2, end):
+            assert all(word.text for word in document.completions(offset))
+            found = document.word_at(offset)
+            assert found is None or found[0].text == TEXT[found[1].start : found[1].end]
+
+
 def test_the_layout_is_that_of_smetric_fmt() -> None:
     assert Document("policy p route rr_argmin( 0 )", "p.policy").layout() == "policy p\n\nroute rr_argmin(0)\n"
     assert Document(TEXT, "p.policy").layout() == TEXT
