@@ -19,7 +19,7 @@ def why(recorded: Recorded) -> str:
     if not line.ids:
         return f"{line.outcome}: no policy was asked ({line.reason})"
     try:
-        decided = Judge(policy_of(recorded.policy)).decide(recorded)
+        decided = Judge(policy_of(recorded.policy), is_recorded=True).decide(recorded)
     except PolicyError:
         return "this version cannot load the policy that decided it"
     return str(decided) if isinstance(decided, NotRecorded) else explain.explain(decided)

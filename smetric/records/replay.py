@@ -52,7 +52,9 @@ class Judges:
             key = repr((policy.text, policy.libraries, policy.params))
             judge = self._by_policy.get(key)
             if judge is None:
-                judge = self._by_policy[key] = Judge(policy_of(policy, self._settings))
+                is_recorded = not self._settings
+                judge = Judge(policy_of(policy, self._settings), is_recorded=is_recorded)
+                self._by_policy[key] = judge
             self._last = policy, judge
         return self._last[1]
 
@@ -71,16 +73,12 @@ def replay(decisions: Iterable[Recorded], after: Judges, before: Judges | None, 
         if isinstance(decision, NotRecorded):
             found.unanswered[str(decision)] += 1
             continue
-        reads = decision.policy.reads
         other = before.of(recorded.policy).decide(recorded) if before is not None else None
         if isinstance(other, NotRecorded):
             found.unanswered[str(other)] += 1
             continue
-        if other is None:
-            was = recorded_side(line)
-        else:
-            was, reads = side(other), reads | other.policy.reads
-        found.add(recorded, was, side(decision), decision, other, lag_of(line, reads))
+        was, decided = (side(other), (other, decision)) if other is not None else (recorded_side(line), (decision,))
+        found.add(recorded, was, side(decision), decision, other, lag_of(line, *decided))
 
 
 def side(decision: Decision) -> Side:

@@ -49,10 +49,12 @@ class Judge:
 
     Args:
         policy: the policy.
+        is_recorded: it is the one that made them, so it sees what it saw then and not what was looked up later.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, is_recorded: bool = False) -> None:
         self.policy = policy
+        self._is_recorded = is_recorded
         self._fields = frozenset(fields_read(policy))
         #: Strings that the policy names, by the stand-ins they would have in a record.
         self._named = {pseudonym(text): text for text in strings_named(policy)}
@@ -80,7 +82,8 @@ class Judge:
             self._unveil(request)
         cursors = {**self._cursors, **line.cursors} if self._cursors else line.cursors
         try:
-            decided = self.policy.decide(snapshot_of(line), request, cursors, line.seed)
+            snapshot = _snapshot(line, is_recorded=self._is_recorded)
+            decided = self.policy.decide(snapshot, request, cursors, line.seed)
         except _Unread as unread:
             return NotRecorded(frozenset(unread.args))
         except TypeError as error:
@@ -101,14 +104,16 @@ class Judge:
                 setattr(request, name, self._named[text])
 
 
-def snapshot_of(line: DecisionLine) -> Snapshot:
-    """The snapshot that *line* was decided on, with what observed policies read besides."""
+def _snapshot(line: DecisionLine, *, is_recorded: bool) -> Snapshot:
+    """The snapshot that *line* was decided on; with what was looked up later, unless *is_recorded*."""
     columns = _Columns(id=line.ids)
     known: dict[str, list[bool] | None] = {}
     stamps: dict[str, list[float | None]] = {}
     origins: dict[str, list[str]] = {}
     count = len(line.ids)
     for name, column in line.columns.items():
+        if is_recorded and column.lag is not None:
+            continue
         columns[name] = [frozenset(cell) for cell in column.values] if name in _SETS else column.values
         if column.unknown:
             known[name] = cells = [True] * count
@@ -137,7 +142,10 @@ def policy_of(recorded: PolicyLine, settings: Mapping[str, float | str | bool] |
     return language.load(recorded.text, VOCABULARY, path=recorded.file, settings=values, libraries=library)
 
 
-def lag_of(line: DecisionLine, reads: frozenset[str]) -> float | None:
-    """How much later than the decision the latest of *reads* was looked up, seconds; None where none was later."""
-    lags = [column.lag for name, column in line.columns.items() if column.lag is not None and name in reads]
-    return max(lags, default=None)
+def lag_of(line: DecisionLine, *decisions: Decision) -> float | None:
+    """How much later than the recorded one what *decisions* rest on was looked up, seconds; None where none was."""
+    lags = {name: column.lag for name, column in line.columns.items() if column.lag is not None}
+    if not lags:
+        return None
+    read = frozenset[str]().union(*(decision.reads for decision in decisions))
+    return max((lag for name, lag in lags.items() if name in read), default=None)

@@ -78,6 +78,7 @@ async def test_sessions_on_emulated_engines_are_decided_again_as_they_were(tmp_p
     assert (found.compared, found.agreed, found.renamed.total()) == (5 * len(players), 5 * len(players), 0)
     assert found.rules_after.keys() == {"balance", "stick"}
     assert len(found.instances) == 4
+    assert found.late == 0  # it sees what it saw then
     # SMetric never looks up a first turn's hits; as they were observed, Bailian can be asked about it all the same.
     other = compare(path, "bailian")
     assert other.unanswered == Counter()
