@@ -134,17 +134,25 @@ class Router:
         error: HttpError
         evaluate_s = lookup_s = 0.0
         wanted = policy.lookups_always
+        candidates: list[Instance] = []
+        snapshot: Snapshot | None = None
         while True:
-            # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last look-up.
-            candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
+            # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last wait.
+            if not candidates:
+                candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
             if wanted:
                 started = time.perf_counter()
-                asked.update(await self._lookups.of(request, wanted, candidates))
+                columns, has_waited = await self._lookups.of(request, wanted, candidates)
+                asked.update(columns)
                 lookup_s += time.perf_counter() - started
-                wanted = frozenset()
-                continue
+                if has_waited:
+                    candidates, snapshot, wanted = [], None, frozenset()
+                    continue
             found = {name: column.over(candidates) for name, column in asked.items()}
-            snapshot = self.fleet.snapshot(candidates, policy.reads, found, request.prompt_len)
+            if snapshot is None:
+                snapshot = self.fleet.snapshot(candidates, policy.reads, found, request.prompt_len)
+            else:
+                snapshot = self.fleet.with_found(snapshot, found, request.prompt_len)
             started = time.perf_counter()
             try:
                 decision = policy.decide(snapshot, request, self._cursors, seed)

@@ -81,7 +81,11 @@ class Fleet:
             NoCandidate: 404 when every instance's models are known and none is *model*; 503 when those that serve it
                 are all out.
         """
+        self.health.settle()
         serving = [i for i in self.instances if i.models is None or not model or model in i.models]
+        chosen = [i for i in serving if i.healthy and not i.draining]
+        if serving and len(chosen) == len(serving) and not exclude and subset is None:
+            return chosen  # as nearly always
         if not serving:
             if not self.instances:
                 raise NoCandidate("no instance is configured")
@@ -90,7 +94,6 @@ class Fleet:
                 status=404,
                 kind="model_not_found",
             )
-        self.health.settle()
         eligible = [i for i in serving if not i.draining and (subset is None or i.id in subset)]
         chosen = [i for i in eligible if i.healthy]
         if eligible and (not chosen or len(chosen) < self.health.tolerance.panic_below * len(eligible)):
@@ -129,12 +132,8 @@ class Fleet:
         for name in reads:
             feature = self._features[name]
             if feature.lookup:
-                if name not in found:
-                    continue
-                cells, origins[name] = found[name]
-                cells = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
-                columns[name], known[name] = feature.fill(cells)
-            elif name in SCRAPED:
+                continue
+            if name in SCRAPED:
                 if measured is None:
                     measured = self._measured(candidates, now)
                 read, certain = SCRAPED[name]
@@ -153,7 +152,18 @@ class Fleet:
         cold = self.health.coldness(candidates)
         if cold is not None:
             _lay_phantoms(columns, origins, cold)
-        return Snapshot([instance.id for instance in candidates], columns, known, stamps, origins, now)
+        snapshot = Snapshot([instance.id for instance in candidates], columns, known, stamps, origins, now)
+        return self.with_found(snapshot, found, prompt_len) if found else snapshot
+
+    def with_found(
+        self, snapshot: Snapshot, found: Mapping[str, tuple[Cells, Sequence[str]]], prompt_len: int
+    ) -> Snapshot:
+        """*snapshot*, taken in this very tick, with what was looked up since; arguments as of `snapshot`."""
+        columns, known, origins = {**snapshot.columns}, {**snapshot.known}, {**snapshot.origins}
+        for name, (cells, origins[name]) in found.items():
+            bounded = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
+            columns[name], known[name] = self._features[name].fill(bounded)
+        return Snapshot(snapshot.ids, columns, known, snapshot.stamps, origins, snapshot.now)
 
     def _measured(self, candidates: Sequence[Instance], now: float) -> list[float | None]:
         """When each candidate's scrape was true; None when it never was or that is too long ago."""

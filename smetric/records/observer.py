@@ -70,7 +70,7 @@ class Observer:
         request, decision = record.request, record.decision
         assert decision is not None
         candidates = [instance for id in decision.snapshot.ids if (instance := self._fleet.get(id)) is not None]
-        columns = await self._lookups.of(request, missing, candidates)
+        columns, _ = await self._lookups.of(request, missing, candidates)
         # Once an answer has begun, what sources know may be of this very prompt. And who is gone cannot be asked.
         if request.body is not None and len(candidates) == len(decision.snapshot.ids):
             found = {name: column.over(candidates) for name, column in columns.items()}

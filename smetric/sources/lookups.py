@@ -7,11 +7,10 @@ and logged, and what it should have said is unknown. When something is looked up
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
 import structlog
 
@@ -55,24 +54,27 @@ class Lookups:
         on_failed: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sources = [source for source in sources if source.fills]
-        self._learners = [(source.name, source) for source in sources if isinstance(source, Learner)]
+        limit = LogLimit(clock)
+        spared = [(source, _Spared(source.name, on_failed, limit)) for source in sources]
+        self._sources = [(source, one) for source, one in spared if source.fills]
+        self._learners = [(source, one) for source, one in spared if isinstance(source, Learner)]
         self._deadline = deadline
-        self._on_failed = on_failed
-        self._log_limit = LogLimit(clock)
 
     async def of(
         self, request: InferenceRequest, wanted: frozenset[str], candidates: Sequence[Instance]
-    ) -> dict[str, Column]:
-        """The *wanted* features of *request* over *candidates*; cells that a source does not know fall to the next."""
+    ) -> tuple[dict[str, Column], bool]:
+        """The *wanted* features of *request* over *candidates*, and whether anything was waited for meanwhile.
+
+        Cells that a source does not know fall to the next.
+        """
         columns = {name: Column(candidates) for name in wanted}
         deadline: float | None = None
-        for source in self._sources:
+        for source, spared in self._sources:
             if not any(name in source.fills and column.open for name, column in columns.items()):
                 continue
-            with self._sparing(source.name):
+            with spared:
                 answer = source.lookup(request, candidates)
-                if inspect.isawaitable(answer):
+                if not isinstance(answer, Mapping):
                     if deadline is None:
                         deadline = asyncio.get_running_loop().time() + self._deadline.of(request.prompt_len)
                     try:
@@ -80,39 +82,52 @@ class Lookups:
                             answer = await answer
                     except TimeoutError:
                         continue
-                assert isinstance(answer, Mapping)
                 for name, cells in answer.items():
                     if name in columns:
                         columns[name].fill(cells, source.name)
-        return columns
+        return columns, deadline is not None
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """*instance* has prefilled *request*."""
-        for source in self._sources:
-            with self._sparing(source.name):
+        for source, spared in self._sources:
+            with spared:
                 source.prefilled(request, instance)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """*instance* has answered *request* to the end."""
-        for name, learner in self._learners:
-            with self._sparing(name):
+        for learner, spared in self._learners:
+            with spared:
                 learner.settled(request, instance, usage)
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted."""
-        for source in self._sources:
-            with self._sparing(source.name):
+        for source, spared in self._sources:
+            with spared:
                 source.forget(instance)
 
-    @contextmanager
-    def _sparing(self, source: str) -> Iterator[None]:
-        """What *source* raises within is counted, and logged unless something of it was logged just now."""
-        try:
-            yield
-        except Exception:
-            self._on_failed(source)
-            if (kept_back := self._log_limit.passes(source)) is not None:
-                log.exception("smetric.source.failed", source=source, kept_back=kept_back)
+
+class _Spared:
+    """What one source raises within is counted, and logged unless something of it was logged just now.
+
+    One object for each source, entered anew each time: it keeps nothing in between.
+    """
+
+    __slots__ = ("_limit", "_on_failed", "_source")
+
+    def __init__(self, source: str, on_failed: Callable[[str], None], limit: LogLimit) -> None:
+        self._source = source
+        self._on_failed = on_failed
+        self._limit = limit
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._on_failed(self._source)
+        if (kept_back := self._limit.passes(self._source)) is not None:
+            log.error("smetric.source.failed", source=self._source, kept_back=kept_back, exc_info=error)
+        return True
 
 
 class Column:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from smetric.telemetry import attributes, names
-from smetric.telemetry.context import Headers, traceparent
+from smetric.telemetry.context import Headers
 from smetric.telemetry.record import DecisionRecord, Usage
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Attempt:
             headers = parent.headers(sampled=parent.sampled and not tracing.enabled)
         elif tracing.enabled:
             # Says "do not record": without it the instance would begin a trace of its own.
-            span_id = b"%016x" % (random.getrandbits(64) | 1)
-            headers = [(b"traceparent", traceparent(b"%032x" % exchange.own_trace_id(), span_id, False))]
+            span_id = random.getrandbits(64) | 1
+            headers = [(b"traceparent", b"00-%032x-%016x-00" % (exchange.own_trace_id(), span_id))]
         else:
             headers = []
         if exchange.baggage:

@@ -101,6 +101,7 @@ class Exchange:
         "_scope",
         "_started",
         "_trace_id",
+        "_trace_text",
         "arrival_ns",
         "baggage",
         "parent",
@@ -128,18 +129,22 @@ class Exchange:
         #: Decisions of a recorded trace: record, number of instances, why some were left out.
         self._routes: list[tuple[DecisionRecord, int, str]] = []
         self._trace_id = 0
+        self._trace_text: str | None = None
         self._attempts = 0
         self._ended = False
 
     @property
     def trace_id(self) -> str:
         """32 hex digits: the caller's trace if it is continued, else our own; empty where there is neither."""
-        parent = self.parent
-        if parent is not None and parent.trusted:
-            return parent.trace_id.decode()
-        if not self.telemetry.tracing.enabled:
-            return ""
-        return f"{self.own_trace_id():032x}"
+        text = self._trace_text
+        if text is None:
+            parent = self.parent
+            if parent is not None and parent.trusted:
+                text = parent.trace_id.decode()
+            else:
+                text = f"{self.own_trace_id():032x}" if self.telemetry.tracing.enabled else ""
+            self._trace_text = text
+        return text
 
     @property
     def method(self) -> str:

@@ -109,8 +109,9 @@ def looking(*sources: Table, clock: Clock | None = None) -> tuple[Lookups, list[
 )
 async def test_a_source_that_fails_in_any_way_is_unknown_and_the_next_one_is_asked(broken: Table) -> None:
     lookups, failed = looking(Table("best", None, 48), broken, Table("last", 16, 16))
-    column = (await lookups.of(InferenceRequest(), HIT, INSTANCES))["hit_len"]
-    assert column.over(INSTANCES) == ([16, 48], ["last", "best"])
+    columns, has_waited = await lookups.of(InferenceRequest(), HIT, INSTANCES)
+    assert columns["hit_len"].over(INSTANCES) == ([16, 48], ["last", "best"])
+    assert has_waited is not isinstance(broken, Broken)
     assert failed == ([] if isinstance(broken, Hanging) else ["x"])
 
 
@@ -118,8 +119,8 @@ async def test_sources_that_hang_cost_one_deadline_together() -> None:
     loop = asyncio.get_running_loop()
     lookups, _ = looking(*(Hanging(name) for name in "uvwxyz"))
     started = loop.time()
-    column = (await lookups.of(InferenceRequest(), HIT, INSTANCES))["hit_len"]
-    assert column.cells == [None, None]
+    columns, _ = await lookups.of(InferenceRequest(), HIT, INSTANCES)
+    assert columns["hit_len"].cells == [None, None]
     assert loop.time() - started < 0.2
 
 
