@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Container
+from pathlib import Path
+
 import click
 
-from smetric.cli.policy_argument import read_all
+from smetric.cli.check_report import FORMATS, Examined
+from smetric.cli.policy_argument import PolicySource, read_all
 from smetric.features import VOCABULARY
-from smetric.policy import Parameter, Policy, PolicyError
+from smetric.policy import PolicyError
 from smetric.policy.check import check_text
-from smetric.policy.diagnostic import report
 from smetric.policy.policy import compiled
 
 
 @click.command()
 @click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
-@click.option("-v", "--verbose", is_flag=True, help="Say of each policy what it reads, and when.")
-def check(policies: tuple[str, ...], verbose: bool) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Say of each policy what it reads, and when it looks things up.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMATS)),
+    default="text",
+    show_default=True,
+    help="json: one document. github: annotations of a workflow run.",
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A router's settings: warn of look-ups that none of its sources fills.",
+)
+def check(policies: tuple[str, ...], verbose: bool, form: str, config: Path | None) -> None:
     """Check policies and libraries; all shipped policies when none is named.
 
     Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1.
     Warnings are printed and change nothing.
     """
-    found = False
-    for source in read_all(policies):
-        try:
-            file, checked = check_text(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
-            policy = compiled(file, checked, VOCABULARY) if file.kind == "policy" else None
-        except PolicyError as error:
-            click.echo(f"{error}\n", err=True)
-            found = True
-        else:
-            if checked.warnings:
-                click.echo(f"{report(checked.warnings, source.text, source.path)}\n", err=True)
-            if verbose and policy is not None:
-                click.echo(_reads(policy))
-    raise SystemExit(1 if found else 0)
+    filled = None if config is None else _filled(config)
+    examined = [_examined(source, filled) for source in read_all(policies)]
+    FORMATS[form](examined, verbose)
+    raise SystemExit(1 if any(each.errors for each in examined) else 0)
 
 
-def _reads(policy: Policy) -> str:
-    """What a policy costs: its parameters, the features that are always at hand, and those looked up on the way."""
-    lines = [f"{policy.path}: {policy.name}, {len(policy.tests)} tests"]
-    if policy.params:
-        lines.append("  parameters  " + ", ".join(map(_param, policy.params.items())))
-    at_hand = sorted(policy.reads - policy.lookups.keys())
-    lines.append("  reads       " + (", ".join(at_hand) or "nothing"))
-    for name, lookup in policy.lookups.items():
-        when = "by every decision" if lookup.always else "when reached by " + ", ".join(lookup.asked_by)
-        lines.append(f"  looks up    {name}, {when}")
-    return "\n".join(lines)
+def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
+    try:
+        file, checked = check_text(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
+        if file.kind == "library":
+            return Examined(source, checked.warnings, library=file.name)
+        policy = compiled(file, checked, VOCABULARY)
+    except PolicyError as error:
+        return Examined(source, error.diagnostics)
+    unfilled = () if filled is None else policy.unfilled(filled)
+    return Examined(source, (*checked.warnings, *unfilled), policy)
 
 
-def _param(item: tuple[str, Parameter]) -> str:
-    """As it would be declared: `OVERLOAD = 2`, `FLOOR = 16 requests`, `QUEUED = false`."""
-    name, param = item
-    if isinstance(param.value, bool):
-        return f"{name} = {str(param.value).lower()}"
-    value = f"{param.value:g}" if isinstance(param.value, float) else param.value
-    return f"{name} = {value} {param.unit}".rstrip()
+def _filled(config: Path) -> Container[str]:
+    """The look-ups that the sources of a configuration fill."""
+    from smetric.config import Settings
+    from smetric.sources.filled import filled_by
+
+    return filled_by(Settings.load(config, os.environ))

@@ -108,15 +108,18 @@ def _check(
     if math.prod(len(features) for features in choices.values()) > MAX_COMBINATIONS:
         message = f"the parameters of this policy choose among more than {MAX_COMBINATIONS} combinations of features"
         found.append(Diagnostic("too-large", message, file.name_span, "let one parameter choose the load"))
-    if found:
-        raise PolicyError(found, file.text, file.path)
     chosen = done[0]
+    if any(error.code != "undecided" for error in found):
+        raise PolicyError(found, file.text, file.path)
     steps = chosen.statements.steps
     header = file.text.rfind(file.kind, 0, file.name_span.start)
     warnings = stray_comments(file.text, [header, *(statement.span.start for statement in file.statements)])
     if file.kind == "policy":
         chosen.statements.warn()
         warnings += [*chosen.statements.findings.warnings, *wasted_lookups(steps, vocabulary)]
+    if found:
+        # What is written is sound and only goes on too little: what else there is to say of it is no echo.
+        raise PolicyError([*found, *warnings], file.text, file.path)
     return Checked(
         in_order(warnings),
         reads(steps, vocabulary),

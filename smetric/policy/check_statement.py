@@ -143,7 +143,7 @@ class Statements:
             case tree.Use():
                 self._use(statement)
             case tree.Broken():
-                self._outcomes.broken |= statement.word in ("route", "reject", "hold", "policy", "library")
+                self._outcomes.broken |= statement.word in ("route", "reject", "hold", "policy", "library", "")
                 if statement.word in ("param", "use"):
                     self.parameters.failed |= set(statement.names)
                 for name in statement.names:

@@ -107,7 +107,7 @@ class Tests:
                 self._findings.error("row", row.span, f"`{row.name}` is in the table already")
             names.add(row.name)
             if len(row.cells) != len(words):
-                message = f"cells in this row: {len(row.cells)}, columns of the table: {len(words)}"
+                message = f"this row has {len(row.cells)} cells for {len(words)} columns"
                 self._findings.error("row", row.span, message, "write `?` where nobody knows the value")
                 continue
             places = self._cells(row)

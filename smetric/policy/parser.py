@@ -19,6 +19,7 @@ from smetric.policy.builder import Builder, span_of
 from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
 from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, Tokens, cut, same_line, tokenize, too_deep
+from smetric.policy.suggestion import closest
 from smetric.policy.syntax_error import Stop, explain, misplaced_start
 from smetric.policy.tree import Span
 
@@ -86,7 +87,9 @@ def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]
     else:
         span = span_of(pieces[0].tokens[0]) if pieces else Span(0, 0)
         errors.append(Diagnostic("header", "a file starts with `policy NAME`", span, "write it above this line"))
-    statements = tuple(_statement(piece, comments.above(_start(piece)), errors) for piece in pieces)
+    statements = tuple(
+        statement for piece in pieces for statement in _statements(piece, comments.above(_start(piece)), errors)
+    )
     file = tree.File(
         name=name.name, name_span=name.span, doc=doc, statements=statements, text=text, path=path, kind=kind
     )  # fmt: skip
@@ -96,13 +99,15 @@ def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]
 @functools.cache
 def _lark() -> Lark:
     """The parser of the grammar; building it takes some 70 ms, so it is built once a process."""
-    return Lark(
+    lark = Lark(
         grammar_path().read_text("utf-8"),
         parser="lalr",
         lexer="basic",
         start=["start", "header", "item"],
         propagate_positions=True,
     )
+    lark.lexer = lark._build_lexer()  # without one of its own `lark.lex` builds a new one for each text
+    return lark
 
 
 def _header(piece: Piece, errors: list[Diagnostic]) -> tree.Name:
@@ -114,7 +119,8 @@ def _header(piece: Piece, errors: list[Diagnostic]) -> tree.Name:
     return made if isinstance(made, tree.Name) else tree.Name(span=span_of(first), name="")
 
 
-def _statement(piece: Piece, doc: str, errors: list[Diagnostic]) -> tree.Statement:
+def _statements(piece: Piece, doc: str, errors: list[Diagnostic]) -> list[tree.Statement]:
+    """The statement of a piece; two, where a line in it starts with what was meant as a keyword."""
     tokens = piece.tokens
     if piece.word in HEADERS:
         message = f"did not expect `{piece.word}` here"
@@ -122,17 +128,26 @@ def _statement(piece: Piece, doc: str, errors: list[Diagnostic]) -> tree.Stateme
     elif not piece.broken:
         made = _parse(piece, "item", errors)
         if isinstance(made, tree.Statement):
-            return _with_doc(made, doc)
-    span = Span(_start(piece), span_of(tokens[-1]).end)
-    return tree.Broken(span=span, doc=doc, word=piece.word, names=_meant(piece))
+            return [_with_doc(made, doc)]
+        place = next((i for i, token in enumerate(tokens) if i and span_of(token) == errors[-1].span), 0)
+        if errors[-1].code == "statement" and place:
+            return [*_statements(Piece(tokens[:place]), doc, errors), _broken(tokens[place:])]
+    return [_broken(tokens, doc)]
 
 
-def _meant(piece: Piece) -> tuple[str, ...]:
-    """The names that a broken statement would have defined."""
-    names = tuple(str(token) if token.type == "NAME" else "" for token in piece.tokens[1:])
-    if piece.word == "use":
-        return tuple(filter(None, names[1:]))
-    return tuple(filter(None, names[:1])) if piece.word in ("param", "let", "def") else ()
+def _broken(tokens: list[Token], doc: str = "") -> tree.Broken:
+    """What stands for a statement that could not be parsed: what it probably was, and the names it would define."""
+    first = str(tokens[0])
+    word = first if first in (*HEADERS, *STATEMENTS) else closest(first, STATEMENTS)
+    names = [str(token) if token.type == "NAME" else "" for token in tokens]
+    if word == "use":
+        meant = names[2:]
+    elif len(tokens) > 1 and tokens[1].type == "EQUAL":
+        meant = names[:1]
+    else:
+        meant = names[1:2] if word in ("param", "let", "def") else []
+    span = Span(span_of(tokens[0]).start, span_of(tokens[-1]).end)
+    return tree.Broken(span=span, doc=doc, word=word, names=tuple(filter(None, meant)))
 
 
 def _parse(piece: Piece, rule: str, errors: list[Diagnostic]) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from smetric.policy.check import Checked, check_text
 from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Source
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.plan import Plan
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
-from smetric.policy.term import Pick, Term, features_of
+from smetric.policy.term import Column, Pick, Term, features_of, walk
+from smetric.policy.tree import Span
 from smetric.policy.vocabulary import Vocabulary
 
 
@@ -66,10 +67,10 @@ class Policy:
         self._vocabulary = vocabulary
         plan = self.plan
         compiled = Compiler(plan, vocabulary, file.text, file.path).compile()
-        terms = [guard.value for step in plan.steps for guard in step.guards]
-        terms += [step.value for step in plan.steps if step.value is not None]
+        self._terms = [guard.value for step in plan.steps for guard in step.guards]
+        self._terms += [step.value for step in plan.steps if step.value is not None]
         #: Every feature that some decision may read.
-        self.reads: frozenset[str] = frozenset(name for term in terms for name in features_of(term))
+        self.reads: frozenset[str] = frozenset(name for term in self._terms for name in features_of(term))
         #: Those of them that cost a look-up.
         self.lookups: Mapping[str, Lookup] = {
             name: Lookup(name in compiled.always, compiled.asked_by[name])
@@ -94,6 +95,25 @@ class Policy:
             seed: any 64 bits, drawn anew for every request and kept while it is evaluated again.
         """
         return self._decide(self, snapshot, request, cursors, seed)
+
+    def unfilled(self, filled: Container[str]) -> tuple[Diagnostic, ...]:
+        """A warning for each look-up that none of those *filled* by the configured sources is."""
+        places: dict[str, Span] = {}
+        for term in self._terms:
+            for part in walk(term):
+                if isinstance(part, Column) and part.feature in self.lookups and part.feature not in filled:
+                    first = places.setdefault(part.feature, part.span)
+                    places[part.feature] = min(first, part.span, key=lambda span: span.start)
+        return tuple(
+            Diagnostic(
+                "unfilled",
+                f"no configured source fills `{name}`",
+                span,
+                f"it is unknown everywhere; arithmetic sees {self._vocabulary.features[name].default:g} in its place",
+                Severity.WARNING,
+            )
+            for name, span in sorted(places.items(), key=lambda item: item[1].start)
+        )
 
     def pick(self, site: int) -> Pick:
         """The pick number *site* of the file."""

@@ -236,7 +236,7 @@ class Use(Statement):
 class Broken(Statement):
     """A statement that could not be parsed; only the checker sees it, so that nothing echoes the error.
 
-    `word` is its keyword, and `names` are those it would have defined.
+    `word` is its keyword, the one probably meant, or empty; `names` are those it would have defined.
     """
 
     word: str

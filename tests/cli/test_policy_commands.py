@@ -270,6 +270,72 @@ def test_a_router_that_does_not_answer_ends_with_3() -> None:
     assert "is the router running" in result.output
 
 
+def test_findings_as_json_have_code_place_and_help(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text(BAD)
+    result = run("check", "--format", "json", str(path))
+    assert result.exit_code == 1
+    (file,) = json.loads(result.stdout)["files"]
+    assert (file["file"], file["ok"]) == (str(path), False)
+    first = file["findings"][0]
+    assert first == {
+        "severity": "error",
+        "code": "unknown-name",
+        "message": "unknown name `reqests`",
+        "help": "did you mean `requests`?",
+        "file": str(path),
+        "line": 2,
+        "column": 14,
+        "end_line": 2,
+        "end_column": 21,
+        "start": 25,
+        "end": 32,
+    }
+    assert [found["code"] for found in file["findings"]] == ["unknown-name", "statement"]
+
+
+def test_a_sound_policy_as_json_says_what_it_reads_and_when_it_looks_things_up() -> None:
+    (file,) = json.loads(run("check", "--format", "json", "smetric").stdout)["files"]
+    assert (file["ok"], file["policy"], file["findings"]) == (True, "smetric", [])
+    assert file["reads"] == ["requests"]
+    assert file["lookups"]["hit_len"]["when"] == "when reached"
+    assert file["lookups"]["hit_len"]["asked_by"] == ["not_overloaded"]
+    assert "store_hit_len" in file["never"]
+
+
+def test_findings_for_github_are_workflow_commands_on_one_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text("policy p\nlet f = requests + hit_len\nroute argmin(requests) when 1 < 2\nroute argmin(0)\n")
+    lines = run("check", "--format", "github", str(path)).stdout.splitlines()
+    assert lines == [
+        f"::error file={path},line=2,endLine=2,col=9,endColumn=27,title=units::cannot add requests and tokens"
+        "%0Aput both on one scale first, e.g. norm(...) of each, or divide by a rate"
+    ]
+    path.write_text("policy p\nroute argmin(requests) when 1 < 2\nroute argmin(0)\n")
+    result = run("check", "--format", "github", str(path))
+    assert result.exit_code == 0
+    assert result.stdout.startswith("::warning ")
+
+
+def test_a_look_up_that_no_configured_source_fills_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text("policy p\nroute argmax(hit_len, then: store_hit_len)\n")
+    config = tmp_path / "smetric.yaml"
+    config.write_text("lmcache:\n  url: http://127.0.0.1:8000\n  mode: controller\n")
+    result = run("check", "--config", str(config), str(path))
+    assert result.exit_code == 0
+    assert "warning: no configured source fills `store_hit_len`" in result.stderr
+    assert "fills `hit_len`" not in result.stderr
+    assert run("check", str(path)).stderr == ""
+
+
+def test_verbose_says_when_each_look_up_is_asked_for(tmp_path: Path) -> None:
+    lines = run("check", "-v", "smetric", "load_only").stdout.splitlines()
+    assert "  looks up    hit_len, when reached by not_overloaded" in lines
+    assert "  never       host_hit_len, disk_hit_len, store_hit_len" in lines
+    assert lines[-1] == "  never       hit_len, host_hit_len, disk_hit_len, store_hit_len"
+
+
 def test_libraries_are_found_beside_the_file_and_checked_on_their_own(tmp_path: Path) -> None:
     (tmp_path / "common.policy").write_text("library common\ndef near(x) = x + 1\n")
     (tmp_path / "p.policy").write_text("policy p\nuse common (near)\nroute argmin(near(requests)) as near_one\n")

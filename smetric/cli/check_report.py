@@ -1,0 +1,184 @@
+"""What `smetric check` found, as text, as JSON, and as annotations of a GitHub workflow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from smetric.cli.policy_argument import PolicySource
+from smetric.features import VOCABULARY
+from smetric.policy import Diagnostic, Parameter, Policy, Severity
+from smetric.policy.diagnostic import position, report
+
+NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One file, and what was found; `policy` is the compiled policy where there are no errors and it is no library."""
+
+    source: PolicySource
+    findings: Sequence[Diagnostic]
+    policy: Policy | None = None
+    library: str = ""
+
+    @property
+    def errors(self) -> bool:
+        """Whether it cannot be used."""
+        return any(found.severity is Severity.ERROR for found in self.findings)
+
+
+def as_text(examined: Sequence[Examined], verbose: bool) -> None:
+    """Findings to standard error; what policies read to standard output, if asked."""
+    for each in examined:
+        if each.findings:
+            click.echo(f"{report(each.findings, each.source.text, each.source.path)}\n", err=True)
+        if verbose and each.policy is not None:
+            click.echo(_account(each.policy))
+
+
+def as_json(examined: Sequence[Examined], verbose: bool) -> None:
+    """One document with a member for each file."""
+    click.echo(json.dumps({"files": [_document(each) for each in examined]}, ensure_ascii=False, indent=2))
+
+
+def as_github(examined: Sequence[Examined], verbose: bool) -> None:
+    """A workflow command for each finding, which GitHub shows beside its line."""
+    for each in examined:
+        for found in each.findings:
+            place = _place(each, found)
+            where = {
+                "file": place["file"],
+                "line": place["line"],
+                "endLine": place["end_line"],
+                "col": place["column"],
+                "endColumn": place["end_column"],
+                "title": found.code,
+            }
+            properties = ",".join(f"{name}={_property(str(value))}" for name, value in where.items())
+            help_text = f"\n{found.help}" if found.help else ""
+            click.echo(f"::{found.severity.value} {properties}::{_data(found.message + help_text)}")
+
+
+#: How findings are printed, by the name of the format.
+FORMATS: Mapping[str, Callable[[Sequence[Examined], bool], None]] = {
+    "text": as_text,
+    "json": as_json,
+    "github": as_github,
+}
+
+
+# ── text ─────────────────────────────────────────────────────────────────────
+
+
+def _account(policy: Policy) -> str:
+    """What a policy costs: its parameters, the features that are always at hand, and when others are looked up."""
+    lines = [f"{policy.path}: {policy.name}, {len(policy.tests)} tests"]
+    if policy.params:
+        lines.append("  parameters  " + ", ".join(map(_param, policy.params.items())))
+    if policy.libraries:
+        lines.append("  uses        " + ", ".join(policy.libraries))
+    at_hand = sorted(policy.reads - policy.lookups.keys())
+    lines.append("  reads       " + (", ".join(at_hand) or "nothing"))
+    when = _lookups(policy)
+    lines += [f"  looks up    {name}, {said}" for name, said in when.items() if said != NEVER]
+    never = [name for name, said in when.items() if said == NEVER]
+    if never:
+        lines.append(f"  never       {', '.join(never)}")
+    return "\n".join(lines)
+
+
+def _lookups(policy: Policy) -> dict[str, str]:
+    """For each look-up feature there is, when a policy asks for it."""
+    found = {}
+    for name, feature in VOCABULARY.features.items():
+        if feature.lookup:
+            lookup = policy.lookups.get(name)
+            if lookup is None:
+                found[name] = NEVER
+            else:
+                found[name] = "by every decision" if lookup.always else f"when reached by {', '.join(lookup.asked_by)}"
+    return found
+
+
+def _param(item: tuple[str, Parameter]) -> str:
+    """As it would be declared: `OVERLOAD = 2`, `FLOOR = 16 requests`, `QUEUED = false`."""
+    name, param = item
+    if isinstance(param.value, bool):
+        return f"{name} = {str(param.value).lower()}"
+    value = f"{param.value:g}" if isinstance(param.value, float) else param.value
+    return f"{name} = {value} {param.unit}".rstrip()
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────
+
+
+def _document(each: Examined) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "file": each.source.path,
+        "ok": not each.errors,
+        "findings": [
+            {
+                "severity": finding.severity.value,
+                "code": finding.code,
+                "message": finding.message,
+                "help": finding.help,
+                **_place(each, finding),
+            }
+            for finding in each.findings
+        ],
+    }
+    if each.library:
+        found["library"] = each.library
+    if each.policy is not None:
+        found |= _policy(each.policy)
+    return found
+
+
+def _policy(policy: Policy) -> dict[str, Any]:
+    return {
+        "policy": policy.name,
+        "hash": policy.digest,
+        "tests": len(policy.tests),
+        "libraries": list(policy.libraries),
+        "params": {name: param.value for name, param in policy.params.items()},
+        "reads": sorted(policy.reads - policy.lookups.keys()),
+        "lookups": {
+            name: {"when": "always" if lookup.always else "when reached", "asked_by": list(lookup.asked_by)}
+            for name, lookup in policy.lookups.items()
+        },
+        "never": [name for name, said in _lookups(policy).items() if said == NEVER],
+    }
+
+
+def _place(each: Examined, found: Diagnostic) -> dict[str, Any]:
+    """File, line and column from 1, the end excluded, and offsets in characters."""
+    text, path = each.source.text, each.source.path
+    if found.source is not None:
+        text, path = found.source.text, found.source.path
+    line, column = position(text, found.span.start)
+    end_line, end_column = position(text, found.span.end)
+    return {
+        "file": path,
+        "line": line,
+        "column": column,
+        "end_line": end_line,
+        "end_column": end_column,
+        "start": found.span.start,
+        "end": found.span.end,
+    }
+
+
+# ── GitHub ───────────────────────────────────────────────────────────────────
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
