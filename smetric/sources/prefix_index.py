@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import structlog
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import Prompt
+from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.belief import Belief
 from smetric.sources.cut import Cut, Cutting, TextCutting
@@ -109,7 +109,7 @@ class PrefixIndex:
             return {"hit_len": [None] * len(instances)}
         cells: list[float | None] = []
         for hit, instance in zip(self.least(request, instances), instances, strict=True):
-            stands = hit and not (self._yields and is_part(hit, request, self.cutting))
+            stands = hit and not (self._yields and is_part(hit, request))
             cells.append(hit if stands or self.misses_are_known(instance) else None)
         return {"hit_len": cells}
 
@@ -210,8 +210,10 @@ class PrefixIndex:
             self.on_placed(instance, blocks, self.cutting.tokens)
 
 
-def is_part(hit: int, request: InferenceRequest, cutting: Cutting) -> bool:
-    """Whether *hit* is less, by a block or more, than *request* is expected to hit where its session was served."""
+def is_part(hit: int, request: InferenceRequest) -> bool:
+    """Whether *hit* is less than *request* is expected to hit where its session was served.
+
+    By a block of text or more: what is expected is a share of bytes, also where tokens are counted.
+    """
     assert request.prompt is not None, "there is no hit without a prompt"
-    block = cutting.tokens or request.prompt.tokens(cutting.grain)
-    return not request.est_hit or hit + block <= request.est_hit
+    return not request.est_hit or hit + request.prompt.tokens(BLOCK_BYTES) <= request.est_hit

@@ -114,7 +114,7 @@ class PrefixTokens:
         exact, rough = self.index.least(request, instances), self._text.least(request, instances)
         for instance, hit, text in zip(instances, exact, rough, strict=True):
             stands = hit and (hit + block_of_text > text or (is_whole and self.index.misses_are_known(instance)))
-            if stands and self._yields and is_part(hit, request, self._cutting):
+            if stands and self._yields and is_part(hit, request):
                 stands = False
             cells.append(_whole(hit, instance) if stands else None)
         return {"hit_len": cells}
