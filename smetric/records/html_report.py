@@ -18,14 +18,14 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6eaf0; --soft: #9aa5b4; --line: #343c48; --paper: #12161c;
   --card: #1a2029; --before: #7d8899; --after: #5aa4f5; } }
 * { box-sizing: border-box; }
-body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; background: var(--paper); color: var(--ink);
+body { margin: 2rem auto; max-width: 84rem; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
 p, li, figcaption { color: var(--soft); }
 table { border-collapse: collapse; } th, td { padding: .25rem .9rem; border-bottom: 1px solid var(--line); }
 th { text-align: left; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .75rem; overflow-x: auto;
-  font: 13px/1.45 ui-monospace, monospace; margin: .25rem 0; }
+  font: 12px/1.45 ui-monospace, monospace; margin: .25rem 0; }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem; }
 svg text { fill: var(--ink); font: 13px system-ui, sans-serif; } .b { fill: var(--before); } .a { fill: var(--after); }
 .key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }

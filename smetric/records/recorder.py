@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from smetric import __version__
 from smetric.policy import Policy, Snapshot
@@ -40,6 +41,8 @@ _read = operator.attrgetter(*FIELDS)
 #: Generations remembered: that of the latest requests, and some of those that end late.
 _MOST_GENERATIONS = 8
 _encode = msgspec.json.Encoder().encode
+
+log = structlog.get_logger("smetric.records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +82,24 @@ class Recorder:
         record.asked = _read(record.request)
 
     def ended(self, record: DecisionRecord) -> None:
-        """Nothing more will become of *record*."""
-        generation = self._generations.get(record.generation)
-        if generation is None:
-            if len(self._generations) == _MOST_GENERATIONS:
-                del self._generations[min(self._generations)]
-            generation = self._generations[record.generation] = _generation(record, self._observed)
-        self._writer.put(record.generation, generation.policy, _encode(_line(record, generation)) + b"\n")
+        """Nothing more will become of *record*. Never raises: a request must not fail because it cannot be recorded."""
+        try:
+            generation = self._generations.get(record.generation)
+            if generation is None:
+                generation = self._remember(record)
+            line = _encode(_line(record, generation)) + b"\n"
+        except Exception:
+            if (kept_back := self._writer.spoilt()) is not None:
+                log.exception("smetric.record.failed", record="decisions", kept_back=kept_back)
+            return
+        self._writer.put(record.generation, generation.policy, line)
+
+    def _remember(self, record: DecisionRecord) -> _Generation:
+        """What lines of this generation have in common, made anew."""
+        if len(self._generations) == _MOST_GENERATIONS:
+            del self._generations[min(self._generations)]
+        generation = self._generations[record.generation] = _generation(record, self._observed)
+        return generation
 
 
 def header() -> bytes:

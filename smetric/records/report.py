@@ -146,7 +146,7 @@ def notes(found: Comparison) -> list[str]:
         said.append(f"made from {_time(found.first_ns)} to {_time(found.last_ns)}")
     said += [f"{count:,} {why}" for why, count in found.unanswered.most_common()]
     if found.unanswered:
-        said.append("name the policy in the setting `observe` to have recorded what it reads")
+        said[-1] += "; name the policy in the setting `observe` to have recorded what it reads"
     if found.without_policy:
         said.append(f"{found.without_policy:,} had no policy to ask (pinned, or nobody to choose from)")
     if found.late:

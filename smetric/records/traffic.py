@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 
 from smetric.prompt import BLOCK_BYTES
 from smetric.records.trigger import Trigger, trigger_of
@@ -33,6 +34,8 @@ MOST_PARENTS = 65_536
 #: Hashes kept, so that what a follow-up repeats is not hashed again.
 _MOST_HASHES = 1 << 16
 _encode = msgspec.json.Encoder().encode
+
+log = structlog.get_logger("smetric.records")
 
 
 class TrafficLine(msgspec.Struct, kw_only=True):
@@ -127,10 +130,19 @@ class Traffic:
 
     def ended(self, record: DecisionRecord, arrival_ns: int) -> None:
         """The request of *record*, its last decision, has ended; it had arrived at *arrival_ns*."""
-        request, usage = record.request, record.usage
-        glance = self._glances.pop(id(request), None)
+        glance = self._glances.pop(id(record.request), None)
         if glance is None:
             return
+        try:
+            line = self._line(record, glance, arrival_ns)
+        except Exception:  # a request must not fail because it cannot be recorded
+            if (kept_back := self._writer.spoilt()) is not None:
+                log.exception("smetric.record.failed", record="trace", kept_back=kept_back)
+            return
+        self._writer.put(0, b"", line)
+
+    def _line(self, record: DecisionRecord, glance: _Glance, arrival_ns: int) -> bytes:
+        request, usage = record.request, record.usage
         unix_ms = arrival_ns // 1_000_000
         if self._first_ms is None:
             self._first_ms = unix_ms
@@ -155,7 +167,7 @@ class Traffic:
             duration_ms=_ms(record.duration_s),
             cached_tokens=usage.cached_tokens if usage is not None else None,
         )
-        self._writer.put(0, b"", _encode(line) + b"\n")
+        return _encode(line) + b"\n"
 
     def _place(self, record: DecisionRecord, glance: _Glance) -> tuple[str | None, str]:
         """The request that this one follows, and the session of both.

@@ -17,6 +17,7 @@ import structlog
 from smetric.records.compression import Pack
 from smetric.records.file import RotatedFile
 from smetric.telemetry import names
+from smetric.telemetry.log_limit import LogLimit
 
 #: Seconds for which lines are gathered before they are written, and bytes of them that make a frame.
 GATHER_S = 0.25
@@ -64,6 +65,7 @@ class Writer:
         #: What stands in the file before the lines that refer to it.
         self._preambles: set[int] = set()
         self._is_failing = False
+        self._log_limit = LogLimit()
 
     @property
     def queued_bytes(self) -> int:
@@ -77,6 +79,15 @@ class Writer:
             return
         self._put_bytes += len(line)
         self._queue.append((key, preamble, line))
+
+    def spoilt(self) -> int | None:
+        """A line could not be made, which is a fault of ours: count it.
+
+        Returns:
+            How many were kept back from the log since, if this one is to be logged.
+        """
+        self._on_lines(names.RECORD_FAILED, 1)
+        return self._log_limit.passes(self._name)
 
     async def start(self) -> None:
         """Begin to write."""

@@ -399,7 +399,7 @@ RECORD_LINES = Metric(
     "smetric_record_lines_total",
     "counter",
     ("record", "result"),
-    "Lines of the record (`decisions`, `trace`): `written`, `dropped` as the queue was full, `failed` on the disk.",
+    "Lines of the record (`decisions`, `trace`): `written`, `dropped` as the queue was full, `failed` (see the log).",
 )
 IMBALANCE = Metric("smetric_load_imbalance_ratio", "gauge", ("model",), "Largest over mean load of its instances.")
 POLICY_INFO = Metric("smetric_policy_info", "gauge", ("name", "hash", "generation"), "1 for the acting policy.")
@@ -525,6 +525,9 @@ ODD_ADDRESS_EVENT = Event(
 STOP_FAILED_EVENT = Event("smetric.stop.failed", "Error: a part of the router raised when it was to end: a bug.")
 RECORD_NOT_WRITTEN_EVENT = Event(
     "smetric.record.not_written", "Error: a record cannot be written; once, until it can be again."
+)
+RECORD_FAILED_EVENT = Event(
+    "smetric.record.failed", "Error: a line could not be made: a bug. Once a minute; `kept_back` counts the rest."
 )
 RECORD_RESUMED_EVENT = Event("smetric.record.resumed", "Info: a record that could not be written is written again.")
 READY_EVENT = Event("smetric.ready", "Info: requests are served.")

@@ -57,8 +57,7 @@ def test_another_policy_says_what_moves_where_and_why(record: Path) -> None:
     assert result.exit_code == 0, result.output
     text = result.output
     assert re.search(r"bailian agrees with what was recorded on \d\d\.\d\d % of \d+ decisions; \d+ go elsewhere", text)
-    assert re.search(r"^\d+ not answerable: hit_len not read$", text, re.M)
-    assert "name the policy in the setting `observe`" in text
+    assert re.search(r"^\d+ not answerable: hit_len not read; name the policy in the setting `observe` to ", text, re.M)
     assert re.search(r"^  +\d+  (stick|balance) → route_1$", text, re.M)
     assert re.search(r"^  requests, max / mean +\d\.\d\d +\d\.\d\d$", text, re.M)
     assert re.search(r"^  prompt tokens found cached +\d+\.\d\d % +\d+\.\d\d %$", text, re.M)

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from smetric.policy.pseudonym import key_of, pseudonym
 from smetric.records.recorder import Recorder
@@ -164,3 +165,16 @@ def test_a_stand_in_has_the_key_of_what_it_stands_for() -> None:
         assert pseudonym(pseudonym(text)) == pseudonym(text)
     assert pseudonym("") == ""
     assert len({pseudonym(str(i)) for i in range(1000)}) == 1000
+
+
+def test_a_line_that_cannot_be_made_is_counted_and_said_and_the_request_goes_on(tmp_path: Path) -> None:
+    results: dict[str, int] = {}
+    recorder = Recorder(make_writer(tmp_path / "d.jsonl", results))
+    with capture_logs() as logs:
+        for _ in range(3):
+            record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
+            record.trace_id = object()  # type: ignore[assignment]  # as a bug would have it
+            recorder.decided(record, None)
+            recorder.ended(record)
+    assert results == {"failed": 3}
+    assert [line["event"] for line in logs] == ["smetric.record.failed"]
