@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
+from smetric.sources.cut import TokenCutting
 from smetric.sources.index_file import NAME, IndexFile
 from smetric.sources.index_image import IndexImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
@@ -52,6 +54,24 @@ async def test_the_index_outlives_the_router_where_the_engine_does(tmp_path: Pat
     await kept(tmp_path / "new" / "folder", engine())
     index, file = await started(tmp_path / "new" / "folder")
     assert hit(index, engine()) == HIT
+    await file.stop()
+
+
+async def test_blocks_of_both_kinds_are_kept_in_one_file(tmp_path: Path) -> None:
+    def both() -> list[PrefixIndex]:
+        return [PrefixIndex(cutting=TokenCutting(16)), PrefixIndex()]
+
+    asked = InferenceRequest(prompt=Prompt([b"x" * 3000], 4.0), token_ids=array("I", range(700)))
+    before = both()
+    file = IndexFile(before, tmp_path, interval_s=60)
+    await file.start()
+    for index in before:
+        index.prefilled(asked, engine())
+    await file.stop()
+    after = both()
+    file = IndexFile(after, tmp_path, interval_s=60)
+    await file.start()
+    assert [index.least(asked, [engine()]) for index in after] == [[688], [512]]
     await file.stop()
 
 

@@ -18,6 +18,7 @@ from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import address_of, listen, serve
 from smetric.request import InferenceRequest
+from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import pack
 from smetric.sources.peers import BATCH_BYTES, MAX_QUEUED, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
@@ -82,6 +83,34 @@ async def test_what_one_places_all_others_know_and_nobody_passes_it_on() -> None
     assert figures.up == dict.fromkeys(urls, True)
     assert figures.placements == {"sent": 2, "dropped": 0, "received": 0, "refused": 0}
     assert left.peers.figures().placements["received"] == 1
+
+
+async def test_blocks_of_token_ids_are_shared_with_those_that_cut_them_alike_and_refused_by_others() -> None:
+    asked = InferenceRequest(prompt=Prompt([b"text"], 4.0), token_ids=array("I", range(100)))
+
+    class Tokens(Sidecar):
+        def __init__(self, block: int, *urls: str) -> None:
+            super().__init__(*urls)
+            self.tokens = PrefixIndex(cutting=TokenCutting(block))
+            self.peers = Peers([self.tokens, self.index], self.fleet, urls, interval_s=0.01)
+
+        def held(self) -> list[int]:
+            return self.tokens.least(asked, self.fleet.instances)
+
+    alike, other, none = Tokens(16), Tokens(32), Sidecar()
+    async with running(alike, other, none) as urls:
+        sender = Tokens(16, *urls)
+        await sender.peers.start()
+        sender.tokens.prefilled(asked, sender.fleet["b"])
+        sender.serve("a", "x")
+        await until(lambda: all(each.hits("x") == [2, 0] for each in (alike, other, none)))
+        assert (alike.held(), other.held()) == ([0, 96], [0, 0])
+        assert [each.peers.figures().placements["refused"] for each in (alike, other, none)] == [0, 1, 1]
+        late = Tokens(16, urls[0])
+        await late.peers.start()
+        assert late.held() == [0, 96]
+        for each in (sender, late):
+            await each.peers.stop()
 
 
 async def test_a_router_that_stands_in_its_own_list_takes_itself_out() -> None:
