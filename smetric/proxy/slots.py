@@ -6,11 +6,17 @@ The queue itself is in `queue.py`; how the refused are answered in `admission.py
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from smetric.proxy.queue import Queue
 
-#: Weight of the last interval in the mean of those between two places that were handed on.
-_WEIGHT = 0.1
+#: Share of the longest wait that a newcomer may expect to wait: what is expected is a mean, and few should wait in vain.
+_HOPE = 0.5
+#: While it is not known how long a place is taken, so many may wait, or as many as there are places.
+_FIRST = 4
+#: Places handed on that are remembered, for each place there is: requests may end many at a time. And in all.
+_ROUNDS = 4
+_MOST_REMEMBERED = 1024
 
 
 class Slots:
@@ -29,22 +35,25 @@ class Slots:
         self.most = most
         self._wait_s = wait_s
         self._queue = queue
-        self._handed_at: float | None = None
-        #: Mean of the seconds between two places that were handed on; 0 while unknown.
-        self._interval_s = 0.0
+        #: When the last places were handed on, on the loop's clock, while somebody waited without a break.
+        self._handed: deque[float] = deque(maxlen=min(max(16, _ROUNDS * most), _MOST_REMEMBERED))
         self.taken = 0
 
     def expected_wait_s(self, priority: float = 0.0) -> float:
         """Seconds that a newcomer of *priority* would have to wait behind others, as places came free lately."""
         if self.taken < self.most:
             return 0.0
-        return self._queue.ahead(None, priority) * self._interval_s
+        return self._queue.ahead(None, priority) * self._interval_s()
 
     def is_worth_waiting(self, size: int, priority: float = 0.0) -> bool:
         """Whether a newcomer of *size* bytes may hope for a place."""
         if self.taken < self.most:
             return True
-        return self._queue.has_room(size) and self.expected_wait_s(priority) <= self._wait_s
+        if not self._queue.has_room(size):
+            return False
+        if len(self._handed) < 2:
+            return self._queue.ahead(None, priority) < max(_FIRST, self.most)
+        return self.expected_wait_s(priority) <= _HOPE * self._wait_s
 
     def take_free(self) -> bool:
         """Take a place if one is free."""
@@ -72,14 +81,14 @@ class Slots:
         while (first := self._queue.first(None)) is not None:
             self._queue.leave(first)
             if first.wake():
-                self._note_pace()
+                self._handed.append(asyncio.get_running_loop().time())
                 return
-        self._handed_at = None
+        self._handed.clear()
         self.taken -= 1
 
-    def _note_pace(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._handed_at is not None:
-            interval_s = now - self._handed_at
-            self._interval_s += _WEIGHT * (interval_s - self._interval_s) if self._interval_s else interval_s
-        self._handed_at = now
+    def _interval_s(self) -> float:
+        """Mean of the seconds between two places that were handed on lately; 0 while unknown."""
+        handed = self._handed
+        if len(handed) < 2:
+            return 0.0
+        return (asyncio.get_running_loop().time() - handed[0]) / len(handed)

@@ -78,3 +78,14 @@ async def test_a_full_queue_is_worth_no_wait() -> None:
     assert slots.take_free()
     assert not slots.is_worth_waiting(1)
     assert not await slots.take(1, 0.0)
+
+
+async def test_while_nobody_knows_how_long_places_are_taken_as_many_may_wait_as_there_are() -> None:
+    queue = Queue(100, 100)
+    slots = Slots(6, 60.0, queue)
+    assert all(slots.take_free() for _ in range(6))
+    for _ in range(6):
+        assert slots.is_worth_waiting(1)
+        assert queue.enter(None, 0.0, 1) is not None
+    assert not slots.is_worth_waiting(1)
+    assert slots.is_worth_waiting(1, priority=1.0)
