@@ -114,7 +114,7 @@ class Delivery:
             while not is_sent and (piece := await answer.read()):
                 is_first = not observer.size
                 observer.passed(piece)
-                if is_sent := answer.is_whole and observer.ended:
+                if is_sent := observer.ended and answer.is_whole:
                     self._lease.release()  # the engine has ended, however long the client takes to read
                 if is_first:
                     self._attempt.first_byte()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from smetric.errors import HttpError
 
@@ -43,19 +43,25 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
     Raises:
         HttpError: 508, the request has been here before, or has passed too many routers.
     """
-    passed_by = [one for name, value in received if name == VIA for one in value.replace(b" ", b"").split(b",")]
+    passed: Headers = []
+    passed_by: list[bytes] = []
+    named: Collection[bytes] = ()
+    for field in received:
+        name, value = field
+        if name in NOT_FORWARDED:
+            if name == b"connection":
+                named = {*named, *_named(value)}
+        elif name[:1] == b"x" and name.replace(b"_", b"-").startswith(RESERVED):
+            if name == VIA:
+                passed_by += value.replace(b" ", b"").split(b",")
+        else:
+            passed.append(field)
     if router in passed_by or len(passed_by) >= MOST_ROUTERS:
         raise HttpError(
             508,
             "the request goes round in circles: an instance leads back to a router; take it out of `instances`",
             "loop_detected",
         )
-    passed = [
-        (name, value)
-        for name, value in received
-        if name not in NOT_FORWARDED and not (name[:1] == b"x" and name.replace(b"_", b"-").startswith(RESERVED))
-    ]
-    named = _named_by_connection(received)
     if named:
         passed = [field for field in passed if field[0] not in named]
     passed.append((VIA, b", ".join([*passed_by, router])))
@@ -70,13 +76,16 @@ def with_key(headers: Headers, key: str) -> Headers:
 
 def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
     """The instance's header fields that go to the client; names are lower-cased, values and order kept."""
-    lowered = [(name.lower(), value) for name, value in received]
-    named = _named_by_connection(lowered)
-    return [
-        (name, value)
-        for name, value in lowered
-        if name not in HOP_BY_HOP and name not in named and not name.startswith(b"x-smetric-")
-    ]
+    passed: Headers = []
+    named: Collection[bytes] = ()
+    for given, value in received:
+        name = given.lower()
+        if name in HOP_BY_HOP:
+            if name == b"connection":
+                named = {*named, *_named(value)}
+        elif not name.startswith(b"x-smetric-"):
+            passed.append((name, value))
+    return [field for field in passed if field[0] not in named] if named else passed
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
@@ -87,10 +96,7 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return None
 
 
-def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+def _named(connection: bytes) -> Collection[bytes]:
     """Fields that a Connection header names; keep-alive and close, by far the commonest, name none."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-            named.update(token.strip().lower() for token in value.split(b","))
-    return frozenset(named)
+    value = connection.lower()
+    return () if value in (b"keep-alive", b"close") else {token.strip() for token in value.split(b",")}

@@ -12,27 +12,25 @@ import msgspec
 from smetric.request import Api
 from smetric.telemetry.record import Usage
 
-#: Bytes of the tail in which usage is looked for, and of the head in which the response id is.
+#: Bytes of the tail in which usage is looked for (sometimes a few more), and of the head in which the response id is.
 TAIL_BYTES = 4096
 HEAD_BYTES = 1024
 
+_DONE = re.compile(rb"\ndata: ?\[DONE\]")
 #: The lines that end a stream of each API, or the engine's own error. They begin with a line break, which no text of a
 #: model can hold: JSON escapes it.
-END_MARKERS: dict[Api, tuple[bytes, ...]] = {
-    Api.CHAT: (b"\ndata: [DONE]", b"\ndata:[DONE]"),
-    Api.COMPLETIONS: (b"\ndata: [DONE]", b"\ndata:[DONE]"),
-    Api.MESSAGES: (b"\nevent: message_stop", b"\nevent:message_stop", b"\nevent: error", b"\nevent:error"),
-    Api.RESPONSES: tuple(
-        b"\nevent:%b%b" % (space, kind)
-        for space in (b" ", b"")
-        for kind in (b"response.completed", b"response.incomplete", b"response.failed", b"error")
-    ),
+END_MARKERS: dict[Api, re.Pattern[bytes]] = {
+    Api.CHAT: _DONE,
+    Api.COMPLETIONS: _DONE,
+    Api.MESSAGES: re.compile(rb"\nevent: ?(?:message_stop|error)"),
+    Api.RESPONSES: re.compile(rb"\nevent: ?(?:response\.(?:completed|incomplete|failed)|error)"),
 }
+#: No end marker is longer.
+_OVERLAP = 32
 #: Where an engine's error is an event like any other, this is how it begins.
 ENGINE_ERROR = (b'\ndata: {"error":', b'\ndata:{"error":')
 #: How an engine that is told to stop ends what it was generating. No text of a model can hold it: JSON escapes quotes.
 ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
-_OVERLAP = max(len(marker) for markers in END_MARKERS.values() for marker in markers) - 1
 
 
 class _Details(msgspec.Struct):
@@ -63,30 +61,34 @@ class Observer:
         is_stream: the answer is a stream of events.
     """
 
-    __slots__ = ("_api", "_head", "_markers", "_tail", "ended", "is_stream", "size")
+    __slots__ = ("_api", "_head", "_marker", "_tail", "ended", "is_stream", "size")
 
     def __init__(self, api: Api, *, is_stream: bool) -> None:
         self._api = api
         #: The answer is a stream of events.
         self.is_stream = is_stream
-        self._markers = END_MARKERS.get(api, ()) if is_stream else ()
+        self._marker = END_MARKERS.get(api) if is_stream else None
         self._head = b""
         #: A stream begins at the beginning of a line.
-        self._tail = b"\n"
+        self._tail = bytearray(b"\n")
         #: The stream's own end mark has passed; True for what has none.
-        self.ended = not self._markers
+        self.ended = self._marker is None
         #: Bytes passed.
         self.size = 0
 
     def passed(self, piece: bytes) -> None:
         """*piece* is on its way to the client."""
-        if self.size < HEAD_BYTES:
-            self._head += piece[: HEAD_BYTES - self.size]
-        self.size += len(piece)
-        if not self.ended:
-            seam = self._tail[-_OVERLAP:] + piece
-            self.ended = any(marker in seam for marker in self._markers)
-        self._tail = piece[-TAIL_BYTES:] if len(piece) >= TAIL_BYTES else (self._tail + piece)[-TAIL_BYTES:]
+        size = self.size
+        self.size = size + len(piece)
+        if size < HEAD_BYTES:
+            self._head += piece[: HEAD_BYTES - size]
+        tail = self._tail
+        seam = len(tail) - _OVERLAP
+        tail += piece
+        if not self.ended and self._marker is not None:
+            self.ended = self._marker.search(tail, max(0, seam)) is not None
+        if len(tail) > TAIL_BYTES + HEAD_BYTES:
+            del tail[:-TAIL_BYTES]
 
     @property
     def is_engine_error(self) -> bool:
@@ -122,7 +124,7 @@ class Observer:
         return self._head[start + 6 : end].decode("ascii", "replace") if 0 < end - start <= 200 else ""
 
 
-def _last_usage(text: bytes) -> _Usage | None:
+def _last_usage(text: bytes | bytearray) -> _Usage | None:
     at = len(text)
     while (at := text.rfind(b'"usage":', 0, at)) >= 0:
         found = _OBJECT.match(text, at + 8)
