@@ -10,7 +10,7 @@ from collections import deque
 
 from smetric.proxy.queue import Queue
 
-#: Share of the longest wait that a newcomer may expect to wait: what is expected is a mean, and few should wait in vain.
+#: Share of the longest wait that a newcomer may expect to wait: what is expected is a mean, and few should be late.
 _HOPE = 0.5
 #: While it is not known how long a place is taken, so many may wait, or as many as there are places.
 _FIRST = 4
