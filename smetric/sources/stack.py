@@ -139,6 +139,7 @@ def grains(settings: Settings) -> dict[str, int]:
     """Tokens in which a source of `hit_len` counts, by its name, where that is more than a block of the engine."""
     block_of_text, chunk = int(BLOCK_BYTES / INITIAL), settings.lmcache.chunk_size
     return {
+        PrefixTokens.name: settings.block_size,
         PrefixIndex.name: block_of_text,
         PrefixPart.name: block_of_text,
         "lmcache:host": chunk,

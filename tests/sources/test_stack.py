@@ -1,0 +1,94 @@
+"""Which sources a configuration asks for, and in which order they are asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from smetric.config.settings import (
+    InstanceSettings,
+    KvEventsSettings,
+    LmcacheSettings,
+    PrefixIndexSettings,
+    Settings,
+    TokenizerSettings,
+)
+from smetric.errors import ConfigError
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.prompt import Prompt
+from smetric.request import InferenceRequest
+from smetric.sources.index_image import IndexImage
+from smetric.sources.stack import SourceStack, grains, require_token_ids, source_stack
+from smetric.telemetry.metrics import Metrics
+from tests.sources.lmcache_fakes import Ids
+
+PLAIN = Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),))
+TOKENS = TokenizerSettings(source="engine")
+LMCACHE = LmcacheSettings(url="http://127.0.0.1:2")
+EVENTS = KvEventsSettings(enabled=True)
+
+
+def stack(**settings: object) -> SourceStack:
+    chosen = replace(PLAIN, **settings)  # type: ignore[arg-type]
+    instances = [Instance("a", "http://127.0.0.1:1")]
+    metrics = Metrics(per_instance=True)
+    return source_stack(chosen, Fleet(instances, VOCABULARY), metrics, Ids(()), lambda _: 0.1, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ["prefix_index"]),
+        ({"tokenizer": TOKENS}, ["prefix_index:tokens", "prefix_index"]),
+        ({"prefix_index": PrefixIndexSettings(enabled=False), "tokenizer": TOKENS}, []),
+        (
+            {"tokenizer": TOKENS, "kv_events": EVENTS, "lmcache": LMCACHE},
+            ["kv_events", "prefix_index:tokens", "prefix_index", "lmcache:host", "lmcache:likely", "prefix_index:part"],
+        ),
+    ],
+    ids=["nothing set", "token ids", "no index", "everything"],
+)
+async def test_hit_lengths_are_asked_for_best_knowledge_first(settings: dict[str, object], names: list[str]) -> None:
+    assert [source.name for source in stack(**settings).sources if "hit_len" in source.fills] == names
+
+
+def test_the_two_kinds_of_blocks_share_the_memory_of_the_index() -> None:
+    alone, (tokens, text) = stack().indexes, stack(tokenizer=TOKENS).indexes
+    assert [index.table.max_bytes for index in alone] == [PLAIN.prefix_index.max_bytes]
+    assert tokens.table.max_bytes + text.table.max_bytes == PLAIN.prefix_index.max_bytes
+    assert (tokens.cutting.tokens, text.cutting.tokens) == (PLAIN.block_size, 0)
+
+
+def test_figures_and_what_waits_are_those_of_both() -> None:
+    knows = stack(tokenizer=TOKENS)
+    tokens, text = knows.indexes
+    instance = Instance("a", "http://127.0.0.1:1")
+    text.prefilled(InferenceRequest(prompt=Prompt([b"x" * 2048], 4.0)), instance)
+    assert knows.index_figures().blocks == text.blocks == 2
+    assert knows.index_figures().memory_bytes == text.memory_bytes
+    assert not knows.is_restoring
+    tokens.restore(IndexImage(0.0, 1024, list(text.images())))
+    assert not knows.is_restoring
+    text.restore(IndexImage(0.0, 1024, list(text.images())))
+    assert knows.is_restoring
+
+
+def test_each_source_that_counts_in_more_than_blocks_of_the_engine_has_a_grain() -> None:
+    coarse = grains(replace(PLAIN, lmcache=LMCACHE, block_size=32))
+    assert coarse == {
+        "prefix_index:tokens": 32,
+        "prefix_index": 256,
+        "prefix_index:part": 256,
+        "lmcache:host": LMCACHE.chunk_size,
+        "lmcache:likely": LMCACHE.chunk_size,
+    }
+
+
+@pytest.mark.parametrize("wanting", [{"lmcache": LMCACHE}, {"kv_events": EVENTS}], ids=["lmcache", "kv_events"])
+def test_what_needs_token_ids_is_refused_where_nothing_gives_any(wanting: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.source to engine or local"):
+        require_token_ids(replace(PLAIN, **wanting))  # type: ignore[arg-type]
+    require_token_ids(replace(PLAIN, tokenizer=TOKENS, **wanting))  # type: ignore[arg-type]
