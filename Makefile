@@ -1,6 +1,7 @@
 # make demo   see agent sessions routed over emulated engines, and decisions explained
 # make test   run every test that needs nothing but the packages
 # make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
+# make figures   measure what docs/performance.md and docs/reliability.md show, and write it there (an hour)
 
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-
 # The package itself is installed in place, so that a changed file needs no new installation.
 INSTALL := $(PIP) --no-deps --no-build-isolation --no-index --editable .
 
-.PHONY: demo test lint lock bench clean
+.PHONY: demo test lint lock bench figures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -26,6 +27,13 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+figures: $(VENV)/installed-dev
+	@$(BIN)/python benchmarks/router.py --targets all --scenarios all --rounds 6 --save docs/figures/router.json
+	@$(BIN)/python benchmarks/decision.py --save docs/figures/decision.json
+	@$(BIN)/python benchmarks/footprint.py --save docs/figures/footprint.json
+	@$(BIN)/python -m tests.faults.report
+	@$(BIN)/python -m tests.faults.report --soak
 
 lock:
 	@.ci/lock

@@ -1,6 +1,6 @@
 """What a decision costs: every shipped policy at 8, 32, 128 and 1024 instances, its Decision included.
 
-    python benchmarks/decision.py [--calls 2000]
+    python benchmarks/decision.py [--calls 2000] [--save FILE]
 
 Prints microseconds per call, median and 99th percentile of single calls, less the cost of reading the clock; they are
 measured as `smetric bench` does. `figure 13 by hand` is the same rule in plain Python without guards' counts or a
@@ -10,6 +10,7 @@ Decision: what the language costs is the difference.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,16 +69,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=2000, help="calls per cell (default: %(default)s)")
-    calls = parser.parse_args().calls
+    parser.add_argument("--save", type=Path, help="where the medians are written, as JSON")
+    options = parser.parse_args()
     shipped = policies()
     columns: dict[str, dict[int, str]] = {}
+    medians: dict[str, dict[int, float]] = {}
     for size in SIZES:
-        for name, cost in costs(cells(size, shipped), calls).items():
+        for name, cost in costs(cells(size, shipped), options.calls).items():
             columns.setdefault(name, {})[size] = f"{cost.p50:.1f} / {cost.p99:.1f}"
+            medians.setdefault(name, {})[size] = round(cost.p50, 1)
     width = max(map(len, columns))
     print(f"{'µs, p50 / p99':<{width}}" + "".join(f"{size:>16}" for size in SIZES))
     for name, by_size in columns.items():
         print(f"{name:<{width}}" + "".join(f"{by_size[size]:>16}" for size in SIZES))
+    if options.save:
+        options.save.write_text(json.dumps(medians, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What SMetric takes before the first request: seconds until it is ready, and memory and CPU when idle.
 
-    python benchmarks/footprint.py [--starts 5]
+    python benchmarks/footprint.py [--starts 5] [--save FILE]
 
 Packages and megabytes on disk are held by `.ci/weight`. How to read what this prints is in README.md.
 """
@@ -8,6 +8,7 @@ Packages and megabytes on disk are held by `.ci/weight`. How to read what this p
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--starts", type=int, default=5, help="how often it is started (default 5)")
-    starts = parser.parse_args(arguments).starts
+    parser.add_argument("--save", type=Path, help="where the medians are written, as JSON")
+    options = parser.parse_args(arguments)
+    starts = options.starts
     with tempfile.TemporaryDirectory(prefix="smetric-bench-") as name:
         folder = Path(name)
         build(folder)
@@ -66,6 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"   of that, CPU         {median(ready_cpu_s):6.2f} s")
     print(f"resident memory, idle   {median(rss_mb):6.1f} MB")
     print(f"CPU, idle               {median(cpu):6.2f} % of one core")
+    if options.save:
+        medians = {
+            "seconds until ready": median(ready_s),
+            "CPU seconds until ready": median(ready_cpu_s),
+            "MB of memory, idle": median(rss_mb),
+            "% of one core, idle, four instances": median(cpu),
+        }
+        options.save.write_text(json.dumps({name: round(value, 2) for name, value in medians.items()}, indent=1) + "\n")
     return 0
 
 

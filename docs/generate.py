@@ -1,4 +1,4 @@
-"""Writes the tables of the manual from the tables of the code, between markers; `--check` only says what is stale.
+"""Writes the manual's tables from the code and from what was measured, between markers; `--check` says what is stale.
 
 python docs/generate.py [--check]
 """
@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from markdown import table
+from measured import decisions, footprint, matrix, reliability, routers
+
 from smetric import reference
 from smetric.config.section import ListOf, Section
 from smetric.config.settings import SETTINGS
@@ -19,14 +22,6 @@ from smetric.reference import markdown_table, range_of
 from smetric.telemetry import names
 
 DOCS = Path(__file__).parent
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; bars in cells are escaped."""
-    head = list(head)
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def _value(value: Any) -> str:
@@ -124,6 +119,8 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "policy-language.md": (statements, operators, builtins),
     "configuration.md": (settings,),
     "telemetry.md": (attributes, metrics, events),
+    "reliability.md": (reliability, matrix),
+    "performance.md": (routers, footprint, decisions),
 }
 
 

@@ -69,6 +69,8 @@ class Chaos:
         self._ids = itertools.count()
         self._moods = dict.fromkeys(self.engines, "well")
         self.is_over = False
+        #: Held while the policy's file may be bad: no router starts then.
+        self.rewriting = asyncio.Lock()
         for engine in self.engines:
             engine.script = self._script(engine)
 
@@ -145,9 +147,10 @@ class Chaos:
         """The policy's file is another one, or none at all."""
         bad = self._rng.random() < 0.5
         self.faults["bad policy" if bad else "policy"] += 1
-        await asyncio.to_thread(self.policy.write_text, self._rng.choice(BAD_POLICIES if bad else POLICIES))
-        await asyncio.sleep(self._rng.uniform(0.0, 0.2))
-        await asyncio.to_thread(self.policy.write_text, self._rng.choice(POLICIES))
+        async with self.rewriting:
+            await asyncio.to_thread(self.policy.write_text, self._rng.choice(BAD_POLICIES if bad else POLICIES))
+            await asyncio.sleep(self._rng.uniform(0.0, 0.2))
+            await asyncio.to_thread(self.policy.write_text, self._rng.choice(POLICIES))
 
     async def rage(self) -> None:
         """Faults of all kinds, one engine ill at a time, until it is over."""

@@ -18,7 +18,7 @@ import pytest
 
 from smetric.proxy.server import address_of, listen
 from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, delta, fetch, healthy, request, until
-from tests.faults.harness import chat, running
+from tests.faults.harness import Tell, chat, running
 from tests.faults.process import Process, process
 
 STREAMS = 200
@@ -27,7 +27,9 @@ STARTED_S = 10.0
 
 
 @pytest.mark.slow
-async def test_g1_sigterm_lets_two_hundred_streams_end_and_refuses_new_connections(tmp_path: Path) -> None:
+async def test_g1_sigterm_lets_two_hundred_streams_end_and_refuses_new_connections(
+    tmp_path: Path, record_property: Tell
+) -> None:
     go_on = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -70,6 +72,7 @@ async def test_g1_sigterm_lets_two_hundred_streams_end_and_refuses_new_connectio
         answers = await asyncio.gather(*(client.response() for client in clients))
         assert all(answer.complete for answer in answers)
         assert {answer.body for answer in answers} == {delta("a") + delta("b") + DONE}
+        record_property("F2", f"0 of {len(answers)} streams")
         async with asyncio.timeout(10):
             assert await process.wait() == 0
         assert b"smetric.stopped" in lines.read_bytes()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -17,8 +18,9 @@ from smetric.config.settings import InstanceSettings
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.server import address_of, listen
 from tests.fakes import CHAT_ANSWER, DONE, METRICS, MODELS, RawClient, delta, until
+from tests.faults.corpus import corpus
 from tests.faults.generated import body_of, generated, sentinel
-from tests.faults.harness import Running, running
+from tests.faults.harness import Running, Tell, running
 
 SEED = 20
 #: Connections at a time, and seconds of silence after which a server is taken to wait for more.
@@ -145,56 +147,71 @@ def answers(heard: bytes) -> list[tuple[int, bool]]:
     return found
 
 
-async def compare(router: Running, behind: Engine, beside: Engine, numbers: Sequence[int]) -> int:
-    """Send the inputs *numbers* to the router and to an engine; returns how many answers were 2xx."""
+async def compare(router: Running, behind: Engine, beside: Engine, inputs: Mapping[str, bytes]) -> int:
+    """Send the inputs to the router and to an engine; returns how many answers were 2xx."""
     counted = 0
 
-    async def one(number: int) -> None:
+    async def one(name: str, raw: bytes) -> None:
         nonlocal counted
-        raw = generated(SEED, number)
-        last = body_of(f"{number}.last")
+        last = body_of(f"{name}.last")
 
         def is_read() -> bool:
             return last in beside.read
 
-        heard, is_closed = (
-            await asyncio.gather(
-                said(router.url, raw, random.Random(number), is_read),
-                said(beside.url, raw, random.Random(number), lambda: False),
-            )
-        )[0]
+        (heard, is_closed), _ = await asyncio.gather(
+            said(router.url, raw, random.Random(name), is_read),
+            said(beside.url, raw, random.Random(name), lambda: False),
+        )
         seen = answers(heard)
-        assert not any(status >= 500 and status not in (501, 505) for status, _ in seen), (number, seen)
-        assert seen or is_closed or not is_read(), f"input {number}: no answer to what an engine has read"
+        assert not any(status >= 500 and status not in (501, 505) for status, _ in seen), (name, seen)
+        assert seen or is_closed or not is_read(), f"input {name}: no answer to what an engine has read"
         counted += sum(passed and status < 300 for status, passed in seen)
 
     before = len(behind.bodies)
     begun = len(beside.read)
-    await asyncio.gather(*(one(number) for number in numbers))
+    await asyncio.gather(*(one(name, raw) for name, raw in inputs.items()))
     passed = behind.bodies[before:]
     assert len(passed) == counted, (
-        f"inputs {numbers}: {counted} answers of an engine that was asked {len(passed)} times"
+        f"inputs {list(inputs)}: {counted} answers of an engine that was asked {len(passed)} times"
     )
     passed_on = Counter(passed)
     try:
         await until(lambda: passed_on <= Counter(beside.read[begun:]))
     except AssertionError:
         other = passed_on - Counter(beside.read[begun:])
-        raise AssertionError(f"inputs {numbers}: passed on, but an engine reads otherwise: {list(other)}") from None
+        raise AssertionError(
+            f"inputs {list(inputs)}: passed on, but an engine reads otherwise: {list(other)}"
+        ) from None
     return counted
 
 
-async def try_inputs(count: int) -> tuple[int, int]:
-    """Try *count* generated inputs; how many requests were passed on, and how many an engine read by itself."""
+async def try_inputs(inputs: Mapping[str, bytes]) -> tuple[int, int]:
+    """Try all inputs; how many requests were passed on, and how many an engine read by itself."""
     async with engine() as behind, engine() as beside:
         instances = (InstanceSettings(url=behind.url, id="e0"),)
-        async with running(instances=instances, within_s=60.0 + count / 20) as router:
+        async with running(instances=instances, within_s=60.0 + len(inputs) / 20) as router:
             passed = 0
-            for first in range(0, count, AT_ONCE):
-                passed += await compare(router, behind, beside, range(first, min(count, first + AT_ONCE)))
+            rest = iter(inputs.items())
+            while some := dict(itertools.islice(rest, AT_ONCE)):
+                passed += await compare(router, behind, beside, some)
                 read = len(beside.read)
             assert not any('"level":"error"' in line for line in router.log.getvalue().splitlines())
     return passed, read
+
+
+def generate(count: int) -> dict[str, bytes]:
+    return {str(number): generated(SEED, number) for number in range(count)}
+
+
+async def test_corpus_of_requests_that_servers_read_differently_are_read_as_an_engine_reads_them(
+    record_property: Tell,
+) -> None:
+    inputs = corpus()
+    assert len(inputs) >= 80
+    passed, read = await try_inputs(inputs)
+    assert 0 < passed <= read
+    record_property("F8", f"{len(inputs)} by hand: 0, 0, 0")
+    record_property("F9", f"0 in {len(inputs)} inputs by hand")
 
 
 def test_the_generator_repeats_itself_and_its_sentinels_are_whole() -> None:
@@ -203,13 +220,20 @@ def test_the_generator_repeats_itself_and_its_sentinels_are_whole() -> None:
     assert len({generated(SEED, n) for n in range(200)}) == 200
 
 
+def tell(record: Tell, inputs: int, passed: int) -> None:
+    record("F8", f"{inputs:,} generated: 0, 0, 0")
+    record("F9", f"0 in {inputs:,} generated, of which {passed:,} requests came through")
+
+
 @pytest.mark.slow
-async def test_a12_a_thousand_generated_requests_are_read_as_an_engine_reads_them() -> None:
-    passed, read = await try_inputs(1_000)
+async def test_a12_a_thousand_generated_requests_are_read_as_an_engine_reads_them(record_property: Tell) -> None:
+    passed, read = await try_inputs(generate(1_000))
     assert 300 < passed <= read
+    tell(record_property, 1_000, passed)
 
 
 @pytest.mark.soak
-async def test_a12_twenty_thousand_generated_requests_are_read_as_an_engine_reads_them() -> None:
-    passed, read = await try_inputs(20_000)
+async def test_a12_twenty_thousand_generated_requests_are_read_as_an_engine_reads_them(record_property: Tell) -> None:
+    passed, read = await try_inputs(generate(20_000))
     assert 6_000 < passed <= read
+    tell(record_property, 20_000, passed)

@@ -16,7 +16,7 @@ import pytest
 from smetric.config.sections import HealthSettings
 from smetric.fleet.instance import Instance, State
 from tests.fakes import Call, FakeEngine, Response, Script, capture, healthy, until
-from tests.faults.harness import Running, running
+from tests.faults.harness import Running, Tell, running
 
 #: Judges fast, so that rows are short.
 EAGER = HealthSettings(interval=0.05, timeout=0.5, fall=2, rise=1, ejection=0.3, longest_ejection=3.0, slow_start=0.5)
@@ -106,7 +106,7 @@ async def test_d15_a_tenfold_slower_instance_gets_less_than_a_twentieth_and_then
 
 
 async def test_d15_an_instance_whose_streams_wait_ten_times_longer_is_left_out_whatever_the_policy(
-    tmp_path: Path,
+    tmp_path: Path, record_property: Tell
 ) -> None:
     """Probes are fine, and the policy sends everybody the same: what is seen of its latency alone cuts its share."""
     policy = tmp_path / "turns.policy"
@@ -117,7 +117,9 @@ async def test_d15_an_instance_whose_streams_wait_ten_times_longer_is_left_out_w
         crowd = Crowd(router, 8, stream=True)
         await until(partial(crowd.has_answers, 40))
         grey.script = slow(0.4)
+        began = asyncio.get_running_loop().time()
         await until(lambda: instance.state is State.EJECTED, within_s=15.0)
+        record_property("F12", f"slow: {asyncio.get_running_loop().time() - began:.1f} s")
         assert await figure(router, 'smetric_instance_ejections_total{instance="e0",reason="slow"}') == 1
         grey.script = slow(0.03)
         await until(lambda: instance.healthy)

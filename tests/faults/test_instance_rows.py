@@ -16,7 +16,7 @@ import trustme
 
 from smetric.config.settings import Forward, Scrape
 from tests.fakes import DONE, Call, FakeEngine, Script, chunk, delta, hang, head, healthy, until
-from tests.faults.harness import CANARY, Running, chat, running
+from tests.faults.harness import CANARY, Running, Tell, chat, running
 
 #: So seldom that what a row does to an engine is met by requests first.
 SELDOM = Scrape(interval=60.0, timeout=1.0)
@@ -210,6 +210,21 @@ async def test_d5_an_engine_that_never_answers_is_given_up_at_the_deadline_and_d
         assert orjson.loads(answers[0].body)["error"]["message"] == "no answer within 1 s"
         await until(lambda: sum(len(engine.aborted) for engine in router.engines) == 150)
         assert await attempts(router, "timeout") == 150
+
+
+@pytest.mark.slow
+async def test_d5_an_engine_that_hangs_altogether_is_left_out_within_seconds(record_property: Tell) -> None:
+    """With the probes' own defaults: neither `/health` nor anything else is answered, connections are taken."""
+    async with running(FakeEngine(), FakeEngine(), FakeEngine(), check_after=False) as router:
+        ill = router.engines[0]
+        ill.script = ill.health = ill.metrics = hang
+        began = asyncio.get_running_loop().time()
+        await until(lambda: not router.instance_of(ill).healthy, within_s=10.0)
+        seconds = asyncio.get_running_loop().time() - began
+        ill.calls.clear()
+        assert [(await router.chat()).status for _ in range(30)] == [200] * 30
+        assert ill.calls == []
+        record_property("F12", f"hangs: {seconds:.1f} s")
 
 
 async def test_d6_a_stream_that_stalls_ends_at_the_idle_deadline() -> None:
@@ -419,16 +434,20 @@ async def test_d12_an_instance_whose_certificate_nobody_trusts_gets_no_request()
         await until(lambda: router.instance_of(engine).healthy)
 
 
-async def test_d16_an_outage_of_all_instances_is_not_multiplied_and_ends_with_them() -> None:
+async def test_d16_an_outage_of_all_instances_is_not_multiplied_and_ends_with_them(
+    record_property: Tell,
+) -> None:
     async def overloaded(call: Call) -> None:
         await call.answer(503, b'{"error":{"message":"busy"}}', (b"retry-after", b"3"))
 
     async with running(FakeEngine(), FakeEngine(), FakeEngine()) as router:
         for engine in router.engines:
             engine.script = overloaded
-        answers = [answer for _ in range(10) for answer in await asyncio.gather(*(router.chat() for _ in range(15)))]
+        answers = [answer for _ in range(40) for answer in await asyncio.gather(*(router.chat() for _ in range(15)))]
         assert {(answer.status, answer.value("retry-after")) for answer in answers} == {(503, "3")}
-        assert sum(len(engine.calls) for engine in router.engines) <= 1.2 * len(answers) + 1
+        asked = sum(len(engine.calls) for engine in router.engines)
+        assert asked <= 1.2 * len(answers) + 1
+        record_property("F11", f"{asked / len(answers):.2f} in {len(answers)} requests")
         assert await figure(router, "smetric_retries_refused_total ") > 0
         for engine in router.engines:
             engine.recover()

@@ -18,7 +18,7 @@ from smetric.proxy.exposure import refuse_open_admin, refuse_self
 from smetric.proxy.headers import VIA
 from smetric.proxy.server import address_of, listen
 from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, until
-from tests.faults.harness import CANARY, Running, chat, instances_of, running
+from tests.faults.harness import CANARY, Running, Tell, chat, instances_of, running
 
 TOKEN = "a-token-of-the-admin-port"
 SECRET = "a-secret-that-makes-salts"
@@ -183,7 +183,7 @@ async def garbage(call: Call) -> None:
     await call.send(b"HTTP/1.1 nonsense " + call.body + b"\r\n\r\n")
 
 
-async def test_h6_no_prompt_is_told_whatever_becomes_of_the_request() -> None:
+async def test_h6_no_prompt_is_told_whatever_becomes_of_the_request(record_property: Tell) -> None:
     limits = Forward(first_byte_timeout=0.3, max_body=64 << 10)
     async with running(FakeEngine(), forward=limits, models={"alias": "tiny"}) as router:
         engine = router.engines[0]
@@ -208,6 +208,7 @@ async def test_h6_no_prompt_is_told_whatever_becomes_of_the_request() -> None:
         engine.recover()
         assert (await router.chat(model="alias")).status == 200
     # that neither the log at debug level nor any page of the admin port has it, `running` has looked at
+    record_property("F15", "0")
 
 
 async def test_h10_each_instance_is_shown_its_own_key_the_new_one_once_its_file_changes(tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ import pytest
 from smetric.config.settings import Scrape
 from smetric.fleet.instance import Instance
 from tests.fakes import METRICS, Call, FakeEngine, Script, hang, until
-from tests.faults.harness import CANARY, Running, running
+from tests.faults.harness import CANARY, Running, Tell, running
+from tests.faults.stall import Stall
 from tests.telemetry.otlp_receiver import receiving
 
+#: Longest that one page may hold up everything else, seconds of CPU.
+STALL_S = 0.02
 TEXT = (b"content-type", b"text/plain; version=0.0.4")
 
 
@@ -111,7 +114,7 @@ async def test_e1_one_hanging_metrics_page_of_four_makes_no_magnet() -> None:
     ],
     ids=["a line of 0.5 MB", "50,000 series", "20,000 labels"],
 )
-async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: bytes) -> None:
+async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: bytes, record_property: Tell) -> None:
     async with running(FakeEngine(), scrape=Scrape(interval=0.1, timeout=2.0)) as router:
         served = 0
 
@@ -124,6 +127,10 @@ async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: by
         answers = await asyncio.gather(*(router.chat(stream=True) for _ in range(50)))
         assert all(answer.complete for answer in answers)
         await until(lambda: served >= 2)
+        with Stall() as stall:
+            await until(lambda: served >= 5)
+        assert stall.seconds <= STALL_S
+        record_property("F7", f"a page: {1000 * stall.seconds:.0f} ms")
         assert finite(router)
 
 

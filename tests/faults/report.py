@@ -1,0 +1,79 @@
+"""Runs the tests of the fault matrix and writes what they said into the manual.
+
+    python -m tests.faults.report [--soak]
+
+With `--soak` those that take minutes, without it all others; docs/figures/reliability.json keeps both, and
+docs/reliability.md is made from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "figures" / "reliability.json"
+#: A test of a row, or of a figure that belongs to no row.
+NAMED = re.compile(r"test_(?:([a-i]\d+)|corpus)_")
+
+
+def files() -> list[str]:
+    """The files with tests of rows."""
+    return [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if re.search(rf"^ *(?:async )?def {NAMED.pattern}", path.read_text(), re.M)
+    ]
+
+
+def said(report: Path) -> dict[str, Any]:
+    """Of each row how many tests passed and failed, and the figures that tests told."""
+    rows: dict[str, dict[str, int]] = {}
+    figures: dict[str, list[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        named = NAMED.match(case.get("name", ""))
+        if named is None or case.find("skipped") is not None:
+            continue
+        failed = case.find("failure") is not None or case.find("error") is not None
+        if named[1]:
+            counts = rows.setdefault(named[1].upper(), {"passed": 0, "failed": 0})
+            counts["failed" if failed else "passed"] += 1
+        for told in case.iter("property"):
+            values = figures.setdefault(told.get("name", ""), [])
+            if (value := told.get("value", "")) not in values:
+                values.append(value)
+    return {
+        "rows": dict(sorted(rows.items(), key=lambda item: (item[0][0], int(item[0][1:])))),
+        "figures": {name: "; ".join(values) for name, values in sorted(figures.items())},
+    }
+
+
+def main() -> int:
+    """Run, write, and say how many failed; the exit code is pytest's."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.report", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--soak", action="store_true", help="run the tests that take minutes")
+    is_soak = parser.parse_args().soak
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
+        code = subprocess.run(
+            [*command, *(["-m", "soak"] if is_soak else []), *files()], cwd=ROOT, check=False
+        ).returncode
+        run = said(report)
+    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept["soak" if is_soak else "normal"] = run
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({kind: kept[kind] for kind in ("normal", "soak") if kind in kept}, indent=1) + "\n")
+    subprocess.run([sys.executable, "docs/generate.py"], cwd=ROOT, check=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
