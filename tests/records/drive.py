@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,13 @@ def write(path: Path, records: Iterable[DecisionRecord], observed: Sequence[Poli
 
 
 def make_writer(
-    path: Path, results: dict[str, int], *, max_bytes: int = 1 << 30, keep: int = 4, max_queued: int = 1 << 30
+    path: Path,
+    results: dict[str, int],
+    *,
+    max_bytes: int = 1 << 30,
+    keep: int = 4,
+    max_queued: int = 1 << 30,
+    first_line: Callable[[], bytes] = header,
 ) -> Writer:
     """A writer whose thread is not started; *results* counts what becomes of lines."""
 
@@ -151,4 +157,4 @@ def make_writer(
         results[result] = results.get(result, 0) + lines
 
     file = RotatedFile(path, max_bytes=max_bytes, keep=keep)
-    return Writer("decisions", file, packer(path), header, max_queued=max_queued, on_lines=count)
+    return Writer("decisions", file, packer(path), first_line, max_queued=max_queued, on_lines=count)

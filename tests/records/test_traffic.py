@@ -1,0 +1,138 @@
+"""The trace of the traffic: who follows whom, and that nothing grows without bound."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from smetric.reading import Reading, parse
+from smetric.records import traffic as module
+from smetric.records.traffic import TRACE_BLOCK_BYTES, Traffic
+from smetric.request import Api
+from smetric.telemetry import names
+from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.tokens import TokenRatio
+from tests.records.drive import make_writer
+from tests.telemetry import samples
+
+SESSION = b"x-claude-code-session-id"
+
+
+class Desk:
+    """Requests that arrive, are looked at and end, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writer = make_writer(path, {}, first_line=lambda: b"")
+        self.traffic = Traffic(self.writer)
+        self.now_ns = 1_700_000_000_000_000_000
+
+    async def serve(self, *texts: str, session: str = "", usage: Usage | None = None) -> DecisionRecord:
+        """A conversation of these texts, turn by turn."""
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        body = orjson.dumps({"model": "m", "messages": messages})
+        headers = [(SESSION, session.encode())] if session else []
+        record = samples.record(names.ROUTED)
+        record.request = parse(Api.CHAT, body, headers, TokenRatio(), Reading())
+        self.traffic.decided(record)
+        await asyncio.sleep(0)
+        record.status, record.ttft_s, record.duration_s, record.usage = 200, 0.1, 0.2, usage
+        self.now_ns += 5_000_000
+        self.traffic.ended(record, self.now_ns)
+        return record
+
+    def lines(self) -> list[dict[str, Any]]:
+        self.writer.flush()
+        text = self.path.read_bytes() if self.path.exists() else b""
+        return [orjson.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "trace.jsonl")
+
+
+async def test_a_request_follows_the_one_whose_prompt_its_history_began_with(desk: Desk) -> None:
+    first = await desk.serve("a" * 5000)
+    await desk.serve("b" * 5000)
+    await desk.serve("a" * 5000, "answer", "more")
+    lines = desk.lines()
+    assert [line["parent_chat_id"] for line in lines] == [None, None, first.id]
+    assert lines[2]["session"] == lines[0]["session"] != lines[1]["session"]
+    assert [line["timestamp"] for line in lines] == [0, 5, 10]
+    assert lines[0]["unix_ms"] == 1_700_000_000_005
+
+
+async def test_a_client_that_edits_its_history_is_followed_by_its_header(desk: Desk) -> None:
+    first = await desk.serve("a" * 5000, session="s")
+    await desk.serve("edited", "answer", "more", session="s")
+    await desk.serve("edited", "answer", "more", session="another")
+    assert [line["parent_chat_id"] for line in desk.lines()] == [None, first.id, None]
+
+
+async def test_a_new_conversation_of_a_session_follows_nobody(desk: Desk) -> None:
+    await desk.serve("a" * 5000, session="s")
+    await desk.serve("b" * 5000, session="s")
+    lines = desk.lines()
+    assert [line["parent_chat_id"] for line in lines] == [None, None]
+    assert lines[0]["session"] == lines[1]["session"]
+
+
+async def test_equal_beginnings_have_equal_ids_and_other_runs_have_others(desk: Desk, tmp_path: Path) -> None:
+    blocks = "".join(f"{i:<{TRACE_BLOCK_BYTES // 4}}" for i in range(12))
+    await desk.serve(blocks + "one")
+    await desk.serve(blocks + "two")
+    other = Desk(tmp_path / "other.jsonl")
+    await other.serve(blocks + "one")
+    (one, two), (elsewhere,) = desk.lines(), other.lines()
+    assert one["hash_ids"] == two["hash_ids"]
+    assert len(one["hash_ids"]) == len(set(one["hash_ids"])) == 3
+    assert set(one["hash_ids"]).isdisjoint(elsewhere["hash_ids"])
+    assert one["session"] != elsewhere["session"]
+    assert one["model"] != elsewhere["model"]
+
+
+async def test_lengths_are_the_instances_where_it_says_them(desk: Desk) -> None:
+    await desk.serve("a" * 4000, usage=Usage(777, 33, 512))
+    await desk.serve("b" * 4000)
+    counted, estimated = desk.lines()
+    assert (counted["input_length"], counted["output_length"], counted["cached_tokens"]) == (777, 33, 512)
+    assert 900 < estimated["input_length"] < 1100
+    assert (estimated["output_length"], estimated["cached_tokens"]) == (None, None)
+
+
+async def test_requests_that_end_before_they_are_looked_at_are_left_out(desk: Desk) -> None:
+    record = samples.record(names.REJECTED)
+    record.request = parse(Api.CHAT, b'{"model":"m","messages":[]}', [], TokenRatio(), Reading())
+    desk.traffic.decided(record)
+    record.request.let_go()
+    desk.traffic.ended(record, desk.now_ns)
+    await asyncio.sleep(0)
+    assert desk.lines() == []
+    assert desk.traffic._glances == {}
+
+
+async def test_what_is_remembered_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_PARENTS", 4)
+    first = await desk.serve("first " * 900)
+    for i in range(20):
+        await desk.serve(f"{i} " * 900)
+    await desk.serve("first " * 900, "answer", "more")
+    assert len(desk.traffic._followed) <= 8
+    assert desk.traffic._glances == {}
+    assert desk.lines()[-1]["parent_chat_id"] is None
+    assert first.id
+
+
+async def test_a_line_that_cannot_be_made_does_not_reach_the_request(desk: Desk) -> None:
+    record = samples.record(names.ROUTED)
+    record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), Reading())
+    desk.traffic.decided(record)
+    await asyncio.sleep(0)
+    record.status = object()  # type: ignore[assignment]  # as a bug would have it
+    desk.traffic.ended(record, desk.now_ns)
+    assert desk.lines() == []
