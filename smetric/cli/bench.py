@@ -10,9 +10,11 @@ from itertools import groupby
 import click
 
 from smetric.bench import REQUESTS, ROUNDS, SIZES, Figure, figures
-from smetric.cli.policy_argument import read_all
+from smetric.cli.policy_argument import PolicySource, read_all
 from smetric.features import VOCABULARY
-from smetric.policy import Policy, PolicyError, load
+from smetric.policy import Policy, PolicyError
+from smetric.policy.check import check_text
+from smetric.policy.policy import compiled
 
 
 @click.command()
@@ -30,11 +32,10 @@ def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> Non
         raise click.UsageError("--python prints Python, so --format does not go with it")
     found = []
     for source in read_all(policies):
-        try:
-            policy = load(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
-        except PolicyError as error:
-            raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
-        if python:
+        policy = _policy(source)
+        if policy is None:
+            click.echo(f"{source.path}: a library, which decides nothing", err=True)
+        elif python:
             click.echo(policy.python())
         elif form == "text":
             click.echo(_table(policy, figures(policy, VOCABULARY, calls)))
@@ -42,6 +43,15 @@ def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> Non
             found.append(_document(policy, figures(policy, VOCABULARY, calls)))
     if form == "json":
         click.echo(json.dumps(found, indent=2))
+
+
+def _policy(source: PolicySource) -> Policy | None:
+    """The policy of a file; None where it is a library."""
+    try:
+        file, checked = check_text(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
+        return None if file.kind == "library" else compiled(file, checked, VOCABULARY)
+    except PolicyError as error:
+        raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
 
 
 def _table(policy: Policy, measured: Iterable[Figure]) -> str:

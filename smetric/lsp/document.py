@@ -13,14 +13,15 @@ from lark import Token
 
 from smetric.features import VOCABULARY
 from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Kind, Word
-from smetric.libraries import libraries_beside
-from smetric.policy import Diagnostic, PolicyError, load, tree
+from smetric.policy_folder import libraries_beside
+from smetric.policy import Diagnostic, PolicyError, tree
 from smetric.policy.builder import span_of
 from smetric.policy.check import check_text
 from smetric.policy.keyword import KEYWORDS, Role
 from smetric.policy.layout import format_text
 from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
 from smetric.policy.parser import MAX_BYTES, read, tokens_of
+from smetric.policy.policy import compiled
 from smetric.policy.tree import Span
 
 #: What begins the parts of a test.
@@ -42,12 +43,10 @@ class Document:
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All errors; when there is none, all warnings. What is wrong in a library stands where it is used."""
-        is_library = bool(self._tokens) and self._tokens[0].type == "LIBRARY"
-        libraries = libraries_beside(Path(self.path))
         try:
-            if is_library:
-                return check_text(self.text, VOCABULARY, path=self.path, libraries=libraries)[1].warnings
-            return load(self.text, VOCABULARY, path=self.path, libraries=libraries).warnings
+            libraries = libraries_beside(Path(self.path))
+            file, checked = check_text(self.text, VOCABULARY, path=self.path, libraries=libraries)
+            return checked.warnings if file.kind == "library" else compiled(file, checked, VOCABULARY).warnings
         except PolicyError as error:
             return tuple(self._placed(found) for found in error.diagnostics)
 

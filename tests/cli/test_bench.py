@@ -2,6 +2,7 @@
 
 import ast
 import json
+from pathlib import Path
 
 from click.testing import CliRunner, Result
 
@@ -46,6 +47,16 @@ def test_the_generated_python_is_python() -> None:
     assert isinstance(function, ast.FunctionDef)
     assert [argument.arg for argument in function.args.args] == ["policy", "snapshot", "req", "used", "seed"]
     assert "snapshot.columns" in result.output
+
+
+def test_libraries_are_passed_over(tmp_path: Path) -> None:
+    library, policy = tmp_path / "common.policy", tmp_path / "p.policy"
+    library.write_text("library common\ndef busy(x) = max(requests) > x")
+    policy.write_text("policy p\nuse common (busy)\nroute argmin(requests) when busy(3)\nroute rr_argmin(0)")
+    result = run(str(library), str(policy), "--python")
+    assert result.exit_code == 0
+    assert result.stdout.count("def decide(") == 1
+    assert f"{library}: a library" in result.stderr
 
 
 def test_what_does_not_check_is_not_measured() -> None:
