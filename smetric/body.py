@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from smetric.errors import RequestError
-from smetric.screening import Screened, encoding_problem
+from smetric.screening import encoding_problem
 
 #: Most members the top level may have; the widest API has about a hundred.
 MAX_MEMBERS = 1024
@@ -25,13 +25,12 @@ _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _AFTER = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
 
 
-def members(screened: Screened) -> dict[str, Raw]:
-    """The top-level members of a body, each value as its JSON text.
+def members(body: bytes) -> dict[str, Raw]:
+    """The top-level members of *body*, which was screened, each value as its JSON text.
 
     Raises:
         RequestError: the body is not one JSON object, gives a member twice, nests too deeply, or has too many members.
     """
-    body = screened.body
     try:
         found = _DECODER.decode(body)
     except RecursionError:
@@ -80,6 +79,14 @@ def spans(body: bytes, found: Mapping[str, Raw]) -> Iterator[tuple[str, int, int
         at = after.end()
     if found and at != len(body):
         raise RequestError(_TWICE)
+
+
+def span(body: bytes, found: Mapping[str, Raw], member: str) -> tuple[int, int] | None:
+    """Where the list that *member* holds begins and ends in *body*; None where it holds none."""
+    value = found.get(member)
+    if value is None or bytes(memoryview(value)[:1]) != b"[":
+        return None
+    return next((start, end) for name, start, end in spans(body, found) if name == member)
 
 
 _TWICE = "the body gives a top-level field twice, and readers differ in which one counts; send each field once"

@@ -1,57 +1,22 @@
 """The conversation in a body, rendered in the engine's order: tools, system, messages; with its turns and its history.
 
-Rendering approximates a chat template: text as it is, a mark for each role. What engines do not render is left out:
-Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. Lengths and
-hashes are in `smetric.prompt`; which API has which fields is in `smetric.reading`.
+How a message is rendered is in `smetric.rendering`, lengths and hashes are in `smetric.prompt`, and which API has which
+fields is in `smetric.reading`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import Raw, Struct
+import xxhash
+from msgspec import Raw
 
-from smetric.body import is_null
+from smetric.carried import MOST_ENDS, Carried, Lead, Mark, Turns, Unfit
 from smetric.errors import RequestError
-from smetric.json_text import Text, escaped, text_of
-from smetric.parts import Kind, Outline
-from smetric.prompt import image
-
-
-class Part(Struct, gc=False):
-    """One part of a message's content, of any API; fields that a type does not have are empty."""
-
-    type: str | None = None
-    text: Raw = Raw()
-    thinking: Raw = Raw()
-    refusal: Raw = Raw()
-    name: Raw = Raw()
-    input: Raw = Raw()
-    content: Raw = Raw()
-    source: Raw = Raw()
-    image_url: Raw = Raw()
-    input_audio: Raw = Raw()
-    audio_url: Raw = Raw()
-    video_url: Raw = Raw()
-    file: Raw = Raw()
-
-
-class Message(Struct, gc=False):
-    """A message of chat or messages, or an item of a Responses `input`."""
-
-    role: str | None = None
-    content: Raw = Raw()
-    reasoning: Raw = Raw()
-    reasoning_content: Raw = Raw()
-    tool_calls: Raw = Raw()
-    type: str | None = None
-    name: Raw = Raw()
-    arguments: Raw = Raw()
-    output: Raw = Raw()
-    summary: Raw = Raw()
+from smetric.json_text import Text
+from smetric.parts import Outline
+from smetric.rendering import Message, Rendering
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +29,8 @@ class Conversation:
         history_bytes: length up to the end of the last of these turns; 0 without one.
         question_bytes: length up to its beginning.
         outline: which pieces are which part.
+        lead: what comes before the messages.
+        marks: the places behind the last messages.
     """
 
     pieces: list[Text]
@@ -71,26 +38,22 @@ class Conversation:
     history_bytes: int
     question_bytes: int
     outline: Outline
+    lead: Lead
+    marks: list[Mark]
 
 
 _MESSAGES = msgspec.json.Decoder(list[Message])
-_PARTS = msgspec.json.Decoder(list[Part | str])
-_BILLING = b"x-anthropic-billing-header"
-_CACHE_CONTROL = re.compile(
-    rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
-)
-_MARKS = {role: b"<|%b|>" % role.encode() for role in ("system", "developer", "user", "assistant", "tool", "function")}
-_TOOL_ROLES = ("tool", "function")
-#: What the messages of each kind are as parts; those of `other` are the system's or a user's.
-_KINDS = {"assistant": Kind.ASSISTANT, "result": Kind.TOOL_RESULT}
-_SYSTEM_ROLES = ("system", "developer")
-_LIST = ord("[")
-#: Contents in contents that are taken apart; tool results hold text and images, and nothing nests deeper.
-MOST_NESTED = 2
 
 
 def render(
-    field: str, messages: Raw, *, tools: Raw | None = None, system: Raw | None = None, is_plain: bool = False
+    field: str,
+    messages: Raw,
+    *,
+    tools: Raw | None = None,
+    system: Raw | None = None,
+    is_plain: bool = False,
+    seed: int = 0,
+    carried: tuple[Carried, list[Text]] | None = None,
 ) -> Conversation:
     """Render *messages*, a list of messages or of Responses items, after *tools* and *system*.
 
@@ -100,13 +63,16 @@ def render(
 
     Args:
         field: name of the list, for errors.
-        messages: JSON text of the list.
+        messages: JSON text of the list, without those that are *carried*.
         tools: JSON text of the tools.
         system: JSON text of the system prompt or instructions, a string or a list of text parts.
         is_plain: whether there is no choice of escapes in any of them, as `smetric.screening` says.
+        seed: hash of what tells this prompt from one with the same text.
+        carried: what the messages before these come to, and the text of them that fills no block.
 
     Raises:
         RequestError: *messages* is not a list of objects with string roles.
+        Unfit: these messages do not go on from what is carried.
     """
     try:
         decoded = _MESSAGES.decode(messages)
@@ -114,157 +80,52 @@ def render(
         raise RequestError(
             f"`{field}` must be a list of objects, each with its role as a string", param=field
         ) from None
-    text = _Rendering(is_plain)
+    text = Rendering(is_plain)
     pieces, parts = text.pieces, text.parts
-    if tools is not None and not is_null(tools):
-        parts.append((0, Kind.TOOLS, 0))
-        pieces.append(_without_cache_marks(tools))
+    if tools is not None:
+        text.add_tools(tools)
     if system is not None:
         text.add_system(system)
-    messages_from = len(parts)
-    # Where the last turn begins and ends, in pieces; `before` is the same without the turn that came last.
-    turn, begins_at, ends_at = before = 0, 0, 0
-    previous = ""
-    for number, message in enumerate(decoded):
-        at = len(pieces)
+    lead = _lead(field, pieces, seed)
+    messages_from, known, turns, size = len(parts), 0, Turns(), lead.size
+    if carried is not None:
+        of_before, rest = carried
+        if of_before.lead != lead:
+            raise Unfit
+        parts.clear()
+        pieces[:] = rest
+        mark = of_before.mark
+        messages_from, known, turns, size = 0, mark.messages, mark.turns, mark.size
+    last, before, previous = turns.last, turns.before, turns.previous
+    least = size
+    marks: list[Mark] = []
+    for number, message in enumerate(decoded, known):
+        at, begin = len(pieces), size
         kind = text.add_message(message, number)
+        size += sum(map(len, pieces[at:]))
         if kind == "assistant":
             if previous != "item" or message.type is None:
-                before = turn, begins_at, ends_at
-                turn, begins_at = turn + 1, at
-            ends_at = len(pieces)
+                before = last
+                last = last[0] + 1, begin, size
+            else:
+                last = last[0], last[1], size
             previous = "item" if message.type is not None else "assistant"
         elif kind == "result":
             if previous in ("", "other"):
-                turn, begins_at, ends_at = turn + 1, at, len(pieces)
+                last = last[0] + 1, begin, size
             previous = "result"
         else:
             previous = "other"
-    if previous in ("assistant", "item"):
-        turn, begins_at, ends_at = before
-    question_bytes = sum(map(len, pieces[:begins_at]))
-    history_bytes = question_bytes + sum(map(len, pieces[begins_at:ends_at]))
-    return Conversation(pieces, turn, history_bytes, question_bytes, Outline(field, parts, messages_from))
+        if number >= known + len(decoded) - MOST_ENDS:
+            marks.append(Mark(number + 1, len(pieces), size, Turns(last, before, previous)))
+    turn, question_bytes, history_bytes = before if previous in ("assistant", "item") else last
+    if carried is not None and (not decoded or previous in ("assistant", "item") or (turn and question_bytes < least)):
+        raise Unfit  # the last turn, or the last message, is not among these
+    return Conversation(pieces, turn, history_bytes, question_bytes, Outline(field, parts, messages_from), lead, marks)
 
 
-def _kind(message: Message) -> str:
-    """assistant, result or other. Responses items without a role say by their type which they are."""
-    role, type_ = message.role, message.type
-    if role == "assistant":
-        return "assistant"
-    if role in _TOOL_ROLES:
-        return "result"
-    if role is None and type_ is not None:
-        if type_.endswith("_output"):
-            return "result"
-        if type_ == "reasoning" or type_.endswith("_call"):
-            return "assistant"
-    return "other"
-
-
-class _Rendering:
-    """Text as it is rendered, piece by piece, and which part each piece is of."""
-
-    __slots__ = ("_is_plain", "parts", "pieces")
-
-    def __init__(self, is_plain: bool) -> None:
-        self._is_plain = is_plain
-        self.pieces: list[Text] = []
-        #: As in an `Outline`.
-        self.parts: list[tuple[int, Kind, int]] = []
-
-    def add_system(self, system: Raw) -> None:
-        """Add the system prompt, each of its blocks a part."""
-        blocks: list[Part | str] | None = None
-        if _first(system) == _LIST:
-            with contextlib.suppress(msgspec.DecodeError):
-                blocks = _PARTS.decode(system)
-        has_mark = False
-        for number, block in enumerate([system] if blocks is None else blocks):
-            at = len(self.pieces)
-            if isinstance(block, Raw):
-                self._add_value(block)
-            else:
-                self._add_part(block, [], 0)
-            text = [piece for piece in self.pieces[at:] if piece[: len(_BILLING)] != _BILLING]
-            del self.pieces[at:]
-            if text:
-                self.parts.append((at, Kind.SYSTEM, number))
-                if not has_mark:
-                    self.pieces.append(_MARKS["system"])
-                    has_mark = True
-                self.pieces += text
-
-    def add_message(self, message: Message, number: int) -> str:
-        """Add message *number*, and its tool results as parts of their own; returns its `_kind`."""
-        pieces, kind = self.pieces, _kind(message)
-        part = _KINDS.get(kind) or (Kind.SYSTEM if message.role in _SYSTEM_ROLES else Kind.USER)
-        self.parts.append((len(pieces), part, number))
-        role = message.role if message.role is not None else message.type or "user"
-        pieces.append(_MARKS.get(role) or b"<|%b|>" % role.encode())
-        if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
-            self._add_value(message.reasoning_content)
-        results: list[int] = []  # where each tool result begins and ends
-        if message.content:
-            self._add_content(message.content, results, 0)
-        if message.tool_calls:
-            pieces.append(memoryview(message.tool_calls))
-        if message.type is not None:
-            for content in (message.summary, message.name, message.arguments, message.output):
-                if content:
-                    self._add_content(content, [], 0)
-        for index, boundary in enumerate(results):
-            self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
-        return kind
-
-    def _add_value(self, value: Raw) -> bool:
-        """Add a string, or any other value but null as it stands; returns whether it was not null."""
-        if is_null(value):
-            return False
-        self.pieces.append(text_of(value, self._is_plain))
-        return True
-
-    def _add_content(self, content: Raw, results: list[int], depth: int) -> None:
-        """Add a string or a list of parts; where it is neither, as it stands."""
-        if _first(content) != _LIST or depth > MOST_NESTED:
-            self._add_value(content)
-            return
-        try:
-            parts = _PARTS.decode(content)
-        except msgspec.DecodeError:
-            self._add_value(content)
-            return
-        for part in parts:
-            self._add_part(part, results, depth)
-
-    def _add_part(self, part: Part | str, results: list[int], depth: int) -> None:
-        if isinstance(part, str):
-            self.pieces.append(escaped(part))
-            return
-        for text in (part.text, part.thinking, part.refusal):
-            if text and self._add_value(text):
-                return
-        is_result = part.type == "tool_result"
-        if is_result:
-            results.append(len(self.pieces))
-        if part.type is not None:
-            self.pieces.append(b"<|%b|>" % part.type.encode())
-        if part.name:
-            self._add_value(part.name)
-        if part.input:
-            self.pieces.append(memoryview(part.input))
-        if part.content:
-            self._add_content(part.content, [], depth + 1)
-        media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
-        self.pieces.extend(image(memoryview(medium)) for medium in media if medium)
-        if is_result:
-            results.append(len(self.pieces))
-
-
-def _first(value: Raw) -> int:
-    return memoryview(value)[0]
-
-
-def _without_cache_marks(tools: Raw) -> bytes:
-    text = bytes(tools)
-    return _CACHE_CONTROL.sub(b"", text) if b'"cache_control"' in text else text
+def _lead(field: str, pieces: list[Text], seed: int) -> Lead:
+    digest = xxhash.xxh3_64_intdigest(field.encode(), seed)
+    for piece in pieces:
+        digest = xxhash.xxh3_64_intdigest(piece, digest)
+    return Lead(sum(map(len, pieces)), digest)

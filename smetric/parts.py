@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,12 @@ class Parts:
     salt: int = 0
     template: int = 0
 
+    def up_to(self, size: int) -> Parts:
+        """Those that end within the first *size* rendered bytes, as the parts of a prompt of that size."""
+        count = bisect_right(self.ends, size)
+        hashes, kinds, places, ends = self.hashes[:count], self.kinds[:count], self.places[:count], self.ends[:count]
+        return Parts(hashes, kinds, places, ends, min(self.messages_from, count), self.field, size)
+
     def place(self, at: int) -> str:
         """Where part *at* stands in the body, e.g. `messages[3]`; tools are one place."""
         if self.kinds[at] == Kind.TOOLS:
@@ -145,14 +152,17 @@ def hash_of(text: bytes) -> int:
     return xxhash.xxh3_64_intdigest(text, _SALT)
 
 
-def parts_of(pieces: Sequence[Text], outline: Outline, *, salt: int = 0, template: int = 0) -> Parts:
-    """Hash the parts of a conversation rendered as *pieces*: one pass over the text."""
+def parts_of(
+    pieces: Sequence[Text], outline: Outline, *, salt: int = 0, template: int = 0, before: Parts | None = None
+) -> Parts:
+    """Hash the parts of a conversation rendered as *pieces*, which go on from the parts *before*, in one pass."""
     digest_of, is_tools, is_result = xxhash.xxh3_64_intdigest, Kind.TOOLS, Kind.TOOL_RESULT  # looked up once
     hashes: list[int] = []
     kinds = bytearray()
     places: list[int] = []
     ends: list[int] = []
-    size = messages_from = 0
+    size = before.size if before is not None else 0
+    messages_from = 0
     begins = outline.begins
     ahead = (*begins[1:], (len(pieces), None, 0))
     for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=False)):
@@ -185,6 +195,18 @@ def parts_of(pieces: Sequence[Text], outline: Outline, *, salt: int = 0, templat
             ends.append(size)
     if outline.messages_from >= len(begins):
         messages_from = len(hashes)
+    if before is not None:
+        return Parts(
+            before.hashes + array("Q", hashes),
+            before.kinds + kinds,
+            before.places + array("I", places),
+            before.ends + array("Q", ends),
+            before.messages_from,
+            outline.field,
+            size,
+            salt,
+            template,
+        )
     return Parts(
         array("Q", hashes),
         bytes(kinds),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from smetric.carried import Carrying
 from smetric.json_text import Text
 from smetric.parts import Kind, Outline, Parts, parts_of
 
@@ -38,9 +39,12 @@ class Prompt:
         key: what besides the text decides whether engines share it: model or adapter, and cache salt.
         counted: whether `bytes_per_token` is exact, because the prompt came as token ids.
         outline: which pieces are which part of a conversation; None for a prompt that is none.
+        carrying: the body it is of, where its messages are to be remembered. What of them was known before is not among
+            *pieces*, but for the end that fills no block.
     """
 
     __slots__ = (
+        "_carrying",
         "_hashes",
         "_outline",
         "_pieces",
@@ -64,8 +68,10 @@ class Prompt:
         key: bytes = b"",
         counted: bool = False,
         outline: Outline | None = None,
+        carrying: Carrying | None = None,
     ) -> None:
         self._pieces: Sequence[Text] | None = pieces
+        self._carrying = carrying
         self._outline = outline
         self._hashes: Hashes | None = None
         self.bytes_per_token = bytes_per_token
@@ -78,7 +84,12 @@ class Prompt:
         self.held_before: dict[int, tuple[list[tuple[int, int]], int]] = {}
         self.token_blocks: dict[int, tuple[Sequence[int], int]] = {}
         #: Rendered bytes.
-        self.size = sum(map(len, pieces))
+        self.size = self._known_bytes() + sum(map(len, pieces))
+
+    def _known_bytes(self) -> int:
+        """Rendered bytes before the pieces, whole blocks."""
+        carried = self._carrying.carried if self._carrying is not None else None
+        return carried.mark.size // BLOCK_BYTES * BLOCK_BYTES if carried is not None else 0
 
     def tokens(self, rendered_bytes: int) -> int:
         """How many whole tokens *rendered_bytes* of this prompt are."""
@@ -105,7 +116,12 @@ class Prompt:
         """Computed when first asked for, in one pass over the text."""
         if self._hashes is None:
             assert self._pieces is not None, "the text was let go before anybody asked for its hashes"
-            self._hashes = _hashes(self._pieces, self.size, self.key, self.question_bytes)
+            known, blocks = self._known_bytes(), array("Q")
+            if known:
+                assert self._carrying is not None
+                assert self._carrying.carried is not None
+                blocks = self._carrying.carried.blocks[: known // BLOCK_BYTES]
+            self._hashes = _hashes(self._pieces, self.size - known, self.key, self.question_bytes, blocks)
         return self._hashes
 
     def summarise(self, *, salt: int, template: int) -> Parts | None:
@@ -115,10 +131,17 @@ class Prompt:
             salt: hash of the cache salt.
             template: hash of the arguments of the chat template.
         """
-        outline, pieces = self._outline, self._pieces
-        self._outline, self._pieces = None, None
+        outline, pieces, carrying = self._outline, self._pieces, self._carrying
+        self._outline, self._pieces, self._carrying = None, None, None
         assert pieces is not None, "an answer begins once"
-        return parts_of(pieces, outline, salt=salt, template=template) if outline is not None else None
+        if outline is None:
+            return None
+        carried = carrying.carried if carrying is not None else None
+        before = carried.parts.up_to(carried.mark.size) if carried is not None else None
+        parts = parts_of(pieces, outline, salt=salt, template=template, before=before)
+        if carrying is not None and self._hashes is not None:
+            carrying.memory.remember(carrying, pieces, self._hashes.blocks, parts)
+        return parts
 
     def last_message(self) -> list[tuple[Kind, bytes]]:
         """The parts of the last message that is no answer begun, each with the beginning of its text.
@@ -160,12 +183,13 @@ class Hashes:
     question: int
 
 
-def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int) -> Hashes:
+def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int, known: array[int]) -> Hashes:
+    """The hashes of a prompt that goes on with *pieces*, of *size* bytes, from the blocks that are *known*."""
     hash_of = xxhash.xxh3_64_intdigest
     if size <= CHUNK_BYTES:
         pieces = (b"".join(pieces),)
     blocks: list[int] = []
-    first = last = hash_of(key)
+    first = last = known[-1] if known else hash_of(key)
     left = b""  # of the chunks before, and fills no block
     for chunk in _chunks(pieces) if size > CHUNK_BYTES else pieces:
         view, start = memoryview(chunk), 0
@@ -183,10 +207,11 @@ def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int) 
         left = bytes(view[end:])
     question = 0
     if question_bytes:
-        full = question_bytes // BLOCK_BYTES
-        rest = _between(pieces, full * BLOCK_BYTES, question_bytes)
+        asked = question_bytes - len(known) * BLOCK_BYTES
+        full = asked // BLOCK_BYTES
+        rest = _between(pieces, full * BLOCK_BYTES, asked)
         question = hash_of(rest, blocks[full - 1] if full else first)
-    return Hashes(array("Q", blocks), hash_of(left, last), question)
+    return Hashes(known + array("Q", blocks), hash_of(left, last), question)
 
 
 def _chunks(pieces: Sequence[Text]) -> Iterator[Text]:

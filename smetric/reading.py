@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from smetric.body import is_null, members
-from smetric.conversation import Conversation, render
+from smetric.body import is_null, members, span
+from smetric.carried import Carried, Carrying, Memory, Unfit
+from smetric.conversation import render
 from smetric.errors import RequestError
+from smetric.fields import decode, number, string
 from smetric.json_text import text_of
-from smetric.prompt import Prompt
+from smetric.parts import hash_of
+from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import Api, InferenceRequest
-from smetric.screening import screen
+from smetric.screening import Screened, screen
 from smetric.tokens import TokenRatio
 
 
@@ -46,11 +48,6 @@ SESSION_HEADERS = (b"x-claude-code-session-id", b"session-id", b"x-session-id", 
 MAX_HEADER_VALUE = 256
 #: Most sequences one request is counted as; the engine judges whether it takes that many.
 MAX_PROMPTS = 65536
-#: Longest JSON text of a number that is looked at.
-_MAX_NUMBER = 32
-
-T = TypeVar("T")
-
 #: Fields from which engines render more than the conversation itself.
 _TEMPLATE_FIELDS = (
     "chat_template",
@@ -64,9 +61,12 @@ _TEMPLATE_FIELDS = (
 _REFUSED = ("kv_transfer_params", "ec_transfer_params")
 _QUOTE = ord('"')
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
-_NUMBER = msgspec.json.Decoder(float, strict=False)
 _STRING = msgspec.json.Decoder(str)
 _RAWS = msgspec.json.Decoder(list[Raw])
+
+
+#: What this process knows of the messages that bodies carry over.
+memory = Memory(BLOCK_BYTES)
 
 
 class _Named(msgspec.Struct):
@@ -100,10 +100,43 @@ def parse(
     turn = _read_headers(request, headers, reading)
     try:
         screened = screen(body)
-        found = members(screened)
     except RequestError:
         if api is Api.OTHER:
             return request
+        raise
+    carried = memory.find(screened) if api in _CONVERSATIONS else None
+    if carried is not None:
+        try:
+            _read_body(request, screened, turn, ratio, reading, carried)
+        except (Unfit, RequestError):
+            pass  # what is wrong is found again, and told of the whole body
+        else:
+            return request
+    _read_body(request, screened, turn, ratio, reading, None)
+    return request
+
+
+def _read_body(
+    request: InferenceRequest,
+    screened: Screened,
+    turn: int | None,
+    ratio: TokenRatio,
+    reading: Reading,
+    carried: Carried | None,
+) -> None:
+    """Fill what the body says; *turn* is what a trusted header said.
+
+    Raises:
+        RequestError: as `parse`.
+        Unfit: the body does not go on from what is *carried*.
+    """
+    api = request.api
+    text = screened.body if carried is None else carried.shortened(screened.body)
+    try:
+        found = members(text)
+    except RequestError:
+        if api is Api.OTHER:
+            return
         raise
     for name, value in found.items():
         if (name in _REFUSED or name.startswith("bootstrap_")) and not is_null(value):
@@ -112,27 +145,28 @@ def parse(
                 "clients; send the request without them",
                 param=name if name in _REFUSED else None,
             )
-    request.model = _string(found, "model")
+    request.model = string(found, "model")
     request.stream = bytes(found.get("stream", b"")) in _TRUE
     if api is Api.OTHER:
-        return request
+        return
     if "priority" in found and not is_null(found["priority"]):
-        request.priority = -_number("priority", found["priority"])
-    copies = _number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1
+        request.priority = -number("priority", found["priority"])
+    copies = number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1
     request.served = served = reading.aliases.get(request.model, request.model)
     bytes_per_token = ratio.of(served)
     salt = bytes(found.get("cache_salt", b""))
     if salt.startswith(b'"'):
-        request.cache_salt = _decode("cache_salt", _STRING, Raw(salt))
+        request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
     key = b"%b\0%b" % (served.encode(), salt)
     if api is Api.COMPLETIONS:
         prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
     else:
         prompts = 1
-        conversation = _CONVERSATIONS[api](found, screened.is_plain)
         given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in _TEMPLATE_FIELDS if name in found]
         request.template_args = b",".join(given)
-        _read_conversation(request, conversation, bytes_per_token, key, reading.block_size)
+        request.prompt = prompt = _conversation_prompt(request, text, found, screened, key, carried, bytes_per_token)
+        request.prompt_len = prompt.length
+        request.est_hit = prompt.whole_blocks(prompt.history_bytes, reading.block_size)
     request.prompts = int(min(max(1, prompts * copies), MAX_PROMPTS))
     if turn is not None:
         request.turn = turn
@@ -141,7 +175,6 @@ def parse(
         request.pinned_to = _pinned_to(found)
         if request.pinned_to:
             request.turn = request.est_hit = None
-    return request
 
 
 def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], reading: Reading) -> int | None:
@@ -158,29 +191,51 @@ def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, byte
         elif name == b"x-request-id":
             request.id = _header_text(value)
         elif name == b"x-vllm-priority":
-            request.priority = -_number("X-Vllm-Priority", value.strip())
+            request.priority = -number("X-Vllm-Priority", value.strip())
         elif name == b"x-session-turn" and reading.trust_session_headers:
-            turn = int(min(max(0.0, _number("X-Session-Turn", value.strip())), 1e6))
+            turn = int(min(max(0.0, number("X-Session-Turn", value.strip())), 1e6))
         if tenant_header and name == tenant_header:
             request.tenant = _header_text(value)
     return turn
 
 
-def _read_conversation(
-    request: InferenceRequest, conversation: Conversation, bytes_per_token: float, key: bytes, block_size: int
-) -> None:
-    prompt = Prompt(
+def _conversation_prompt(
+    request: InferenceRequest,
+    text: bytes,
+    found: dict[str, Raw],
+    screened: Screened,
+    key: bytes,
+    carried: Carried | None,
+    bytes_per_token: float,
+) -> Prompt:
+    """The prompt of a conversation, whose number of turns goes into *request*."""
+    list_of, lead = _CONVERSATIONS[request.api]
+    conversation = render(
+        list_of,
+        _listed(found, list_of, request.api),
+        tools=found.get("tools"),
+        system=found.get(lead) if lead else None,
+        is_plain=screened.is_plain,
+        seed=hash_of(key),
+        carried=(carried, carried.text_of_rest(screened.body)) if carried is not None else None,
+    )
+    request.turn = conversation.turn
+    carrying = None
+    if screened.places:
+        at = span(text, found, list_of)
+        if at is not None:
+            cut = len(screened.body) - len(text)
+            where = at[0] + 1, at[1] - 1 + cut
+            carrying = Carrying(memory, screened, where, conversation.lead, conversation.marks, carried)
+    return Prompt(
         conversation.pieces,
         bytes_per_token,
         history_bytes=conversation.history_bytes,
         question_bytes=conversation.question_bytes,
         key=key,
         outline=conversation.outline,
+        carrying=carrying,
     )
-    request.prompt = prompt
-    request.prompt_len = prompt.length
-    request.turn = conversation.turn
-    request.est_hit = prompt.whole_blocks(prompt.history_bytes, block_size)
 
 
 def _read_prompts(
@@ -199,7 +254,7 @@ def _read_prompts(
         raise RequestError("`prompt` must be a string, a list of strings or lists of token ids", param="prompt")
     else:
         first = start[1:].lstrip()[:1]
-        given = _decode("prompt", _RAWS, value) if first in (b'"', b"[") else [value]
+        given = decode("prompt", _RAWS, value) if first in (b'"', b"[") else [value]
         if first != b'"':
             return _read_token_ids(request, list(map(bytes, given)), key)
     if any(memoryview(one)[0] != _QUOTE for one in given):
@@ -218,64 +273,32 @@ def _read_token_ids(request: InferenceRequest, prompts: list[bytes], key: bytes)
     return len(prompts)
 
 
-def _chat(found: dict[str, Raw], is_plain: bool) -> Conversation:
-    return render("messages", _required(found, "messages"), tools=found.get("tools"), is_plain=is_plain)
+#: By API, the fields of the messages and of the system prompt.
+_CONVERSATIONS = {
+    Api.CHAT: ("messages", ""),
+    Api.MESSAGES: ("messages", "system"),
+    Api.RESPONSES: ("input", "instructions"),
+}
 
 
-def _messages(found: dict[str, Raw], is_plain: bool) -> Conversation:
-    messages, tools, system = _required(found, "messages"), found.get("tools"), found.get("system")
-    return render("messages", messages, tools=tools, system=system, is_plain=is_plain)
-
-
-def _responses(found: dict[str, Raw], is_plain: bool) -> Conversation:
-    items, tools, system = found.get("input", Raw(b"[]")), found.get("tools"), found.get("instructions")
-    if memoryview(items)[0] == _QUOTE:
-        items = Raw(b'[{"role":"user","content":%b}]' % bytes(items))
-    return render("input", items, tools=tools, system=system, is_plain=is_plain)
-
-
-_CONVERSATIONS = {Api.CHAT: _chat, Api.MESSAGES: _messages, Api.RESPONSES: _responses}
+def _listed(found: dict[str, Raw], name: str, api: Api) -> Raw:
+    """The messages; in the Responses API a string is one of the user's."""
+    if name not in found:
+        if api is not Api.RESPONSES:
+            raise RequestError(f"`{name}` is missing; this API needs it", param=name)
+        return Raw(b"[]")
+    items = found[name]
+    if api is Api.RESPONSES and memoryview(items)[0] == _QUOTE:
+        return Raw(b'[{"role":"user","content":%b}]' % bytes(items))
+    return items
 
 
 def _pinned_to(found: dict[str, Raw]) -> str:
-    previous = _string(found, "previous_response_id")
+    previous = string(found, "previous_response_id")
     if previous or "conversation" not in found or is_null(found["conversation"]):
         return previous
-    conversation = _decode("conversation", _CONVERSATION, found["conversation"])
+    conversation = decode("conversation", _CONVERSATION, found["conversation"])
     return conversation.id if isinstance(conversation, _Named) else conversation
-
-
-def _required(found: dict[str, Raw], name: str) -> Raw:
-    if name not in found:
-        raise RequestError(f"`{name}` is missing; this API needs it", param=name)
-    return found[name]
-
-
-def _string(found: dict[str, Raw], name: str) -> str:
-    """A top-level string; empty when absent or null."""
-    value = found.get(name)
-    return "" if value is None or is_null(value) else _decode(name, _STRING, value)
-
-
-def _decode(name: str, decoder: msgspec.json.Decoder[T], value: Raw) -> T:
-    try:
-        return decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise RequestError(f"`{name}` does not have the type this API gives it", param=name) from None
-
-
-def _number(name: str, value: Raw | bytes) -> float:
-    """A number, or a string that holds one, as engines take either."""
-    text = bytes(value)
-    if len(text) <= _MAX_NUMBER:
-        try:
-            number = _NUMBER.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        else:
-            if abs(number) <= 1e15:
-                return number
-    raise RequestError(f"`{name}` must be a number, at most 1e15 in size", param=name)
 
 
 def _header_text(value: bytes) -> str:

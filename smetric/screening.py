@@ -42,11 +42,13 @@ class Screened:
 
     Args:
         body: as received.
+        places: a hash of all bytes up to each multiple of `STRIDE`.
         is_plain: no escape in it is a matter of choice: equal texts in such bodies are equal bytes.
     """
 
     body: bytes
     is_plain: bool
+    places: list[int]
 
 
 class Screen:
@@ -80,7 +82,7 @@ class Screen:
         self._seen.update(zip(places[known:], news, strict=True))
         while len(self._seen) > MOST_PLACES:
             self._seen.popitem(last=False)
-        return Screened(body, is_plain)
+        return Screened(body, is_plain, places)
 
     def _deepest(self, places: list[int]) -> tuple[int, int]:
         """How many of *places* lead up to what has been seen, and what was found up to there."""

@@ -18,8 +18,8 @@ LAYERS = (
     {"proxy"},
     {"router", "policy_file"},
     {"sources", "fleet", "features", "telemetry", "records", "libraries"}
-    | {"request", "reading", "screening", "conversation", "body", "json_text", "prompt", "parts", "caches"}
-    | {"tokens", "token_ids", "tokenize", "block_keys"},
+    | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}
+    | {"body", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

@@ -49,7 +49,7 @@ class TenantSalt:
             )
         if api is Api.OTHER and not (first(headers, b"content-type") or b"").startswith(b"application/json"):
             return body  # a file to transcribe: there is no prefix to share
-        found = members(screen(body))
+        found = members(screen(body).body)
         try:
             sent = _STRING.decode(found.get("cache_salt", b"null"))
         except msgspec.DecodeError:

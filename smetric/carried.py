@@ -1,0 +1,294 @@
+"""What is known of the messages that a body carries over from an earlier one, so that only new ones are read.
+
+A follow-up of an agent is the body before it with a few messages more. When that one was answered, what its messages
+came to was remembered for the ends of its last few: the turns, the hashes of blocks and of parts, and where in the body
+the text stands that fills no block. A body that begins with the same bytes, by their hash, is cut short by them before
+it is parsed, and goes on from there. No text is kept. Rendering is in `smetric.conversation`.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import xxhash
+
+from smetric.json_text import Text
+from smetric.parts import Parts
+from smetric.screening import STRIDE, Screened
+
+#: Bytes that all of it may take; what was used longest ago goes first.
+MOST_BYTES = 32 * 1024 * 1024
+#: Ends of messages that are remembered of a body, the last ones. Claude Code moves marks in the last two messages.
+MOST_ENDS = 3
+#: Bytes looked through for the beginning of one of these messages, and places tried.
+LOOKED_THROUGH = 16 * 1024
+MOST_TRIED = 16
+
+_BYTES_PER_END = 600
+_BYTES_PER_BLOCK = 8
+_BYTES_PER_PART = 29
+_hash = xxhash.xxh3_64_intdigest
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+#: What a message begins with, and what follows one.
+_OPENING = re.compile(rb'[ \t\r\n]*(\{[ \t\r\n]*"[a-z_]{1,20}")')
+_NEXT = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*(?=\{)|(?=\]))")
+_SPACE = b" \t\r\n"
+
+
+class Unfit(Exception):
+    """What is remembered of a body's beginning does not do for the whole; read all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of the first messages of a conversation.
+
+    Args:
+        last: how many there are, and the rendered bytes of the prompt up to the last one's beginning and to its end.
+        before: the same without the turn that came last.
+        previous: what the last message was: assistant, item, result, other, or empty without one.
+    """
+
+    last: tuple[int, int, int] = (0, 0, 0)
+    before: tuple[int, int, int] = (0, 0, 0)
+    previous: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place between two messages of a rendered conversation, by what comes before it.
+
+    Args:
+        messages: how many.
+        pieces: so many of the text.
+        size: rendered bytes.
+        turns: among these messages.
+    """
+
+    messages: int
+    pieces: int
+    size: int
+    turns: Turns
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What is rendered before the messages: its length, and a hash of it and of what else tells prompts apart."""
+
+    size: int
+    digest: int
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """What is remembered of one body: by place, see `Memory`; and the bytes it takes."""
+
+    ends: list[tuple[int, Carried]] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """What the messages up to some place in a body come to.
+
+    Args:
+        begin: where the list of messages begins in the body.
+        end: where the last of these messages ends.
+        digest: hash of the body from the last multiple of `STRIDE` up to there.
+        lead: what is rendered before them.
+        mark: the place in the rendered conversation.
+        blocks: hashes of the prompt's blocks, those that are full there first.
+        parts: those of the prompt, those that end there first.
+        rest: the rendered text that fills no block: where it stands in the body, or what stands in none.
+        family: what is remembered of the same body.
+    """
+
+    begin: int
+    end: int
+    digest: int
+    lead: Lead
+    mark: Mark
+    blocks: array[int]
+    parts: Parts
+    rest: tuple[tuple[int, int] | bytes, ...]
+    family: Family
+
+    def shortened(self, body: bytes) -> bytes:
+        """*body* without these messages."""
+        after = _NEXT.match(body, self.end)
+        assert after is not None, "it was found by that"
+        return body[: self.begin] + body[after.end() :]
+
+    def text_of_rest(self, body: bytes) -> list[Text]:
+        """The rendered text that fills no block."""
+        view = memoryview(body)
+        return [piece if isinstance(piece, bytes) else view[piece[0] : piece[1]] for piece in self.rest]
+
+
+class Memory:
+    """Remembers what messages came to, and finds it again.
+
+    Args:
+        block_bytes: rendered bytes of a block.
+        most_bytes: bound on the memory it takes.
+    """
+
+    def __init__(self, block_bytes: int, most_bytes: int = MOST_BYTES) -> None:
+        self._block_bytes = block_bytes
+        self._most_bytes = most_bytes
+        #: By the hash of a body up to the last multiple of `STRIDE` before each end.
+        self._by_place: dict[int, list[Carried]] = {}
+        self._families: OrderedDict[Family, None] = OrderedDict()
+        #: What it takes now.
+        self.bytes = 0
+
+    def find(self, screened: Screened) -> Carried | None:
+        """What is known of the first messages of a body, as many as possible."""
+        body, places = screened.body, screened.places
+        for number in range(len(places), 0, -1):
+            known = self._by_place.get(places[number - 1], ())
+            view, start = memoryview(body), number * STRIDE
+            for carried in sorted(known, key=lambda each: -each.end):
+                end = carried.end
+                if end <= len(body) and _hash(view[start:end]) == carried.digest and _NEXT.match(body, end):
+                    self._families.move_to_end(carried.family)
+                    return carried
+        return None
+
+    def remember(self, carrying: Carrying, pieces: Sequence[Text], blocks: array[int], parts: Parts) -> None:
+        """Remember what the messages of a body came to, and forget the body that it went on from.
+
+        Args:
+            carrying: the body.
+            pieces: its rendered text, but what was carried over.
+            blocks: hashes of its blocks.
+            parts: its parts.
+        """
+        if carrying.carried is not None:
+            self._forget(carrying.carried.family)
+        screened, family = carrying.screened, Family()
+        body, places = screened.body, screened.places
+        for mark, end in zip(reversed(carrying.marks), _ends(body, *carrying.span), strict=False):
+            place = end // STRIDE
+            rest = self._rest(body, end, pieces[: mark.pieces], mark.size) if place else None
+            if rest is not None:
+                digest = _hash(memoryview(body)[place * STRIDE : end])
+                carried = Carried(carrying.span[0], end, digest, carrying.lead, mark, blocks, parts, rest, family)
+                family.ends.append((places[place - 1], carried))
+        if not family.ends:
+            return
+        for key, carried in family.ends:
+            self._by_place.setdefault(key, []).append(carried)
+        taken = _BYTES_PER_BLOCK * len(blocks) + _BYTES_PER_PART * len(parts.hashes)
+        family.size = taken + _BYTES_PER_END * len(family.ends)
+        self._families[family] = None
+        self.bytes += family.size
+        while self.bytes > self._most_bytes:
+            self._forget(next(iter(self._families)))
+
+    def _forget(self, family: Family) -> None:
+        if family not in self._families:
+            return  # another body has gone on from there before
+        del self._families[family]
+        self.bytes -= family.size
+        for key, carried in family.ends:
+            known = self._by_place[key]
+            known.remove(carried)
+            if not known:
+                del self._by_place[key]
+        family.ends.clear()  # its members hold it
+
+    def _rest(
+        self, body: bytes, end: int, pieces: Sequence[Text], size: int
+    ) -> tuple[tuple[int, int] | bytes, ...] | None:
+        """Where the last of *pieces*, those that fill no block, stand before *end*; None where written otherwise."""
+        left = size % self._block_bytes
+        found: list[tuple[int, int] | bytes] = []
+        for piece in reversed(_without_brackets(pieces, left)):
+            text = bytes(piece)[-left:] if left else b""
+            left -= len(text)
+            if text in (b"", b"<|", b"|>", b"|", b">"):
+                found.append(text)
+                continue
+            at = body.rfind(text, 0, end)
+            if at < 0:
+                return None
+            found.append((at, at + len(text)))
+        return None if left else tuple(reversed(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Carrying:
+    """A body whose messages are remembered once they are answered.
+
+    Args:
+        memory: where.
+        screened: the body.
+        span: where its list of messages begins, behind the bracket, and ends.
+        lead: what is rendered before them.
+        marks: the places behind its last messages, the last one last.
+        carried: what of it was known.
+    """
+
+    memory: Memory
+    screened: Screened
+    span: tuple[int, int]
+    lead: Lead
+    marks: Sequence[Mark]
+    carried: Carried | None
+
+
+def _without_brackets(pieces: Sequence[Text], size: int) -> list[Text]:
+    """The last pieces, of *size* bytes at least; a mark such as `<|user|>` as three, as its name stands in the body."""
+    taken: list[Text] = []
+    for piece in reversed(pieces):
+        if size <= 0:
+            break
+        size -= len(piece)
+        if isinstance(piece, bytes) and piece.startswith(b"<|") and piece.endswith(b"|>"):
+            taken += (b"|>", piece[2:-2], b"<|")
+        else:
+            taken.append(piece)
+    return taken[::-1]
+
+
+def _ends(body: bytes, begin: int, end: int) -> list[int]:
+    """Where the last messages end in the list between *begin* and *end*, the last first, as far as is easily found."""
+    opening = _OPENING.match(body, begin)
+    found: list[int] = []
+    while opening is not None and len(found) < MOST_ENDS:
+        end = _stripped(body, end)
+        if end <= begin:
+            break
+        found.append(end)
+        start = _beginning(body, max(begin, end - LOOKED_THROUGH), end, opening[1])
+        if start is None:
+            break
+        end = _stripped(body, start) - 1  # the comma
+    return found
+
+
+def _beginning(body: bytes, least: int, end: int, opening: bytes) -> int | None:
+    """Where the message begins that ends at *end*. What is an object up to there can only be the whole of it."""
+    at = end
+    for _ in range(MOST_TRIED):
+        at = body.rfind(opening, least, at)
+        if at < 0:
+            break
+        try:
+            _OBJECT.decode(memoryview(body)[at:end])
+        except msgspec.DecodeError:
+            continue
+        return at
+    return None
+
+
+def _stripped(body: bytes, end: int) -> int:
+    while body[end - 1] in _SPACE:
+        end -= 1
+    return end

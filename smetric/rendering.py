@@ -1,0 +1,196 @@
+"""Messages as the text an engine renders, piece by piece; which part of a prompt each piece is of.
+
+Rendering approximates a chat template: text as it is, a mark for each role. What engines do not render is left out:
+Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. Turns are counted
+in `smetric.conversation`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import msgspec
+from msgspec import Raw, Struct
+
+from smetric.body import is_null
+from smetric.json_text import Text, escaped, text_of
+from smetric.parts import Kind
+from smetric.prompt import image
+
+
+class Part(Struct, gc=False):
+    """One part of a message's content, of any API; fields that a type does not have are empty."""
+
+    type: str | None = None
+    text: Raw = Raw()
+    thinking: Raw = Raw()
+    refusal: Raw = Raw()
+    name: Raw = Raw()
+    input: Raw = Raw()
+    content: Raw = Raw()
+    source: Raw = Raw()
+    image_url: Raw = Raw()
+    input_audio: Raw = Raw()
+    audio_url: Raw = Raw()
+    video_url: Raw = Raw()
+    file: Raw = Raw()
+
+
+class Message(Struct, gc=False):
+    """A message of chat or messages, or an item of a Responses `input`."""
+
+    role: str | None = None
+    content: Raw = Raw()
+    reasoning: Raw = Raw()
+    reasoning_content: Raw = Raw()
+    tool_calls: Raw = Raw()
+    type: str | None = None
+    name: Raw = Raw()
+    arguments: Raw = Raw()
+    output: Raw = Raw()
+    summary: Raw = Raw()
+
+
+_PARTS = msgspec.json.Decoder(list[Part | str])
+_BILLING = b"x-anthropic-billing-header"
+_CACHE_CONTROL = re.compile(
+    rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
+)
+_MARKS = {role: b"<|%b|>" % role.encode() for role in ("system", "developer", "user", "assistant", "tool", "function")}
+_TOOL_ROLES = ("tool", "function")
+#: What the messages of each kind are as parts; those of `other` are the system's or a user's.
+_KINDS = {"assistant": Kind.ASSISTANT, "result": Kind.TOOL_RESULT}
+_SYSTEM_ROLES = ("system", "developer")
+_LIST = ord("[")
+#: Contents in contents that are taken apart; tool results hold text and images, and nothing nests deeper.
+MOST_NESTED = 2
+
+
+def kind_of(message: Message) -> str:
+    """assistant, result or other. Responses items without a role say by their type which they are."""
+    role, type_ = message.role, message.type
+    if role == "assistant":
+        return "assistant"
+    if role in _TOOL_ROLES:
+        return "result"
+    if role is None and type_ is not None:
+        if type_.endswith("_output"):
+            return "result"
+        if type_ == "reasoning" or type_.endswith("_call"):
+            return "assistant"
+    return "other"
+
+
+class Rendering:
+    """Text as it is rendered, piece by piece, and which part each piece is of."""
+
+    __slots__ = ("_is_plain", "parts", "pieces")
+
+    def __init__(self, is_plain: bool) -> None:
+        self._is_plain = is_plain
+        self.pieces: list[Text] = []
+        #: As in an `Outline`.
+        self.parts: list[tuple[int, Kind, int]] = []
+
+    def add_tools(self, tools: Raw) -> None:
+        """Add the tools, as one part."""
+        if not is_null(tools):
+            self.parts.append((len(self.pieces), Kind.TOOLS, 0))
+            self.pieces.append(_without_cache_marks(tools))
+
+    def add_system(self, system: Raw) -> None:
+        """Add the system prompt, each of its blocks a part."""
+        blocks: list[Part | str] | None = None
+        if _first(system) == _LIST:
+            with contextlib.suppress(msgspec.DecodeError):
+                blocks = _PARTS.decode(system)
+        has_mark = False
+        for number, block in enumerate([system] if blocks is None else blocks):
+            at = len(self.pieces)
+            if isinstance(block, Raw):
+                self._add_value(block)
+            else:
+                self._add_part(block, [], 0)
+            text = [piece for piece in self.pieces[at:] if piece[: len(_BILLING)] != _BILLING]
+            del self.pieces[at:]
+            if text:
+                self.parts.append((at, Kind.SYSTEM, number))
+                if not has_mark:
+                    self.pieces.append(_MARKS["system"])
+                    has_mark = True
+                self.pieces += text
+
+    def add_message(self, message: Message, number: int) -> str:
+        """Add message *number*, and its tool results as parts of their own; returns its `kind_of`."""
+        pieces, kind = self.pieces, kind_of(message)
+        part = _KINDS.get(kind) or (Kind.SYSTEM if message.role in _SYSTEM_ROLES else Kind.USER)
+        self.parts.append((len(pieces), part, number))
+        role = message.role if message.role is not None else message.type or "user"
+        pieces.append(_MARKS.get(role) or b"<|%b|>" % role.encode())
+        if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
+            self._add_value(message.reasoning_content)
+        results: list[int] = []  # where each tool result begins and ends
+        if message.content:
+            self._add_content(message.content, results, 0)
+        if message.tool_calls:
+            pieces.append(memoryview(message.tool_calls))
+        if message.type is not None:
+            for content in (message.summary, message.name, message.arguments, message.output):
+                if content:
+                    self._add_content(content, [], 0)
+        for index, boundary in enumerate(results):
+            self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
+        return kind
+
+    def _add_value(self, value: Raw) -> bool:
+        """Add a string, or any other value but null as it stands; returns whether it was not null."""
+        if is_null(value):
+            return False
+        self.pieces.append(text_of(value, self._is_plain))
+        return True
+
+    def _add_content(self, content: Raw, results: list[int], depth: int) -> None:
+        """Add a string or a list of parts; where it is neither, as it stands."""
+        if _first(content) != _LIST or depth > MOST_NESTED:
+            self._add_value(content)
+            return
+        try:
+            parts = _PARTS.decode(content)
+        except msgspec.DecodeError:
+            self._add_value(content)
+            return
+        for part in parts:
+            self._add_part(part, results, depth)
+
+    def _add_part(self, part: Part | str, results: list[int], depth: int) -> None:
+        if isinstance(part, str):
+            self.pieces.append(escaped(part))
+            return
+        for text in (part.text, part.thinking, part.refusal):
+            if text and self._add_value(text):
+                return
+        is_result = part.type == "tool_result"
+        if is_result:
+            results.append(len(self.pieces))
+        if part.type is not None:
+            self.pieces.append(b"<|%b|>" % part.type.encode())
+        if part.name:
+            self._add_value(part.name)
+        if part.input:
+            self.pieces.append(memoryview(part.input))
+        if part.content:
+            self._add_content(part.content, [], depth + 1)
+        media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
+        self.pieces.extend(image(memoryview(medium)) for medium in media if medium)
+        if is_result:
+            results.append(len(self.pieces))
+
+
+def _first(value: Raw) -> int:
+    return memoryview(value)[0]
+
+
+def _without_cache_marks(tools: Raw) -> bytes:
+    text = bytes(tools)
+    return _CACHE_CONTROL.sub(b"", text) if b'"cache_control"' in text else text
