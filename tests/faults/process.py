@@ -44,8 +44,9 @@ class Process:
 
 def events(log: Path, event: str) -> list[dict[str, Any]]:
     """The whole lines of *log* that tell of *event*."""
+    named = f'"event":"{event}"'.encode()
     whole = log.read_bytes().rpartition(b"\n")[0].splitlines()
-    lines = [orjson.loads(line) for line in whole if line.startswith(b"{")]
+    lines = [orjson.loads(line) for line in whole if line.startswith(b"{") and named in line]
     return [line for line in lines if line["event"] == event]
 
 

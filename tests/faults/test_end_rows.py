@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import orjson
@@ -20,6 +20,7 @@ from smetric.proxy.server import address_of, listen
 from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, delta, fetch, healthy, request, until
 from tests.faults.harness import Tell, chat, running
 from tests.faults.process import Process, process
+from tests.telemetry.otlp_receiver import receiving
 
 STREAMS = 200
 #: Seconds in which a router must serve again. Two of them on a machine of its own, more beside other tests.
@@ -39,14 +40,20 @@ async def test_g1_sigterm_lets_two_hundred_streams_end_and_refuses_new_connectio
             await call.send(b"%x\r\n%b\r\n" % (len(event), event))
         await call.send(b"0\r\n\r\n")
 
-    engine = FakeEngine(script)
+    engine, spans = FakeEngine(script), ExitStack()
     await engine.start()
     log = (tmp_path / "log").open("wb")
+    collector = spans.enter_context(receiving())
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "smetric", "serve", "--policy", "load_only", "--instance", engine.url),
         *("--port", "0", "--admin-port", "0"),
         stderr=log,
-        env={**os.environ, "SMETRIC_LOG__FORMAT": "json", "SMETRIC_DRAIN__DEADLINE": "30s"},
+        env={
+            **os.environ,
+            "SMETRIC_LOG__FORMAT": "json",
+            "SMETRIC_DRAIN__DEADLINE": "30s",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        },
     )
     try:
         lines = tmp_path / "log"
@@ -76,12 +83,14 @@ async def test_g1_sigterm_lets_two_hundred_streams_end_and_refuses_new_connectio
         async with asyncio.timeout(10):
             assert await process.wait() == 0
         assert b"smetric.stopped" in lines.read_bytes()
+        assert len(collector.named("POST ")) == STREAMS, "traces are sent before it ends"
         for client in [*clients, idle]:
             client.leave()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+        spans.close()
         log.close()
         await engine.stop()
 
