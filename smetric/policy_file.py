@@ -16,8 +16,8 @@ from watchfiles import awatch
 
 from smetric import policy as language
 from smetric.errors import ConfigError
-from smetric.libraries import libraries_beside
 from smetric.policy import Policy, PolicyError, Source, Vocabulary
+from smetric.policy_folder import libraries_beside
 from smetric.resources import read_policy
 
 #: Besides being told of changes, the file is compared this often: some file systems tell nothing.

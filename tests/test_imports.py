@@ -12,12 +12,12 @@ PACKAGE = Path(__file__).parents[1] / "smetric"
 #: The layers from the top down; what stands on one line is one layer, whose parts may use each other.
 LAYERS = (
     {"cli", "__main__"},
-    {"demo", "doctor", "bench", "reference", "glossary", "highlight", "lsp"},
+    {"demo", "doctor", "bench", "reference", "glossary", "highlight", "lsp", "pytest_plugin"},
     {"serving"},
     {"app"},
     {"proxy"},
     {"router", "policy_file"},
-    {"sources", "fleet", "features", "telemetry", "records", "libraries"}
+    {"sources", "fleet", "features", "telemetry", "records", "policy_folder"}
     | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}
     | {"body", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},

@@ -10,15 +10,17 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Need, Policy, Snapshot, load
-from smetric.policy.testing import TestResult, run_test
+from smetric.policy.testing import suite_of
+from smetric.policy_folder import further_tests, libraries_beside
 from smetric.request import InferenceRequest
+from smetric.resources import shipped_policies
 
-FILES = sorted((Path(__file__).parent.parent / "policies").glob("*.policy"))
+FILES = sorted(shipped_policies().values())
 
 
 def shipped(name: str, **settings: Any) -> Policy:
     path = FILES[0].with_name(f"{name}.policy")
-    return load(path.read_text(), VOCABULARY, path=str(path), settings=settings)
+    return load(path.read_text(), VOCABULARY, path=str(path), settings=settings, libraries=libraries_beside(path))
 
 
 POLICIES = {path.stem: shipped(path.stem) for path in FILES}
@@ -29,17 +31,13 @@ def decided(decision: Decision | Need) -> Decision:
     return decision
 
 
-@pytest.mark.parametrize(
-    ("policy", "test"),
-    [
-        pytest.param(policy, test, id=f"{name}: {test.sentence}")
-        for name, policy in POLICIES.items()
-        for test in policy.tests
-    ],
-)
-def test_a_policy_passes_its_own_test(policy: Policy, test: Any) -> None:
-    result: TestResult = run_test(policy, test, VOCABULARY)
-    assert result.passed, result.failure
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_policy_passes_its_own_tests_which_show_all_of_it(path: Path) -> None:
+    beside = further_tests(path)
+    suite = suite_of(path.read_text(), VOCABULARY, path=str(path), libraries=libraries_beside(path), beside=beside)
+    results = suite.run()
+    assert [(result.sentence, result.failure) for result in results if not result.passed] == []
+    assert suite.coverage(results).missing == []
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -47,7 +47,9 @@ def check(policies: tuple[str, ...], verbose: bool, form: str, config: Path | No
 
 def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
     try:
-        file, checked = check_text(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
+        file, checked = check_text(
+            source.text, VOCABULARY, path=source.path, libraries=source.libraries, beside=source.tests
+        )
         if file.kind == "library":
             return Examined(source, checked.warnings, library=file.name)
         policy = compiled(file, checked, VOCABULARY)

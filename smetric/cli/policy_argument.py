@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smetric.errors import ConfigError
-from smetric.libraries import libraries_beside
-from smetric.policy import Reader
+from smetric.policy import Reader, Source
 from smetric.policy.library import no_libraries
+from smetric.policy_folder import further_tests, libraries_beside, policy_of
 from smetric.resources import MAX_BYTES, policy_path, read_policy, shipped_policies
 
 _STDIN = "<stdin>"
@@ -27,6 +27,15 @@ class PolicySource:
         """Finds the libraries it uses, beside its file; beside standard input there are none."""
         return no_libraries if self.path == _STDIN else libraries_beside(Path(self.path))
 
+    @property
+    def tests(self) -> Source | None:
+        """The file with more of its tests, `NAME.test.policy` beside it, where there is one.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        return None if self.path == _STDIN else further_tests(Path(self.path))
+
 
 def read_all(arguments: tuple[str, ...]) -> list[PolicySource]:
     """The policies that *arguments* name; all shipped ones when there are none."""
@@ -34,7 +43,7 @@ def read_all(arguments: tuple[str, ...]) -> list[PolicySource]:
 
 
 def read_one(argument: str) -> PolicySource:
-    """The policy that *argument* names.
+    """The policy that *argument* names; a file of tests stands for the policy beside it.
 
     Raises:
         ConfigError: there is no such policy, or it cannot be read.
@@ -45,7 +54,7 @@ def read_one(argument: str) -> PolicySource:
             return PolicySource(_STDIN, raw.decode())
         except UnicodeDecodeError as error:
             raise ConfigError(f"{_STDIN}: not UTF-8 at byte {error.start}") from error
-    path = policy_path(argument)
+    path = policy_of(policy_path(argument))
     try:
         return PolicySource(_shown(path), read_policy(path))
     except OSError as error:

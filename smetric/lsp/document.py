@@ -13,7 +13,6 @@ from lark import Token
 
 from smetric.features import VOCABULARY
 from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Kind, Word
-from smetric.policy_folder import libraries_beside
 from smetric.policy import Diagnostic, PolicyError, tree
 from smetric.policy.builder import span_of
 from smetric.policy.check import check_text
@@ -23,6 +22,7 @@ from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
 from smetric.policy.parser import MAX_BYTES, read, tokens_of
 from smetric.policy.policy import compiled
 from smetric.policy.tree import Span
+from smetric.policy_folder import libraries_beside
 
 #: What begins the parts of a test.
 _CASES = ("WITH", "GIVEN", "INSTANCE", "EXPECT")

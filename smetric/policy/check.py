@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from smetric.policy import tree
 from smetric.policy.check_statement import Statements
@@ -46,12 +46,14 @@ class Checked:
         reads: each feature that a decision may read: `always`, or the guard that may spare it.
         params: each parameter with its value, those taken from libraries included.
         libraries: what it uses, by name.
+        tests_beside: those of its tests that stand in a file of their own.
     """
 
     warnings: tuple[Diagnostic, ...]
     reads: Mapping[str, str]
     params: Mapping[str, Parameter]
-    libraries: Mapping[str, CheckedLibrary] = field(default_factory=dict)
+    libraries: Mapping[str, CheckedLibrary]
+    tests_beside: tuple[tree.Test, ...]
 
 
 def check_text(
@@ -60,6 +62,7 @@ def check_text(
     settings: Mapping[str, Value] | None = None,
     path: str = "<policy>",
     libraries: Reader = no_libraries,
+    beside: Source | None = None,
 ) -> tuple[tree.File, Checked]:
     """Parse and check a policy or a library, so that errors of both kinds come in one run.
 
@@ -69,12 +72,34 @@ def check_text(
         settings: configured values of its parameters.
         path: what reports call it.
         libraries: finds the libraries it uses.
+        beside: a file with more tests of the policy, where there is one.
 
     Raises:
-        PolicyError: with every error of the file and its libraries.
+        PolicyError: with every error of the file, its libraries and its tests.
     """
     file, errors = read(text, path)
-    return file, _check(file, vocabulary, settings or {}, errors, libraries)
+    more, tests = ([], ()) if beside is None else _tests_beside(file, beside)
+    checked = _check(file, vocabulary, settings or {}, [*errors, *more], libraries, beside, tests)
+    return file, checked
+
+
+def _tests_beside(policy: tree.File, beside: Source) -> tuple[list[Diagnostic], tuple[tree.Test, ...]]:
+    """The tests in the file *beside*, and what is wrong with that file."""
+    try:
+        file, errors = read(beside.text, beside.path)
+    except PolicyError as error:
+        return [found.within(beside) for found in error.diagnostics], ()
+    found = [each.within(beside) for each in errors]
+    if file.name != policy.name and file.name and policy.name:
+        message = f"this file is beside `policy {policy.name}`, and says that it is of `{file.name}`"
+        found.append(
+            Diagnostic("header", message, file.name_span, "it starts with the policy's own line", source=beside)
+        )
+    for statement in file.statements:
+        if not isinstance(statement, tree.Test | tree.Broken):
+            message = "a file of tests holds `test` blocks only"
+            found.append(Diagnostic("test", message, statement.span, "put it into the policy", source=beside))
+    return found, tuple(statement for statement in file.statements if isinstance(statement, tree.Test))
 
 
 def check(
@@ -84,7 +109,7 @@ def check(
     libraries: Reader = no_libraries,
 ) -> Checked:
     """`check_text` of a file that is parsed already."""
-    return _check(file, vocabulary, settings or {}, [], libraries)
+    return _check(file, vocabulary, settings or {}, [], libraries, None, ())
 
 
 def _check(
@@ -93,11 +118,13 @@ def _check(
     settings: Mapping[str, Value],
     errors: Sequence[Diagnostic],
     libraries: Reader,
+    beside: Source | None,
+    tests: tuple[tree.Test, ...],
 ) -> Checked:
     linked = link(file, libraries)
     choices = _feature_choices(file, linked, vocabulary)
     combinations = _combinations(choices, settings)
-    passes = [_Pass(file, linked, vocabulary, settings, combination) for combination in combinations]
+    passes = [_Pass(file, linked, vocabulary, settings, combination, beside, tests) for combination in combinations]
     done: list[_Pass] = []
     for each in passes:
         each.run()
@@ -125,6 +152,7 @@ def _check(
         reads(steps, vocabulary),
         dict(chosen.statements.parameters.declared),
         {name: CheckedLibrary(each.file, each.parameters.declared) for name, each in chosen.libraries.items()},
+        tests,
     )
 
 
@@ -138,8 +166,12 @@ class _Pass:
         vocabulary: Vocabulary,
         settings: Mapping[str, Value],
         choice: Choice,
+        beside: Source | None,
+        tests: Sequence[tree.Test],
     ) -> None:
         self.choice = choice
+        self._tests = tests
+        self._beside = Findings("" if beside is None else beside.text, beside)
         self.libraries: dict[str, Statements] = {}
         self._linked = linked
         self._vocabulary = vocabulary
@@ -158,16 +190,17 @@ class _Pass:
         """Check statements, then tests."""
         try:
             self.statements.run()
-            tests = Tests(self.statements, self._vocabulary, self.statements.findings)
-            tests.run(each for each in self.statements.file.statements if isinstance(each, tree.Test))
+            own = [each for each in self.statements.file.statements if isinstance(each, tree.Test)]
+            Tests(self.statements, self._vocabulary, self.statements.findings).run(own)
+            Tests(self.statements, self._vocabulary, self._beside).run(self._tests)
         except Stop:
             return
 
     @property
     def errors(self) -> list[Diagnostic]:
         """The errors of all files."""
-        files = [self.statements, *self.libraries.values()]
-        return [error for each in files for error in each.findings.errors]
+        files = [self.statements.findings, self._beside, *(each.findings for each in self.libraries.values())]
+        return [error for findings in files for error in findings.errors]
 
     def _library(self, use: tree.Use) -> Statements | None:
         """The library that *use* means, checked when it is first asked for."""

@@ -34,7 +34,7 @@ class Tests:
     def __init__(self, statements: Statements, vocabulary: Vocabulary, findings: Findings) -> None:
         self._statements = statements
         self._vocabulary = vocabulary
-        self._units = statements.units
+        self._units = statements.units.within(findings)
         self._findings = findings
         self._guards = {one_line(guard.label) for step in statements.steps for guard in step.guards}
 
@@ -61,7 +61,7 @@ class Tests:
                 self._findings.error("setting", _name(setting), message, did_you_mean(setting.name, declared))
                 continue
             value = setting.value.name if isinstance(setting.value, tree.Name) else setting.value
-            self._statements.parameters.set(made, value, "this test", _name(setting), setting.unit)
+            self._statements.parameters.set(made, value, "this test", _name(setting), setting.unit, self._units)
 
     def _given(self, settings: Iterable[tree.Setting], names: set[str]) -> None:
         seen: set[str] = set()

@@ -30,8 +30,12 @@ class Units:
     def __init__(self, names: Names, vocabulary: Vocabulary, findings: Findings, features: Mapping[str, str]) -> None:
         self._names = names
         self._vocabulary = vocabulary
-        self._findings = findings
+        self.findings = findings
         self._features = features
+
+    def within(self, findings: Findings) -> Units:
+        """The same, for another text of the policy."""
+        return Units(self._names, self._vocabulary, findings, self._features)
 
     def of_literal(self, literal: tree.Number) -> Unit | None:
         """The unit of a literal; None when it names none, or none that exists."""
@@ -52,7 +56,7 @@ class Units:
         return result
 
     def _unknown(self, word: str, span: Span, *, last: bool) -> None:
-        source = self._findings.text[span.start : span.end]
+        source = self.findings.text[span.start : span.end]
         at = source.rfind(word) if last else source.find(word)
         place = Span(span.start + at, span.start + at + len(word)) if at >= 0 else span
         if word in _TIMES:
@@ -60,7 +64,7 @@ class Units:
         else:
             help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
         help_text = help_text or did_you_mean(word, ("when", "as", "and", "or", "retry", "else", "if", "in"))
-        self._findings.error("unit", place, f"unknown unit `{word}`", help_text)
+        self.findings.error("unit", place, f"unknown unit `{word}`", help_text)
 
     def agree(self, *types: Type) -> bool:
         """Whether all are of one unit; a literal without one fits any, and what is no number has none."""
@@ -72,9 +76,9 @@ class Units:
         if found.broken:
             return BROKEN
         if found.sort is not Sort.NUMBER:
-            self._findings.error("duration", span, f"expected a duration, found {found}", "e.g. 500ms or 2s")
+            self.findings.error("duration", span, f"expected a duration, found {found}", "e.g. 500ms or 2s")
         elif found.unit != SECONDS:
-            self._findings.error("duration", span, f"expected a duration, found {describe(found)}", "e.g. 500ms or 2s")
+            self.findings.error("duration", span, f"expected a duration, found {describe(found)}", "e.g. 500ms or 2s")
         else:
             return found
         return BROKEN
@@ -85,7 +89,7 @@ class Units:
         message = {"+": f"cannot add {a} and {b}", "-": f"cannot subtract {b} from {a}"}.get(
             expr.op, f"cannot compare {a} with {b}"
         )
-        self._findings.error("units", expr.span, message, self._unit_of_name(expr, left, right) or _SCALE)
+        self.findings.error("units", expr.span, message, self._unit_of_name(expr, left, right) or _SCALE)
 
     def _unit_of_name(self, expr: tree.Binary, left: Type, right: Type) -> str:
         """Help where one side is a name whose number was defined without a unit."""

@@ -155,7 +155,9 @@ class Parameters:
                 message = f"configuration sets `{clip(name)}`, which this policy does not declare"
                 self._findings.error("setting", header, message, did_you_mean(name, self.declared))
 
-    def set(self, made: Parameter, given: object, source: str, span: tree.Span, unit: str = "") -> Value | None:
+    def set(
+        self, made: Parameter, given: object, source: str, span: tree.Span, unit: str = "", judge: Units | None = None
+    ) -> Value | None:
         """The value that *given* means for a parameter; None, and an error at *span*, when it means none.
 
         Args:
@@ -164,7 +166,9 @@ class Parameters:
             source: who sets it, for the message.
             span: where the message points.
             unit: the unit it was written with, or empty.
+            judge: of the text in which it is set, where that is another one.
         """
+        judge = judge or self._units
         value = given
         if isinstance(given, int | float) and not isinstance(given, bool):
             value = float(given) if abs(given) <= LARGEST else math.inf
@@ -172,14 +176,14 @@ class Parameters:
             literal = _quantity(given)
             if literal is not None:
                 value, unit = literal.value, literal.unit
-        message = self._objection(made, value, unit, span)
+        message = self._objection(made, value, unit, span, judge)
         if message is None and isinstance(value, float | str | bool):
             return value
         if message:
-            self._findings.error("setting", span, f"{source} sets `{made.name}` to {_shown(given, unit)}, {message}")
+            judge.findings.error("setting", span, f"{source} sets `{made.name}` to {_shown(given, unit)}, {message}")
         return None
 
-    def _objection(self, made: Parameter, value: object, unit: str, span: tree.Span) -> str | None:
+    def _objection(self, made: Parameter, value: object, unit: str, span: tree.Span, judge: Units) -> str | None:
         """Why *value* does not fit; empty when that is reported already."""
         if type(value) is not type(made.value):
             kinds = {bool: "true or false", float: "a number", str: "a string"}
@@ -188,7 +192,7 @@ class Parameters:
         if isinstance(value, float) and not math.isfinite(value):
             return "but numbers are at most 1e15"
         if unit:
-            given = self._units.of_words(unit, span)
+            given = judge.of_words(unit, span)
             if given is None:
                 return ""
             if given != self._of.get(made.name, PLAIN):

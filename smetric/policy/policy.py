@@ -168,9 +168,6 @@ def load(
         PolicyError: with everything that is wrong with it.
     """
     file, checked = check_text(source, vocabulary, settings, path, libraries)
-    if file.kind == "library":
-        message = f"`{file.name}` is a library, which decides nothing"
-        raise PolicyError([Diagnostic("library", message, file.name_span, "name a policy that uses it")], source, path)
     return compiled(file, checked, vocabulary)
 
 
@@ -178,8 +175,12 @@ def compiled(file: tree.File, checked: Checked, vocabulary: Vocabulary) -> Polic
     """Compile a policy that was checked.
 
     Raises:
-        PolicyError: it would become too much code.
+        PolicyError: it is a library, or would become too much code.
     """
+    if file.kind == "library":
+        message = f"`{file.name}` is a library, which decides nothing"
+        fault = Diagnostic("library", message, file.name_span, "name a policy that uses it")
+        raise PolicyError([fault], file.text, file.path)
     try:
         return Policy(file, checked, vocabulary)
     except (TooLargeError, RecursionError) as error:

@@ -5,17 +5,21 @@ Where a test gives no `last`, it must hold for every cursor; where anything is d
 
 from __future__ import annotations
 
+import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from smetric.policy import tree
+from smetric.policy.check import check_text
+from smetric.policy.coverage import Coverage, Mark, marks_of
 from smetric.policy.decision import Decision, Need, Outcome
+from smetric.policy.diagnostic import Source, position
 from smetric.policy.explain import explain
 from smetric.policy.guard import one_line
 from smetric.policy.library import Reader, no_libraries
-from smetric.policy.policy import Policy, load
+from smetric.policy.policy import Policy, compiled, load
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
 
@@ -29,17 +33,21 @@ class TestResult:
 
     Args:
         sentence: its name.
+        path: its file.
         line: where it stands, from 1.
         failure: what was decided instead and why, empty when it passed.
-        rules: the labels of the rules that fired, over all cursors and seeds.
+        shown: what its decisions showed of the policy, over all cursors and seeds.
+        seconds: how long it took.
     """
 
     __test__ = False  # this is no test case of pytest
 
     sentence: str
+    path: str
     line: int
     failure: str
-    rules: frozenset[str]
+    shown: frozenset[Mark]
+    seconds: float
 
     @property
     def passed(self) -> bool:
@@ -47,27 +55,80 @@ class TestResult:
         return not self.failure
 
 
-def run_tests(
-    source: str, vocabulary: Vocabulary, *, path: str = "<policy>", libraries: Reader = no_libraries
-) -> list[TestResult]:
-    """Run all tests of a policy, in order.
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A `test` block and the file it stands in."""
+
+    test: tree.Test
+    source: Source
+
+    @property
+    def line(self) -> int:
+        """Where it stands, from 1."""
+        return position(self.source.text, self.test.span.start)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tests of a policy, those beside its file included."""
+
+    policy: Policy
+    cases: tuple[Case, ...]
+    vocabulary: Vocabulary
+
+    def run(self, wanted: Callable[[str], bool] = lambda _: True) -> list[TestResult]:
+        """Run the tests whose sentence is *wanted*, in order."""
+        return [run_test(self.policy, case, self.vocabulary) for case in self.cases if wanted(case.test.sentence)]
+
+    def coverage(self, results: Iterable[TestResult]) -> Coverage:
+        """What *results* have shown of the policy."""
+        return Coverage(self.policy.plan, frozenset().union(*(result.shown for result in results)))
+
+
+def suite_of(
+    source: str,
+    vocabulary: Vocabulary,
+    *,
+    path: str = "<policy>",
+    libraries: Reader = no_libraries,
+    beside: Source | None = None,
+) -> Suite:
+    """The tests of a policy, checked.
 
     Args:
-        source: the text of the file.
+        source: the text of the policy.
         vocabulary: the features and request fields it may read.
         path: its name in errors.
         libraries: finds the libraries it uses.
+        beside: the file with more of its tests, `NAME.test.policy`, where there is one.
 
     Raises:
-        PolicyError: the file, or a setting of a test, is wrong.
+        PolicyError: a file, or a setting of a test, is wrong.
     """
-    policy = load(source, vocabulary, path=path, libraries=libraries)
-    return [run_test(policy, test, vocabulary) for test in policy.tests]
+    file, checked = check_text(source, vocabulary, path=path, libraries=libraries, beside=beside)
+    policy = compiled(file, checked, vocabulary)
+    own = Source(source, path)
+    cases = [Case(test, own) for test in policy.tests]
+    if beside is not None:
+        cases += [Case(test, beside) for test in checked.tests_beside]
+    return Suite(policy, tuple(cases), vocabulary)
 
 
-def run_test(policy: Policy, test: tree.Test, vocabulary: Vocabulary) -> TestResult:
+def run_tests(
+    source: str, vocabulary: Vocabulary, *, path: str = "<policy>", libraries: Reader = no_libraries
+) -> list[TestResult]:
+    """Run all tests of one text, in order.
+
+    Raises:
+        PolicyError: the text, or a setting of a test, is wrong.
+    """
+    return suite_of(source, vocabulary, path=path, libraries=libraries).run()
+
+
+def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
     """Run one test of *policy*, loaded anew with the test's own settings if it has any."""
-    line = policy.source.count("\n", 0, test.span.start) + 1
+    started = time.perf_counter()
+    test = case.test
     if test.settings:
         settings = {setting.name: _configured(setting.value) for setting in test.settings}
         policy = load(policy.source, vocabulary, path=policy.path, settings=settings, libraries=policy.libraries.get)
@@ -75,16 +136,19 @@ def run_test(policy: Policy, test: tree.Test, vocabulary: Vocabulary) -> TestRes
     last = given.pop("last", None)
     request = request_of(test, given, vocabulary)
     snapshot = snapshot_of(test, policy, request, vocabulary)
-    rules: set[str] = set()
+    shown: set[Mark] = set()
+    failure = ""
     for cursors, seed in _cases(policy, snapshot, last):
         decision = policy.decide(snapshot, request, cursors, seed)
         assert not isinstance(decision, Need), "a test's snapshot holds every look-up"
-        rules.add(decision.rule)
+        shown.update(marks_of(decision))
         wrong = mismatch(decision, test.expect)
         if wrong:
             where = f"seed {seed}" + "".join(f", last {name} = {id}" for name, id in cursors.items())
-            return TestResult(test.sentence, line, f"{wrong} ({where})\n{explain(decision)}", frozenset(rules))
-    return TestResult(test.sentence, line, "", frozenset(rules))
+            failure = f"{wrong} ({where})\n{explain(decision)}"
+            break
+    seconds = time.perf_counter() - started
+    return TestResult(test.sentence, case.source.path, case.line, failure, frozenset(shown), seconds)
 
 
 def request_of(test: tree.Test, given: Mapping[str, Any], vocabulary: Vocabulary) -> types.SimpleNamespace:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -334,6 +335,71 @@ def test_verbose_says_when_each_look_up_is_asked_for(tmp_path: Path) -> None:
     assert "  looks up    hit_len, when reached by not_overloaded" in lines
     assert "  never       host_hit_len, disk_hit_len, store_hit_len" in lines
     assert lines[-1] == "  never       hit_len, host_hit_len, disk_hit_len, store_hit_len"
+
+
+def test_k_runs_the_tests_whose_sentence_contains_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text(GOOD)
+    assert run("test", "-k", "LEAST loaded", str(path)).stdout == "1 passed, 0 failed\n"
+    assert run("test", "-k", "nothing like it", str(path)).stdout == "0 passed, 0 failed\n"
+    assert run("test", "-k", "x", "--min-coverage", "50", str(path)).exit_code == 2
+
+
+def test_what_no_test_has_shown_is_named_and_may_fail_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text(GOOD)
+    result = run("test", str(path))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"{path}: 29 % covered",
+        "  guard `req.turn == 0` of `first_turn` never failed",
+        "  guard `max(requests) <= OVERLOAD * mean(requests)` of `warmest` never held",
+        "  guard `max(requests) <= OVERLOAD * mean(requests)` of `warmest` never failed",
+        "  rule `warmest` never taken",
+        "  rule `spread` never taken",
+        "1 passed, 0 failed",
+    ]
+    poor = run("test", "--min-coverage", "80", str(path))
+    assert poor.exit_code == 1
+    assert f"{path}: 29 % covered, less than the 80 % demanded" in poor.stdout
+    assert run("test", "--min-coverage", "100", "smetric").exit_code == 0
+
+
+def test_results_are_written_as_junit(tmp_path: Path) -> None:
+    path, junit = tmp_path / "p.policy", tmp_path / "junit.xml"
+    path.write_text(GOOD.replace("expect b", "expect a"))
+    assert run("test", "--junit", str(junit), str(path), "load_only").exit_code == 1
+    root = ElementTree.parse(junit).getroot()
+    assert [(suite.get("tests"), suite.get("failures")) for suite in root] == [("1", "1"), ("3", "0")]
+    (failure,) = root.iter("failure")
+    assert failure.get("message") == "expected a, got b (seed 0)"
+    assert "→ first_turn" in (failure.text or "")
+    (case,) = root[0]
+    assert (case.get("file"), case.get("line")) == (str(path), "9")
+    assert run("test", "--junit", str(tmp_path / "no" / "x.xml"), "load_only").exit_code == 2
+
+
+def test_tests_beside_a_policy_are_run_with_it_and_checked_in_their_own_text(tmp_path: Path) -> None:
+    path, beside = tmp_path / "p.policy", tmp_path / "p.test.policy"
+    path.write_text("policy p\nparam K = 2 requests in 1..9\nroute argmin(requests + K) as least\n")
+    beside.write_text('policy p\ntest "t"\n  with K = 3\n  instance | requests\n  a | 1\n  expect a as least\n')
+    for name in (path, beside):
+        assert run("test", "-v", str(name)).stdout == f"passed {beside}:2 t\n1 passed, 0 failed\n"
+    beside.write_text(
+        'policy p\nlet x = 3\ntest "t"\n  with K = 30 tokens\n  instance | requets\n  a | 1\n  expect a\n'
+    )
+    result = run("check", str(path))
+    assert result.exit_code == 1
+    assert [line.strip() for line in result.stderr.splitlines() if "error" in line or "-->" in line] == [
+        "error: a file of tests holds `test` blocks only",
+        f"--> {beside}:2:1",
+        "error: this test sets `K` to 30 tokens, but its unit is requests",
+        f"--> {beside}:4:8",
+        "error: unknown feature `requets`",
+        f"--> {beside}:5:14",
+    ]
+    beside.write_text("policy q\n")
+    assert "says that it is of `q`" in run("test", str(path)).stderr
 
 
 def test_libraries_are_found_beside_the_file_and_checked_on_their_own(tmp_path: Path) -> None:
