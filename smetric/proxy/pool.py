@@ -38,10 +38,18 @@ class Pool:
         ages: bounds on a connection's age.
         resolve: how its name is looked up.
         tls: the context for https; called once, for the first connection that needs it.
+        just_read: what all connections of the loop read into.
     """
 
     def __init__(
-        self, url: str, *, connect_timeout_s: float, ages: Ages, resolve: Resolve, tls: Callable[[], ssl.SSLContext]
+        self,
+        url: str,
+        *,
+        connect_timeout_s: float,
+        ages: Ages,
+        resolve: Resolve,
+        tls: Callable[[], ssl.SSLContext],
+        just_read: memoryview,
     ) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None, "the configuration takes only addresses with a host"
@@ -53,6 +61,7 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._ages = ages
         self._tls = tls
+        self._just_read = just_read
         self._loop = asyncio.get_running_loop()
         self.addresses = Addresses(self._host, self._port, resolve)
         self._wires: set[Wire] = set()
@@ -116,7 +125,7 @@ class Pool:
         raise AssertionError("there is at least one address")
 
     def _wire(self) -> Wire:
-        return Wire(self._loop, self._made, self._idled, self._lost)
+        return Wire(self._loop, self._just_read, self._made, self._idled, self._lost)
 
     def _made(self, wire: Wire) -> None:
         self._wires.add(wire)

@@ -18,7 +18,7 @@ from smetric.proxy.addresses import Resolve, resolve
 from smetric.proxy.headers import with_key
 from smetric.proxy.pool import Ages, Pool
 from smetric.proxy.reply import Headers, Reply
-from smetric.proxy.wire import UpstreamFailed, Wire
+from smetric.proxy.wire import READ_BYTES, UpstreamFailed, Wire
 
 #: Methods whose lack of a body is told: some servers wait for one otherwise.
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -85,6 +85,7 @@ class Upstream:
         self._tls = cache(_tls)
         #: By base address; as many as there are instances.
         self._pools: dict[str, Pool] = {}
+        self._just_read = memoryview(bytearray(READ_BYTES))
 
     async def send(
         self,
@@ -135,6 +136,7 @@ class Upstream:
             ages=self._ages,
             resolve=self._resolve,
             tls=self._tls,
+            just_read=self._just_read,
         )
         self._pools[url] = pool
         return pool

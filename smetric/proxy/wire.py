@@ -44,15 +44,13 @@ class AnswerBroken(Exception):
     """An answer ended before it was complete."""
 
 
-#: What has just been read, of whichever connection: it is fed on before anything else is read.
-_just_read = memoryview(bytearray(READ_BYTES))
-
-
 class Wire(asyncio.BufferedProtocol):
     """A connection that carries one request at a time.
 
     Args:
         loop: where it lives.
+        just_read: `READ_BYTES` for what has just been read; all connections of a loop share them, as what has been read
+            is fed on before anything else is read.
         on_made: told when it is established.
         on_idle: told when it may carry another request.
         on_lost: told when it has ended.
@@ -63,6 +61,7 @@ class Wire(asyncio.BufferedProtocol):
         "_is_lost",
         "_is_paused",
         "_is_spoilt",
+        "_just_read",
         "_loop",
         "_on_idle",
         "_on_lost",
@@ -79,11 +78,13 @@ class Wire(asyncio.BufferedProtocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        just_read: memoryview,
         on_made: Callable[[Wire], None],
         on_idle: Callable[[Wire], None],
         on_lost: Callable[[Wire], None],
     ) -> None:
         self._loop = loop
+        self._just_read = just_read
         self._on_made = on_made
         self._on_idle = on_idle
         self._on_lost = on_lost
@@ -221,12 +222,12 @@ class Wire(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to read to."""
-        return _just_read
+        return self._just_read
 
     def buffer_updated(self, nbytes: int) -> None:
         """Hand on what has arrived, and wake who waits."""
         reply = self.reply
-        if reply is None or not reply.feed(_just_read[:nbytes]):
+        if reply is None or not reply.feed(self._just_read[:nbytes]):
             self.abort()
         elif reply.size >= HIGH_BYTES and not (self._is_paused or reply.is_done):
             assert self._transport is not None
