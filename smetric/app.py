@@ -274,7 +274,7 @@ class Application:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        for part in (*self.knows.background, self.request_tokens):
+        for part in (self.admission.overload, *self.knows.background, self.request_tokens):
             await _end(type(part).__name__, part.stop())
         await _end("Upstream", self.upstream.close())
         writers = [_end("Writer", writer.stop()) for writer in self.records.writers]

@@ -42,6 +42,6 @@ class OverloadSettings:
     )
     hard_percent: int = setting(Integer(1, 100), "Share from which no new ones are taken.", 95)
     soft_lag: float = setting(
-        Duration("1ms", "1m"), "Lateness of the event loop from which no more are taken than are under way.", 0.25
+        Duration("1ms", "1m"), "Lateness of the event loop from which no more are taken than are under way.", 0.5
     )
-    hard_lag: float = setting(Duration("1ms", "1m"), "Lateness from which no new ones are taken.", 1.0)
+    hard_lag: float = setting(Duration("1ms", "1m"), "Lateness from which no new ones are taken.", 2.0)

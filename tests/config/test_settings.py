@@ -191,7 +191,7 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
             "overload: {soft_percent: 97}",
             "default: overload.hard_percent: 95 is less than soft_percent, 97; raise it or lower that",
         ),
-        ("overload: {soft_lag: 2s}", "default: overload.hard_lag: 1s is less than soft_lag, 2s"),
+        ("overload: {soft_lag: 3s}", "default: overload.hard_lag: 2s is less than soft_lag, 3s"),
         ("overload: {bodies: 1MiB}", "overload.bodies: 1048576 bytes is less than forward.max_body, 33554432 bytes"),
         ("scrape: {interval: 40s}", "default: scrape.unknown_after: 30s is less than interval, 40s"),
         ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]: expected a network such as 10.0.0.0/8"),
