@@ -18,7 +18,7 @@ from smetric.fleet.instance import State
 from smetric.proxy.overload import Level
 from tests.fakes import CHAT_ANSWER, Call, FakeEngine, RawClient, Response, delta, fetch, request, until
 from tests.faults.gated import JSON, Gated, asked, busy, figures
-from tests.faults.harness import Running, chat, running
+from tests.faults.harness import Running, Tell, chat, running
 
 #: Requests the engine of row I2 serves at a time, and the seconds each of them takes.
 CAPACITY, SERVICE_S = 4, 0.1
@@ -58,7 +58,9 @@ async def offered(router: Running, per_second: float, seconds: float) -> list[Re
 
 
 @pytest.mark.parametrize("times", [2, 5])
-async def test_i2_at_many_times_the_capacity_as_much_is_served_and_the_rest_is_refused(times: int) -> None:
+async def test_i2_at_many_times_the_capacity_as_much_is_served_and_the_rest_is_refused(
+    times: int, record_property: Tell
+) -> None:
     shop = Shop()
     settings = OverloadSettings(in_flight=CAPACITY, wait=0.5, queue=2 * CAPACITY)
     async with running(FakeEngine(), overload=settings) as router:
@@ -83,6 +85,11 @@ async def test_i2_at_many_times_the_capacity_as_much_is_served_and_the_rest_is_r
         assert refused == {'smetric_requests_refused_total{reason="in_flight"}': statuses[429]}
         assert busy(router) == 0
         assert (await router.chat()).status == 200, "it is as before at once"
+        record_property(
+            "F13",
+            f"{times}×: {100 * statuses[200] * SERVICE_S / CAPACITY / took:.0f} % of what can be served, "
+            f"{statuses[429]} of {len(answers)} refused with Retry-After, as before at once",
+        )
 
 
 async def test_i2_a_refusal_needs_no_byte_of_the_body_and_ends_the_connection() -> None:
