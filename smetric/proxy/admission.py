@@ -19,6 +19,8 @@ from smetric.telemetry.metrics import Metrics
 
 #: What the clients of OpenAI and Anthropic call a request that they send again, with how many times they have.
 RETRY_COUNT = b"x-stainless-retry-count"
+#: Where a request says before its body how urgent it is: the lower the number the more, as for the engines.
+PRIORITY = b"x-vllm-priority"
 
 
 class Admission:
@@ -72,18 +74,20 @@ class Admission:
         Raises:
             Overloaded: there is no room for it.
         """
-        length, retry = 0, False
+        length, retry, priority = 0, False, 0.0
         for name, value in headers:
             if name == b"content-length":
                 length = int(value)
             elif name == RETRY_COUNT:
                 retry = value.strip() not in (b"", b"0")
+            elif name == PRIORITY:
+                priority = _priority(value)
         try:
             if self.overload.level:
                 self._spare(retry=retry)
             if self.bytes + length > self.most_bytes:
                 raise self.refusal("bytes")
-            if leased and self.slots is not None and not self.slots.is_worth_waiting(length):
+            if leased and self.slots is not None and not self.slots.is_worth_waiting(length, priority):
                 raise self.refusal("in_flight")
         except Overloaded:
             if retry and self._on_retry is not None:
@@ -115,6 +119,14 @@ class Admission:
         # Not all at the same time again.
         retry_after_s = (1.0 + wait_s) * self._rng.uniform(1.0, 3.0)
         return Overloaded(_TOLD[reason], reason=reason, retry_after_s=retry_after_s)
+
+
+def _priority(text: bytes) -> float:
+    """As the queue has it, higher first; what is no number is refused when the request is read."""
+    try:
+        return -float(text) if len(text) <= 32 else 0.0
+    except ValueError:
+        return 0.0
 
 
 def admission_of(settings: Settings, fleet: Fleet, metrics: Metrics) -> Admission:

@@ -162,6 +162,20 @@ def test_without_a_place_or_a_hope_of_one_it_is_429_at_once() -> None:
     gate.admission.admit([], leased=False)  # takes no place
 
 
+def test_who_is_urgent_is_let_in_where_others_would_wait_too_long() -> None:
+    gate = Gate(in_flight=1)
+    slots, queue = gate.admission.slots, gate.admission.queue
+    assert slots is not None
+    assert slots.take_free()
+    queue.most = 100
+    for _ in range(4):
+        assert queue.enter(None, 0.0, 1) is not None
+    assert gate.refusal().reason == "in_flight"
+    assert gate.refusal((b"x-vllm-priority", b"5")).reason == "in_flight"
+    assert gate.refusal((b"x-vllm-priority", b"soon")).reason == "in_flight"
+    gate.admit((b"x-vllm-priority", b"-5"))
+
+
 def test_what_clients_send_again_is_told_from_what_is_new() -> None:
     gate = Gate(most_bytes=10)
     gate.admit((b"x-stainless-retry-count", b"0"), size=1)
