@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from smetric.config.kind import did_you_mean
 from smetric.errors import ConfigError
-from smetric.policy import Decision, Feature, Kind, Need, Policy, RequestField, Snapshot, Vocabulary
+from smetric.policy import Feature, Kind, RequestField, Vocabulary
+from smetric.policy.situation import Situation
 
 _MOST_INSTANCES = 10_000
 _AGE = re.compile(r"age\((\w+)\)\Z")
@@ -28,40 +27,6 @@ _IS = {
     Kind.STRING: lambda value: isinstance(value, str),
     Kind.SET: lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """All that a decision depends on besides the policy; cells are None where unknown, features absent where all."""
-
-    ids: list[str]
-    cells: Mapping[str, list[Any]]
-    ages: Mapping[str, list[float]]
-    request: SimpleNamespace
-    cursors: Mapping[str, str]
-    seed: int
-
-    def decide(self, policy: Policy, vocabulary: Vocabulary) -> Decision:
-        """What *policy* decides here. Look-ups that nothing is said about are asked for, and come back unknown."""
-        fetched: set[str] = set()
-        while True:
-            decided = policy.decide(self._snapshot(vocabulary, fetched), self.request, self.cursors, self.seed)
-            if not isinstance(decided, Need):
-                return decided
-            fetched |= decided.features  # grows each time round, and there are only so many features
-
-    def _snapshot(self, vocabulary: Vocabulary, fetched: set[str]) -> Snapshot:
-        columns, known, stamps = {}, {}, {}
-        for name, feature in vocabulary.features.items():
-            cells = self.cells.get(name)
-            if cells is None:
-                if feature.lookup and name not in fetched:
-                    continue
-                cells = self.ids if name == "id" else [None] * len(self.ids)
-            columns[name], known[name] = feature.fill(cells)
-            if name in self.ages:
-                stamps[name] = [-age for age in self.ages[name]]
-        return Snapshot(self.ids, columns, known, stamps)
 
 
 def read_situation(text: str, place: str, vocabulary: Vocabulary) -> Situation:
@@ -88,7 +53,7 @@ def read_situation(text: str, place: str, vocabulary: Vocabulary) -> Situation:
     seed = top.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 64:
         raise ConfigError(f"{place}: seed: expected a whole number from 0 to 2^64 - 1, got {_shown(seed)}")
-    return Situation(ids, cells, ages, _completed(given, cells, vocabulary), cursors, seed)
+    return Situation(ids, cells, ages, given, cursors, seed)
 
 
 def _columns(
@@ -130,16 +95,6 @@ def _request(value: Any, place: str, vocabulary: Vocabulary) -> dict[str, Any]:
             raise ConfigError(f"{place}: {name}: is never unknown; give a value or leave it out")
         given[name] = _typed(item, field, field.high, f"{place}: {name}")
     return given
-
-
-def _completed(given: Mapping[str, Any], cells: Mapping[str, list[Any]], vocabulary: Vocabulary) -> SimpleNamespace:
-    """A whole request: what is given, else the default, else what the cells it bounds require."""
-    fields = {name: field.default for name, field in vocabulary.request.items()}
-    for name, values in cells.items():
-        bound = vocabulary.features[name].at_most
-        if bound:
-            fields[bound] = max([fields[bound], *(value for value in values if value is not None)])
-    return SimpleNamespace(**{**fields, **given})
 
 
 def _typed(value: Any, row: Feature | RequestField, high: float, place: str) -> Any:

@@ -6,23 +6,24 @@ Where a test gives no `last`, it must hold for every cursor; where anything is d
 from __future__ import annotations
 
 import time
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check import check_text
 from smetric.policy.coverage import Coverage, Mark, marks_of
-from smetric.policy.decision import Decision, Need, Outcome
+from smetric.policy.decision import Decision, Outcome
 from smetric.policy.diagnostic import Source, position
 from smetric.policy.explain import explain
 from smetric.policy.guard import one_line
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.policy import Policy, compiled, load
-from smetric.policy.snapshot import Snapshot
-from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
+from smetric.policy.situation import Situation
+from smetric.policy.vocabulary import Vocabulary
 
+#: What `given` calls the last winner of every rotation.
+LAST = "last"
 #: Seeds that a test with random draws must hold for.
 SEEDS = 64
 
@@ -92,8 +93,8 @@ def suite_of(
     path: str = "<policy>",
     libraries: Reader = no_libraries,
     beside: Source | None = None,
-) -> Suite:
-    """The tests of a policy, checked.
+) -> Suite | None:
+    """The tests of a policy, checked; None for a library, which decides nothing.
 
     Args:
         source: the text of the policy.
@@ -106,6 +107,8 @@ def suite_of(
         PolicyError: a file, or a setting of a test, is wrong.
     """
     file, checked = check_text(source, vocabulary, path=path, libraries=libraries, beside=beside)
+    if file.kind == "library":
+        return None
     policy = compiled(file, checked, vocabulary)
     own = Source(source, path)
     cases = [Case(test, own) for test in policy.tests]
@@ -122,7 +125,8 @@ def run_tests(
     Raises:
         PolicyError: the text, or a setting of a test, is wrong.
     """
-    return suite_of(source, vocabulary, path=path, libraries=libraries).run()
+    suite = suite_of(source, vocabulary, path=path, libraries=libraries)
+    return [] if suite is None else suite.run()
 
 
 def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
@@ -132,15 +136,12 @@ def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
     if test.settings:
         settings = {setting.name: _configured(setting.value) for setting in test.settings}
         policy = load(policy.source, vocabulary, path=policy.path, settings=settings, libraries=policy.libraries.get)
-    given = {setting.name: setting.value for setting in test.given}
-    last = given.pop("last", None)
-    request = request_of(test, given, vocabulary)
-    snapshot = snapshot_of(test, policy, request, vocabulary)
+    situation = situation_of(test)
+    last = next((setting.value for setting in test.given if setting.name == LAST), None)
     shown: set[Mark] = set()
     failure = ""
-    for cursors, seed in _cases(policy, snapshot, last):
-        decision = policy.decide(snapshot, request, cursors, seed)
-        assert not isinstance(decision, Need), "a test's snapshot holds every look-up"
+    for cursors, seed in _cases(policy, situation.ids, last):
+        decision = situation.decide(policy, vocabulary, cursors, seed)
         shown.update(marks_of(decision))
         wrong = mismatch(decision, test.expect)
         if wrong:
@@ -151,40 +152,18 @@ def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
     return TestResult(test.sentence, case.source.path, case.line, failure, frozenset(shown), seconds)
 
 
-def request_of(test: tree.Test, given: Mapping[str, Any], vocabulary: Vocabulary) -> types.SimpleNamespace:
-    """A request with the given fields, the others at their defaults; None is unknown.
-
-    A field that bounds a feature, as the prompt's length bounds a hit, is at least what the table holds, if not given.
-    """
-    fields = {name: field.default for name, field in vocabulary.request.items()}
+def situation_of(test: tree.Test) -> Situation:
+    """The table of a test and what it gives; cursors and seed are left open."""
+    cells: dict[str, list[Any]] = {}
+    ages: dict[str, list[float | None]] = {}
     for at, column in enumerate(test.columns):
-        bound = vocabulary.features[column.feature].at_most
-        if bound and not column.of_age:
-            fields[bound] = max([fields[bound], *(row.cells[at] for row in test.rows if row.cells[at] is not None)])
-    fields.update({name: _clamped(value, vocabulary.request[name]) for name, value in given.items()})
-    return types.SimpleNamespace(**fields)
-
-
-def snapshot_of(test: tree.Test, policy: Policy, request: Any, vocabulary: Vocabulary) -> Snapshot:
-    """The table of a test as a snapshot: what a policy reads and the table leaves out is unknown."""
-    ids = [row.name for row in test.rows]
-    cells: dict[str, list[Any]] = {name: [None] * len(ids) for name in policy.reads}
-    if "id" in cells:
-        cells["id"] = list(ids)
-    stamps: dict[str, list[float | None]] = {}
-    for at, column in enumerate(test.columns):
-        values = [row.cells[at] for row in test.rows]
+        values: list[Any] = [row.cells[at] for row in test.rows]
         if column.of_age:
-            stamps[column.feature] = [None if age is None else -float(age) for age in values]  # type: ignore[arg-type]
+            ages[column.feature] = values
         else:
-            feature = vocabulary.features[column.feature]
-            highest = getattr(request, feature.at_most) if feature.at_most else None
-            cells[column.feature] = [_clamped(value, feature, highest) for value in values]
-    columns: dict[str, list[Any]] = {}
-    known: dict[str, list[bool] | None] = {}
-    for name, values in cells.items():
-        columns[name], known[name] = vocabulary.features[name].fill(values)
-    return Snapshot(ids, columns, known, stamps)
+            cells[column.feature] = values
+    request = {setting.name: setting.value for setting in test.given if setting.name != LAST}
+    return Situation([row.name for row in test.rows], cells, ages, request)
 
 
 def mismatch(decision: Decision, expect: tree.Expect) -> str:
@@ -214,13 +193,13 @@ def _got(decision: Decision) -> str:
     return decision.instance or f"{decision.status} by {decision.rule}"
 
 
-def _cases(policy: Policy, snapshot: Snapshot, last: Any) -> Iterator[tuple[dict[str, str], int]]:
+def _cases(policy: Policy, ids: Iterable[str], last: Any) -> Iterator[tuple[dict[str, str], int]]:
     """Every cursor and seed that the outcome may depend on."""
     rotating = policy.plan.rotating
     if isinstance(last, tree.Name):
         cursors = [dict.fromkeys(rotating, last.name)]
     else:
-        cursors = [{}, *(dict.fromkeys(rotating, id) for id in snapshot.ids)] if rotating else [{}]
+        cursors = [{}, *(dict.fromkeys(rotating, id) for id in ids)] if rotating else [{}]
     for cursor in cursors:
         for seed in range(SEEDS if policy.plan.random else 1):
             yield cursor, seed
@@ -228,9 +207,3 @@ def _cases(policy: Policy, snapshot: Snapshot, last: Any) -> Iterator[tuple[dict
 
 def _configured(value: Any) -> Any:
     return value.name if isinstance(value, tree.Name) else value
-
-
-def _clamped(value: Any, word: Feature | RequestField, highest: float | None = None) -> Any:
-    if value is None or word.kind is not Kind.NUMBER:
-        return value
-    return max(word.low, min(value, word.high if highest is None else min(word.high, highest)))
