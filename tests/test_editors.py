@@ -228,6 +228,9 @@ def test_the_hooks_pass_what_is_good_and_stop_what_is_not(tmp_path: Path) -> Non
     bad.write_text("policy bad\nroute rr_argmin(reqests)\n")
     wrong.write_text('policy w\nroute rr_argmin(0)\ntest "t" instance | requests a | 1 b | 1 expect b\n')
     assert [hook(id_, good) for id_ in ("smetric-check", "smetric-fmt", "smetric-test")] == [0, 0, 0]
+    library = tmp_path / "shared.policy"
+    library.write_text("library shared\n\ndef double(x) = 2 * x\n")
+    assert [hook(id_, good, library) for id_ in ("smetric-check", "smetric-fmt", "smetric-test")] == [0, 0, 0]
     assert hook("smetric-check", good, bad) == 1
     assert hook("smetric-test", good, wrong) == 1
     assert hook("smetric-fmt", wrong) == 0  # pre-commit itself stops at a file that a hook has changed

@@ -12,9 +12,7 @@ import click
 from smetric.bench import REQUESTS, ROUNDS, SIZES, Figure, figures
 from smetric.cli.policy_argument import PolicySource, read_all
 from smetric.features import VOCABULARY
-from smetric.policy import Policy, PolicyError
-from smetric.policy.check import check_text
-from smetric.policy.policy import compiled
+from smetric.policy import Policy, PolicyError, load
 
 
 @click.command()
@@ -48,8 +46,9 @@ def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> Non
 def _policy(source: PolicySource) -> Policy | None:
     """The policy of a file; None where it is a library."""
     try:
-        file, checked = check_text(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
-        return None if file.kind == "library" else compiled(file, checked, VOCABULARY)
+        if source.is_library:
+            return None
+        return load(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
     except PolicyError as error:
         raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from smetric.cli.policy_argument import PolicySource, read_one
+from smetric.cli.policy_argument import PolicySource, read_file, read_standard_input
 from smetric.errors import ConfigError
 from smetric.policy import PolicyError
 from smetric.policy.layout import format_text
@@ -33,7 +33,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
     found = False
     for path in paths or (".",):
         for file in _policies_at(path):
-            source = read_one(file)
+            source = read_standard_input() if file is None else read_file(file)
             try:
                 laid_out = format_text(source.text, source.path)
             except PolicyError as error:
@@ -46,22 +46,24 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
                 click.echo(_difference(source, laid_out), nl=False)
             if changed and check:
                 click.echo(f"{source.path}: not in its canonical layout; run `smetric fmt {source.path}`", err=True)
-            if file == "-" and not dry:
+            if file is None and not dry:
                 sys.stdout.buffer.write(laid_out.encode())
-            elif changed and not dry:
-                _replace(Path(file), laid_out)
+            elif file is not None and changed and not dry:
+                _replace(file, laid_out)
                 click.echo(f"{source.path}: laid out")
     raise SystemExit(1 if found else 0)
 
 
-def _policies_at(path: str) -> Iterator[str]:
-    """The file itself, or every policy file in a folder and those below it that are not hidden."""
-    if os.path.isdir(path):
+def _policies_at(path: str) -> Iterator[Path | None]:
+    """The file, or all policy files in a folder and those below it that are not hidden; None for standard input."""
+    if path == "-":
+        yield None
+    elif os.path.isdir(path):
         for folder, below, files in os.walk(path):
             below[:] = sorted(name for name in below if not name.startswith("."))
-            yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith(".policy"))
-    elif path == "-" or os.path.exists(path):
-        yield path if path == "-" or os.sep in path else os.path.join(".", path)
+            yield from (Path(folder, name) for name in sorted(files) if name.endswith(".policy"))
+    elif os.path.exists(path):
+        yield Path(path)
     else:
         raise ConfigError(f"policy {path}: no such file or folder; name a file, a folder or -")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from smetric.errors import ConfigError
 from smetric.policy import Reader, Source
 from smetric.policy.library import no_libraries
+from smetric.policy.parser import read
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
 from smetric.resources import MAX_BYTES, policy_path, read_policy, shipped_policies
 
@@ -21,6 +22,16 @@ class PolicySource:
 
     path: str
     text: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a library, which decides nothing.
+
+        Raises:
+            PolicyError: it is too long to look at.
+        """
+        file, _ = read(self.text, self.path)
+        return file.kind == "library"
 
     @property
     def libraries(self) -> Reader:
@@ -48,13 +59,28 @@ def read_one(argument: str) -> PolicySource:
     Raises:
         ConfigError: there is no such policy, or it cannot be read.
     """
-    if argument == "-":
-        raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-        try:
-            return PolicySource(_STDIN, raw.decode())
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{_STDIN}: not UTF-8 at byte {error.start}") from error
-    path = policy_of(policy_path(argument))
+    return read_standard_input() if argument == "-" else read_file(policy_of(policy_path(argument)))
+
+
+def read_standard_input() -> PolicySource:
+    """What comes on standard input.
+
+    Raises:
+        ConfigError: it is not UTF-8.
+    """
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+    try:
+        return PolicySource(_STDIN, raw.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{_STDIN}: not UTF-8 at byte {error.start}") from error
+
+
+def read_file(path: Path) -> PolicySource:
+    """What is in this very file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return PolicySource(_shown(path), read_policy(path))
     except OSError as error:

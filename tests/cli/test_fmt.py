@@ -88,6 +88,14 @@ def test_a_file_without_folder_in_its_name(ugly: Path, monkeypatch: pytest.Monke
     assert unusual.read_text() == FINE
 
 
+def test_a_file_of_tests_beside_a_policy_is_laid_out_by_itself(ugly: Path) -> None:
+    beside = ugly.with_name("mine.test.policy")
+    beside.write_text('policy mine\ntest "t" instance|requests a|1 expect a')
+    assert run(str(beside)).exit_code == 0
+    assert beside.read_text() == ('policy mine\n\ntest "t"\n  instance | requests\n  a        |        1\n  expect a\n')
+    assert ugly.read_text() == UGLY
+
+
 def test_a_link_stays_one(ugly: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.policy"
     link.symlink_to(ugly)
