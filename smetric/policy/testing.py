@@ -93,8 +93,8 @@ def suite_of(
     path: str = "<policy>",
     libraries: Reader = no_libraries,
     beside: Source | None = None,
-) -> Suite | None:
-    """The tests of a policy, checked; None for a library, which decides nothing.
+) -> Suite:
+    """The tests of a policy, checked.
 
     Args:
         source: the text of the policy.
@@ -107,8 +107,6 @@ def suite_of(
         PolicyError: a file, or a setting of a test, is wrong.
     """
     file, checked = check_text(source, vocabulary, path=path, libraries=libraries, beside=beside)
-    if file.kind == "library":
-        return None
     policy = compiled(file, checked, vocabulary)
     own = Source(source, path)
     cases = [Case(test, own) for test in policy.tests]
@@ -125,8 +123,7 @@ def run_tests(
     Raises:
         PolicyError: the text, or a setting of a test, is wrong.
     """
-    suite = suite_of(source, vocabulary, path=path, libraries=libraries)
-    return [] if suite is None else suite.run()
+    return suite_of(source, vocabulary, path=path, libraries=libraries).run()
 
 
 def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
