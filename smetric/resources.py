@@ -11,8 +11,6 @@ import re
 import stat
 from pathlib import Path
 
-from smetric.config import is_policy_path
-from smetric.config.kind import did_you_mean
 from smetric.errors import ConfigError
 
 #: A policy file is at most this large (bounds of the language); one byte more is read to tell.
@@ -31,6 +29,11 @@ def shipped_policies() -> dict[str, Path]:
     return {path.stem: path for path in files if not _LIBRARY.search(path.read_text("utf-8"))}
 
 
+def is_policy_path(reference: str) -> bool:
+    """Whether *reference* is a path, not the name of a shipped policy."""
+    return "/" in reference or reference.endswith(".policy")
+
+
 def policy_path(policy: str) -> Path:
     """The file of a policy given as the setting `policy` is: a shipped name, or a path.
 
@@ -41,6 +44,8 @@ def policy_path(policy: str) -> Path:
     if policy in shipped:
         return shipped[policy]
     if not is_policy_path(policy):
+        from smetric.config.kind import did_you_mean  # the settings take long to import, and most names are right
+
         meant = did_you_mean(policy, shipped) or "; shipped: " + ", ".join(shipped)
         raise ConfigError(f"policy {policy}: no such shipped policy{meant} (a file's path has a / or ends in .policy)")
     return Path(policy)

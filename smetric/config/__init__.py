@@ -1,7 +1,6 @@
 """The configuration: a YAML file, `SMETRIC_…` variables and flags, typed and checked; every error names its place."""
 
-from smetric.config.address import is_policy_path
 from smetric.config.layers import Flagged
 from smetric.config.settings import InstanceSettings, Settings
 
-__all__ = ["Flagged", "InstanceSettings", "Settings", "is_policy_path"]
+__all__ = ["Flagged", "InstanceSettings", "Settings"]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from smetric.config.kind import Kind, interpolated, scalar_of
 from smetric.config.raw import Raw, Scalar, wrong
+from smetric.resources import is_policy_path
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -164,8 +165,3 @@ class PathRef(Kind[str]):
     def schema(self) -> dict[str, Any]:
         """A string."""
         return {"type": "string"}
-
-
-def is_policy_path(reference: str) -> bool:
-    """Whether *reference* is a path, not the name of a shipped policy."""
-    return "/" in reference or reference.endswith(".policy")
