@@ -11,9 +11,10 @@ from pathlib import Path
 
 from lark import Token
 
+from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Kind, Word
-from smetric.policy import Diagnostic, PolicyError, tree
+from smetric.policy import Diagnostic, PolicyError, Source, tree
 from smetric.policy.builder import span_of
 from smetric.policy.check import check_text
 from smetric.policy.keyword import KEYWORDS, Role
@@ -22,7 +23,8 @@ from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
 from smetric.policy.parser import MAX_BYTES, read, tokens_of
 from smetric.policy.policy import compiled
 from smetric.policy.tree import Span
-from smetric.policy_folder import libraries_beside
+from smetric.policy_folder import further_tests, libraries_beside, policy_of
+from smetric.resources import read_policy
 
 #: What begins the parts of a test.
 _CASES = ("WITH", "GIVEN", "INSTANCE", "EXPECT")
@@ -42,21 +44,29 @@ class Document:
         self._tokens = tokens_of(text).tokens if len(text) <= MAX_BYTES else []
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """All errors; when there is none, all warnings. What is wrong in a library stands where it is used."""
+        """All errors; when there is none, all warnings. Tests in a file of their own are checked with their policy."""
+        path = Path(self.path)
+        own, policy = Source(self.text, self.path), policy_of(path)
         try:
-            libraries = libraries_beside(Path(self.path))
-            file, checked = check_text(self.text, VOCABULARY, path=self.path, libraries=libraries)
-            return checked.warnings if file.kind == "library" else compiled(file, checked, VOCABULARY).warnings
+            is_tests = policy != path
+            main, beside = (Source(read_policy(policy), str(policy)), own) if is_tests else (own, further_tests(path))
+        except (ConfigError, OSError) as error:
+            return (Diagnostic("unreadable", getattr(error, "strerror", None) or str(error), Span(0, 0)),)
+        try:
+            libraries = libraries_beside(policy)
+            file, checked = check_text(main.text, VOCABULARY, path=main.path, libraries=libraries, beside=beside)
+            found = checked.warnings if file.kind == "library" else compiled(file, checked, VOCABULARY).warnings
         except PolicyError as error:
-            return tuple(self._placed(found) for found in error.diagnostics)
+            found = error.diagnostics
+        return tuple(self._placed(each, each.source or main) for each in found)
 
-    def _placed(self, found: Diagnostic) -> Diagnostic:
-        """The finding at a place of this text."""
-        if found.source is None:
+    def _placed(self, found: Diagnostic, source: Source) -> Diagnostic:
+        """The finding at a place of this text: what is wrong in another file, at the first `use` or at the top."""
+        if source.path == self.path:
             return found
-        uses = (token for word, token in pairwise(self._tokens) if word.type == "USE")
-        place = next(uses, self._tokens[0])
-        return Diagnostic(found.code, f"in {found.brief(self.text)}", span_of(place), severity=found.severity)
+        uses = (span_of(token) for word, token in pairwise(self._tokens) if word.type == "USE")
+        message = f"in {found.within(source).brief(source.text)}"
+        return Diagnostic(found.code, message, next(uses, Span(0, 0)), severity=found.severity)
 
     def layout(self) -> str | None:
         """The text in its canonical layout; None while it does not parse."""
