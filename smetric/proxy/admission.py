@@ -21,6 +21,8 @@ from smetric.telemetry.metrics import Metrics
 RETRY_COUNT = b"x-stainless-retry-count"
 #: Where a request says before its body how urgent it is: the lower the number the more, as for the engines.
 PRIORITY = b"x-vllm-priority"
+LENGTH = b"content-length"
+_READ = frozenset({LENGTH, RETRY_COUNT, PRIORITY})
 
 
 class Admission:
@@ -76,12 +78,13 @@ class Admission:
         """
         length, retry, priority = 0, False, 0.0
         for name, value in headers:
-            if name == b"content-length":
-                length = int(value)
-            elif name == RETRY_COUNT:
-                retry = value.strip() not in (b"", b"0")
-            elif name == PRIORITY:
-                priority = _priority(value)
+            if name in _READ:
+                if name == LENGTH:
+                    length = int(value)
+                elif name == RETRY_COUNT:
+                    retry = value.strip() not in (b"", b"0")
+                else:
+                    priority = _priority(value)
         try:
             if self.overload.level:
                 self._spare(retry=retry)

@@ -6,6 +6,7 @@ Hypercorn accepts, counts tasks and drains; from the first byte on a connection 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -106,7 +107,8 @@ class Connections:
             if number >= self._most + TOLD:
                 protocol.abort()
             else:
-                busy = HttpError(503, "too many connections", "service_unavailable", retry_after_s=1.0)
+                retry_after_s = random.uniform(1.0, 3.0)  # not all at the same time again
+                busy = HttpError(503, "too many connections", "service_unavailable", retry_after_s=retry_after_s)
                 protocol.turn_away(busy)
 
     def count(self) -> tuple[int, int]:

@@ -50,6 +50,17 @@ def error_event(path: str, error: HttpError) -> bytes:
     return b"data: " + error_body(path, error) + b"\n\n"
 
 
+def retry_fields(error: HttpError) -> list[tuple[bytes, bytes]]:
+    """The header fields that say when to come back, where *error* does.
+
+    Whole seconds are few; the clients of OpenAI and Anthropic go by milliseconds, and so do not come back all at once.
+    """
+    seconds = error.retry_after_s
+    if seconds is None:
+        return []
+    return [(b"retry-after", b"%d" % max(1, round(seconds))), (b"retry-after-ms", b"%d" % round(1000 * seconds))]
+
+
 async def send_error(send: Send, path: str, error: HttpError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
     """Answer *error*, with Retry-After where it has one."""
     body = error_body(path, error)
@@ -59,10 +70,7 @@ async def send_error(send: Send, path: str, error: HttpError, headers: list[tupl
         (b"date", formatdate(usegmt=True).encode()),
         *(headers or []),
     ]
-    if error.retry_after_s is not None:
-        fields.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-        # Whole seconds are few; OpenAI's and Anthropic's clients go by this, and so do not come back all at once.
-        fields.append((b"retry-after-ms", b"%d" % round(1000 * error.retry_after_s)))
+    fields += retry_fields(error)
     if error.status == 405 and not headers:
         fields.append((b"allow", b"GET, HEAD, POST, DELETE"))
     await send({"type": "http.response.start", "status": error.status, "headers": fields})

@@ -21,7 +21,7 @@ import structlog
 
 from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Scope
-from smetric.proxy.error_response import error_body
+from smetric.proxy.error_response import error_body, retry_fields
 from smetric.proxy.inbox import LINGER_BYTES, LINGER_S, Limits
 from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
 from smetric.proxy.transaction import HIGH_WATER, Stage, Transaction
@@ -474,7 +474,6 @@ def _refusal(problem: HttpError, scope: Scope | None, url: bytes) -> bytes:
     ]
     if problem.status == 405:
         lines.append("allow: GET, HEAD, POST, DELETE")
-    if problem.retry_after_s is not None:
-        lines.append(f"retry-after: {max(1, round(problem.retry_after_s))}")
+    lines += [f"{name.decode()}: {value.decode()}" for name, value in retry_fields(problem)]
     head = "\r\n".join([*lines, "", ""]).encode("ascii")
     return head if scope is not None and scope["method"] == "HEAD" else head + body

@@ -148,7 +148,7 @@ async def test_b6_connections_above_the_most_are_told_so_and_open_streams_go_on(
                 answer = await client.response()
             except (ConnectionError, asyncio.IncompleteReadError):
                 continue  # too many even for that
-            assert (answer.status, answer.value("retry-after")) == (503, "1")
+            assert (answer.status, 1 <= int(answer.value("retry-after")) <= 3) == (503, True)
             told += 1
         assert told >= 20
         for client in crowd:
