@@ -1,4 +1,7 @@
-"""These tests run the whole product; those that take minutes run on demand: `pytest -m soak tests/faults`."""
+"""These tests run the whole product; those that take minutes run on demand.
+
+pytest -m soak -o faulthandler_timeout=0 tests/faults
+"""
 
 from __future__ import annotations
 
@@ -14,4 +17,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         if item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes: run with -m soak"))
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run with -m soak -o faulthandler_timeout=0"))

@@ -1,6 +1,6 @@
 """Runs the tests of the fault matrix and writes what they said into the manual.
 
-    python -m tests.faults.report [--soak]
+    python -m tests.faults.report [--soak] [-k EXPRESSION]
 
 With `--soak` those that take minutes, without it all others; docs/figures/reliability.json keeps both, and
 docs/reliability.md is made from it.
@@ -59,16 +59,22 @@ def main() -> int:
     """Run, write, and say how many failed; the exit code is pytest's."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--soak", action="store_true", help="run the tests that take minutes")
-    is_soak = parser.parse_args().soak
+    parser.add_argument("-k", metavar="EXPRESSION", help="run and renew only the tests that pytest picks by it")
+    options = parser.parse_args()
+    kind = "soak" if options.soak else "normal"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
-        code = subprocess.run(
-            [*command, *(["-m", "soak"] if is_soak else []), *files()], cwd=ROOT, check=False
-        ).returncode
+        command += ["-m", "soak", "-o", "faulthandler_timeout=0"] if options.soak else []
+        command += ["-k", options.k] if options.k else []
+        code = subprocess.run([*command, *files()], cwd=ROOT, check=False).returncode
+        if not report.exists():
+            sys.stderr.write(f"pytest ended with {code} and wrote no report\n")
+            return code
         run = said(report)
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept["soak" if is_soak else "normal"] = run
+    before = kept.get(kind, {}) if options.k else {}
+    kept[kind] = {part: {**before.get(part, {}), **run[part]} for part in ("rows", "figures")}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({kind: kept[kind] for kind in ("normal", "soak") if kind in kept}, indent=1) + "\n")
     subprocess.run([sys.executable, "docs/generate.py"], cwd=ROOT, check=True)
