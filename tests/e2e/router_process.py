@@ -21,6 +21,9 @@ import yaml
 from tests.e2e.real_vllm import BLOCK, RealEngine, folder, free_ports
 from tests.e2e.sessions import AgentSession
 
+#: Times an agent asks where the router, which has the rest of two busy cores, is overloaded.
+TRIES = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -130,12 +133,16 @@ class RouterProcess:
         }
 
     async def ask(self, client: aiohttp.ClientSession, session: AgentSession, turn: int) -> Answered:
-        """The session's next request; its reply is told to the session."""
-        async with client.post(self.url + session.path, json=session.body()) as answer:
-            body = await answer.json(content_type=None)
-            decision = answer.headers.get("x-smetric-decision-id", "")
-            instance = answer.headers.get("x-smetric-instance", "")
-            status = answer.status
+        """The session's next request; its reply is told to the session. Where the router has no time, it waits."""
+        for _ in range(TRIES):
+            async with client.post(self.url + session.path, json=session.body()) as answer:
+                body = await answer.json(content_type=None)
+                decision = answer.headers.get("x-smetric-decision-id", "")
+                instance = answer.headers.get("x-smetric-instance", "")
+                status, retry_after = answer.status, answer.headers.get("retry-after")
+            if status != 503 or retry_after is None:
+                break
+            await asyncio.sleep(float(retry_after))
         assert status == 200, body
         if session.api == "messages":
             session.answered("".join(part.get("text", "") for part in body["content"]))

@@ -138,7 +138,10 @@ async def engines_and_client() -> AsyncIterator[tuple[dict[str, EmulatedFleet], 
             await engine.__aenter__()
             # One of them may be gone already.
             stack.push_async_callback(_gone, engine)
-        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)))
+        # Engines close idle connections after five seconds.
+        connector = aiohttp.TCPConnector(keepalive_timeout=3)
+        timeout = aiohttp.ClientTimeout(total=60)
+        client = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
         yield engines, client
 
 

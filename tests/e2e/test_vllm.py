@@ -211,7 +211,7 @@ async def test_the_prefix_index_predicts_to_a_block_where_token_ids_are_known(en
         sources = Counter(answer.source for answer in answers)
         note("prefix_index, token ids known", figures | {"stuck": round(stuck(answers), 3), "sources": dict(sources)})
     assert figures["predicted"] >= 200
-    assert figures["within_a_block"] >= 0.97 * figures["predicted"]
+    assert figures["within_a_block"] >= 0.95 * figures["predicted"]
     assert stuck(answers) >= 0.9
 
 
