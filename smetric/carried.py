@@ -13,6 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import xxhash
@@ -23,6 +24,8 @@ from smetric.screening import STRIDE, Screened
 
 #: Bytes that all of it may take; what was used longest ago goes first.
 MOST_BYTES = 32 * 1024 * 1024
+#: Smaller bodies are read as soon as their messages are found again.
+LEAST_BYTES = 64 * 1024
 #: Ends of messages that are remembered of a body, the last ones. Claude Code moves marks in the last two messages.
 MOST_ENDS = 3
 #: Bytes looked through for the beginning of one of these messages, and places tried.
@@ -44,8 +47,7 @@ class Unfit(Exception):
     """What is remembered of a body's beginning does not do for the whole; read all of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
+class Turns(NamedTuple):
     """The turns of the first messages of a conversation.
 
     Args:
@@ -59,8 +61,7 @@ class Turns:
     previous: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A place between two messages of a rendered conversation, by what comes before it.
 
     Args:
@@ -76,8 +77,7 @@ class Mark:
     turns: Turns
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
+class Lead(NamedTuple):
     """What is rendered before the messages: its length, and a hash of it and of what else tells prompts apart."""
 
     size: int
@@ -136,9 +136,11 @@ class Memory:
     Args:
         block_bytes: rendered bytes of a block.
         most_bytes: bound on the memory it takes.
+        least_bytes: size of the bodies that are worth it, at least `STRIDE`.
     """
 
-    def __init__(self, block_bytes: int, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, block_bytes: int, most_bytes: int = MOST_BYTES, least_bytes: int = LEAST_BYTES) -> None:
+        self.least_bytes = least_bytes
         self._block_bytes = block_bytes
         self._most_bytes = most_bytes
         #: By the hash of a body up to the last multiple of `STRIDE` before each end.
@@ -222,8 +224,7 @@ class Memory:
         return None if left else tuple(reversed(found))
 
 
-@dataclass(frozen=True, slots=True)
-class Carrying:
+class Carrying(NamedTuple):
     """A body whose messages are remembered once they are answered.
 
     Args:

@@ -6,21 +6,20 @@ fields is in `smetric.reading`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import xxhash
 from msgspec import Raw
 
-from smetric.carried import MOST_ENDS, Carried, Lead, Mark, Turns, Unfit
+from smetric.carried import Carried, Lead, Mark, Turns, Unfit
 from smetric.errors import RequestError
 from smetric.json_text import Text
 from smetric.parts import Outline
 from smetric.rendering import Message, Rendering
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(NamedTuple):
     """A conversation as text.
 
     Args:
@@ -29,7 +28,7 @@ class Conversation:
         history_bytes: length up to the end of the last of these turns; 0 without one.
         question_bytes: length up to its beginning.
         outline: which pieces are which part.
-        lead: what comes before the messages.
+        lead: what comes before the messages; hashed where places are marked.
         marks: the places behind the last messages.
     """
 
@@ -53,6 +52,7 @@ def render(
     system: Raw | None = None,
     is_plain: bool = False,
     seed: int = 0,
+    ends: int = 0,
     carried: tuple[Carried, list[Text]] | None = None,
 ) -> Conversation:
     """Render *messages*, a list of messages or of Responses items, after *tools* and *system*.
@@ -68,6 +68,7 @@ def render(
         system: JSON text of the system prompt or instructions, a string or a list of text parts.
         is_plain: whether there is no choice of escapes in any of them, as `smetric.screening` says.
         seed: hash of what tells this prompt from one with the same text.
+        ends: of so many of the last messages their place is marked.
         carried: what the messages before these come to, and the text of them that fills no block.
 
     Raises:
@@ -86,7 +87,7 @@ def render(
         text.add_tools(tools)
     if system is not None:
         text.add_system(system)
-    lead = _lead(field, pieces, seed)
+    lead = _lead(field, pieces, seed) if ends else Lead(sum(map(len, pieces)), 0)
     messages_from, known, turns, size = len(parts), 0, Turns(), lead.size
     if carried is not None:
         of_before, rest = carried
@@ -116,7 +117,7 @@ def render(
             previous = "result"
         else:
             previous = "other"
-        if number >= known + len(decoded) - MOST_ENDS:
+        if number >= known + len(decoded) - ends:
             marks.append(Mark(number + 1, len(pieces), size, Turns(last, before, previous)))
     turn, question_bytes, history_bytes = before if previous in ("assistant", "item") else last
     if carried is not None and (not decoded or previous in ("assistant", "item") or (turn and question_bytes < least)):

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import xxhash
@@ -45,8 +46,7 @@ class Change(enum.Enum):
     REORDERED = "reordered"
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(NamedTuple):
     """Which pieces of a rendered conversation are which part.
 
     Args:
@@ -61,8 +61,7 @@ class Outline:
     messages_from: int
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """A prompt as the hashes of its parts: one for each tool, system block, message and tool result.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -167,8 +167,7 @@ class Prompt:
         return self.hashes.blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Hashes:
+class Hashes(NamedTuple):
     """What stands for a prompt's text: 64-bit hashes, each of which covers everything before it.
 
     Args:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from smetric.body import is_null, members, span
-from smetric.carried import Carried, Carrying, Memory, Unfit
+from smetric.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
 from smetric.conversation import render
 from smetric.errors import RequestError
 from smetric.fields import decode, number, string
@@ -104,7 +104,7 @@ def parse(
         if api is Api.OTHER:
             return request
         raise
-    carried = memory.find(screened) if api in _CONVERSATIONS else None
+    carried = memory.find(screened) if len(body) >= memory.least_bytes and api in _CONVERSATIONS else None
     if carried is not None:
         try:
             _read_body(request, screened, turn, ratio, reading, carried)
@@ -138,8 +138,8 @@ def _read_body(
         if api is Api.OTHER:
             return
         raise
-    for name, value in found.items():
-        if (name in _REFUSED or name.startswith("bootstrap_")) and not is_null(value):
+    for name in found:
+        if (name in _REFUSED or name.startswith("bootstrap_")) and not is_null(found[name]):
             raise RequestError(
                 "`kv_transfer_params`, `ec_transfer_params` and `bootstrap_…` are set between engines, never by "
                 "clients; send the request without them",
@@ -210,18 +210,20 @@ def _conversation_prompt(
 ) -> Prompt:
     """The prompt of a conversation, whose number of turns goes into *request*."""
     list_of, lead = _CONVERSATIONS[request.api]
+    is_remembered = len(screened.body) >= memory.least_bytes
     conversation = render(
         list_of,
         _listed(found, list_of, request.api),
         tools=found.get("tools"),
         system=found.get(lead) if lead else None,
         is_plain=screened.is_plain,
-        seed=hash_of(key),
+        seed=hash_of(key) if is_remembered else 0,
+        ends=MOST_ENDS if is_remembered else 0,
         carried=(carried, carried.text_of_rest(screened.body)) if carried is not None else None,
     )
     request.turn = conversation.turn
     carrying = None
-    if screened.places:
+    if is_remembered:
         at = span(text, found, list_of)
         if at is not None:
             cut = len(screened.body) - len(text)

@@ -57,29 +57,34 @@ _BILLING = b"x-anthropic-billing-header"
 _CACHE_CONTROL = re.compile(
     rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
 )
-_MARKS = {role: b"<|%b|>" % role.encode() for role in ("system", "developer", "user", "assistant", "tool", "function")}
-_TOOL_ROLES = ("tool", "function")
-#: What the messages of each kind are as parts; those of `other` are the system's or a user's.
-_KINDS = {"assistant": Kind.ASSISTANT, "result": Kind.TOOL_RESULT}
-_SYSTEM_ROLES = ("system", "developer")
-_LIST = ord("[")
+#: Of each role: what a message of it is among the turns, what it is as a part, and its mark.
+_ROLES = {
+    role: (turn, part, b"<|%b|>" % role.encode())
+    for role, turn, part in (
+        ("system", "other", Kind.SYSTEM),
+        ("developer", "other", Kind.SYSTEM),
+        ("user", "other", Kind.USER),
+        ("assistant", "assistant", Kind.ASSISTANT),
+        ("tool", "result", Kind.TOOL_RESULT),
+        ("function", "result", Kind.TOOL_RESULT),
+    )
+}
+_SYSTEM_MARK = _ROLES["system"][2]
+_QUOTE, _LIST = ord('"'), ord("[")
 #: Contents in contents that are taken apart; tool results hold text and images, and nothing nests deeper.
 MOST_NESTED = 2
 
 
-def kind_of(message: Message) -> str:
-    """assistant, result or other. Responses items without a role say by their type which they are."""
+def _role(message: Message) -> tuple[str, Kind, bytes]:
+    """The same for a message without one of these roles: items of the Responses API say by their type what they are."""
     role, type_ = message.role, message.type
-    if role == "assistant":
-        return "assistant"
-    if role in _TOOL_ROLES:
-        return "result"
+    mark = b"<|%b|>" % (role if role is not None else type_ or "user").encode()
     if role is None and type_ is not None:
         if type_.endswith("_output"):
-            return "result"
+            return "result", Kind.TOOL_RESULT, mark
         if type_ == "reasoning" or type_.endswith("_call"):
-            return "assistant"
-    return "other"
+            return "assistant", Kind.ASSISTANT, mark
+    return "other", Kind.USER, mark
 
 
 class Rendering:
@@ -117,31 +122,33 @@ class Rendering:
             if text:
                 self.parts.append((at, Kind.SYSTEM, number))
                 if not has_mark:
-                    self.pieces.append(_MARKS["system"])
+                    self.pieces.append(_SYSTEM_MARK)
                     has_mark = True
                 self.pieces += text
 
     def add_message(self, message: Message, number: int) -> str:
-        """Add message *number*, and its tool results as parts of their own; returns its `kind_of`."""
-        pieces, kind = self.pieces, kind_of(message)
-        part = _KINDS.get(kind) or (Kind.SYSTEM if message.role in _SYSTEM_ROLES else Kind.USER)
+        """Add message *number*, and its tool results as parts of their own; returns what it is among the turns.
+
+        That is assistant, result, or other.
+        """
+        pieces = self.pieces
+        turn, part, mark = _ROLES.get(message.role or "") or _role(message)
         self.parts.append((len(pieces), part, number))
-        role = message.role if message.role is not None else message.type or "user"
-        pieces.append(_MARKS.get(role) or b"<|%b|>" % role.encode())
+        pieces.append(mark)
         if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
             self._add_value(message.reasoning_content)
-        results: list[int] = []  # where each tool result begins and ends
         if message.content:
+            results: list[int] = []  # where each tool result begins and ends
             self._add_content(message.content, results, 0)
+            for index, boundary in enumerate(results):
+                self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
         if message.tool_calls:
             pieces.append(memoryview(message.tool_calls))
         if message.type is not None:
             for content in (message.summary, message.name, message.arguments, message.output):
                 if content:
                     self._add_content(content, [], 0)
-        for index, boundary in enumerate(results):
-            self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
-        return kind
+        return turn
 
     def _add_value(self, value: Raw) -> bool:
         """Add a string, or any other value but null as it stands; returns whether it was not null."""
@@ -152,7 +159,11 @@ class Rendering:
 
     def _add_content(self, content: Raw, results: list[int], depth: int) -> None:
         """Add a string or a list of parts; where it is neither, as it stands."""
-        if _first(content) != _LIST or depth > MOST_NESTED:
+        text = memoryview(content)
+        if text[0] == _QUOTE:
+            self.pieces.append(text[1:-1] if self._is_plain else text_of(content, False))
+            return
+        if text[0] != _LIST or depth > MOST_NESTED:
             self._add_value(content)
             return
         try:

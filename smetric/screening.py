@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -36,8 +36,7 @@ _ENCODINGS = (
 _SEED = int.from_bytes(os.urandom(8))
 
 
-@dataclass(frozen=True, slots=True)
-class Screened:
+class Screened(NamedTuple):
     """A body that may be parsed.
 
     Args:
@@ -64,7 +63,13 @@ class Screen:
         Raises:
             RequestError: it is not UTF-8, or holds too many values to be looked into.
         """
-        places = _places(body) if len(body) >= STRIDE else []
+        if len(body) < STRIDE:
+            try:
+                body.decode()
+            except UnicodeDecodeError:
+                _refuse_other_encodings(body, 0)
+            return Screened(body, CHOSEN_ESCAPE.search(body) is None, [])
+        places = _places(body)
         known, found = self._deepest(places)
         start, marks, is_plain = known * STRIDE, found >> 1, bool(found & 1)
         if not body.isascii():

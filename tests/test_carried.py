@@ -29,7 +29,7 @@ class Reader:
     """Reads bodies with a memory of its own, and each once more without one."""
 
     def __init__(self, most_bytes: int = 1 << 25) -> None:
-        self.memory = Memory(BLOCK_BYTES, most_bytes)
+        self.memory = Memory(BLOCK_BYTES, most_bytes, STRIDE)
 
     def read(self, api: Api, body: bytes, memory: Memory) -> InferenceRequest:
         kept, reading.memory = reading.memory, memory
@@ -261,6 +261,13 @@ def test_a_session_takes_the_room_of_one_body_however_long_it_goes_on() -> None:
         reader.answered(Api.MESSAGES, packed(claude(turns)))
     # The first body is of no use to the second, where its mark has moved.
     assert len(reader.memory._families) == 2
+
+
+def test_of_small_bodies_nothing_is_remembered() -> None:
+    reader = Reader()
+    small = {"messages": [{"role": "user", "content": "x" * (STRIDE // 2)}]}
+    reader.answered(Api.CHAT, packed(small))
+    assert reader.memory.bytes == 0
 
 
 def test_no_text_is_remembered() -> None:
