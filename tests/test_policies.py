@@ -10,6 +10,8 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Need, Policy, Snapshot, load
+from smetric.policy.proof import counterexample
+from smetric.policy.properties import promised
 from smetric.policy.testing import suite_of
 from smetric.policy_folder import further_tests, libraries_beside
 from smetric.request import InferenceRequest
@@ -38,6 +40,13 @@ def test_a_policy_passes_its_own_tests_which_show_all_of_it(path: Path) -> None:
     results = suite.run()
     assert [(result.sentence, result.failure) for result in results if not result.passed] == []
     assert suite.coverage(results).missing == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_keeps_what_its_documentation_promises(name: str) -> None:
+    policy = POLICIES[name]
+    broken = [counterexample(policy, VOCABULARY, each, situations=1000) for each in promised(policy, VOCABULARY)]
+    assert [found.as_test() for found in broken if found is not None] == []
 
 
 @pytest.mark.parametrize("name", POLICIES)

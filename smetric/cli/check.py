@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Collection, Container
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from smetric.cli.check_report import FORMATS, Examined
 from smetric.cli.policy_argument import PolicySource, read_all
+from smetric.config.kind import did_you_mean
+from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
 from smetric.policy.check import check_text
 from smetric.policy.policy import compiled
+from smetric.policy.proof import counterexample
+from smetric.policy.properties import PROPERTIES, UnknownProperty, promised
 
 
 @click.command()
@@ -28,19 +33,41 @@ from smetric.policy.policy import compiled
     help="json: one document. github: annotations of a workflow run.",
 )
 @click.option(
+    "--prove",
+    is_flag=True,
+    help="Search small fleets for counterexamples to what each policy promises (`Holds: …` in its documentation).",
+)
+@click.option(
+    "--property",
+    "properties",
+    metavar="NAME",
+    type=click.Choice(list(PROPERTIES)),
+    multiple=True,
+    help=f"Search for counterexamples to this instead: {', '.join(PROPERTIES)}; repeat it for more.",
+)
+@click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="A router's settings: warn of look-ups that none of its sources fills.",
 )
-def check(policies: tuple[str, ...], verbose: bool, form: str, config: Path | None) -> None:
+def check(
+    policies: tuple[str, ...],
+    verbose: bool,
+    form: str,
+    prove: bool,
+    properties: tuple[str, ...],
+    config: Path | None,
+) -> None:
     """Check policies and libraries; all shipped policies when none is named.
 
     Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1.
-    Warnings are printed and change nothing.
+    Warnings are printed and change nothing. A counterexample is printed as a test, and ends with 1, too.
     """
     filled = None if config is None else _filled(config)
     examined = [_examined(source, filled) for source in read_all(policies)]
+    if prove or properties:
+        examined = [_proven(each, properties) for each in examined]
     FORMATS[form](examined, verbose)
     raise SystemExit(1 if any(each.errors for each in examined) else 0)
 
@@ -57,6 +84,19 @@ def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
         return Examined(source, error.diagnostics)
     unfilled = () if filled is None else policy.unfilled(filled)
     return Examined(source, (*checked.warnings, *unfilled), policy)
+
+
+def _proven(each: Examined, properties: Collection[str]) -> Examined:
+    """The same, with a counterexample for each promise that was found not to hold."""
+    if each.policy is None:
+        return each
+    try:
+        promises = promised(each.policy, VOCABULARY, properties)
+    except UnknownProperty as error:
+        meant = did_you_mean(str(error), PROPERTIES) or "; there are " + ", ".join(PROPERTIES)
+        raise ConfigError(f"{each.source.path}: it holds `{error}`: no such property{meant}") from error
+    searched = [(promise.name, counterexample(each.policy, VOCABULARY, promise)) for promise in promises]
+    return replace(each, promises=searched)
 
 
 def _filled(config: Path) -> Container[str]:

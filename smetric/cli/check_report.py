@@ -13,23 +13,38 @@ from smetric.cli.policy_argument import PolicySource
 from smetric.features import VOCABULARY
 from smetric.policy import Diagnostic, Parameter, Policy, Severity
 from smetric.policy.diagnostic import position, report
+from smetric.policy.proof import SITUATIONS, Counterexample
 
 NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One file, and what was found; `policy` is the compiled policy where there are no errors and it is no library."""
+    """One file, and what was found.
+
+    Args:
+        source: the file.
+        findings: errors and warnings.
+        policy: the compiled policy, where there are no errors and it is no library.
+        library: the library's name, if it is one.
+        promises: each property that was searched for, with a counterexample where there is one.
+    """
 
     source: PolicySource
     findings: Sequence[Diagnostic]
     policy: Policy | None = None
     library: str = ""
+    promises: Sequence[tuple[str, Counterexample | None]] = ()
 
     @property
     def errors(self) -> bool:
-        """Whether it cannot be used."""
-        return any(found.severity is Severity.ERROR for found in self.findings)
+        """Whether it cannot be used, or does not keep a promise."""
+        return bool(self.broken) or any(found.severity is Severity.ERROR for found in self.findings)
+
+    @property
+    def broken(self) -> list[Counterexample]:
+        """The promises that do not hold."""
+        return [found for _, found in self.promises if found is not None]
 
 
 def as_text(examined: Sequence[Examined], verbose: bool) -> None:
@@ -37,8 +52,13 @@ def as_text(examined: Sequence[Examined], verbose: bool) -> None:
     for each in examined:
         if each.findings:
             click.echo(f"{report(each.findings, each.source.text, each.source.path)}\n", err=True)
+        for found in each.broken:
+            click.echo(f"{each.source.path}: {_said(found)}\n\n{found.as_test()}\n")
         if verbose and each.policy is not None:
             click.echo(_account(each.policy))
+            held = [name for name, found in each.promises if found is None]
+            if held:
+                click.echo(f"  holds       {', '.join(held)}: no counterexample in {SITUATIONS} situations each")
 
 
 def as_json(examined: Sequence[Examined], verbose: bool) -> None:
@@ -62,6 +82,9 @@ def as_github(examined: Sequence[Examined], verbose: bool) -> None:
             properties = ",".join(f"{name}={_property(str(value))}" for name, value in where.items())
             help_text = f"\n{found.help}" if found.help else ""
             click.echo(f"::{found.severity.value} {properties}::{_data(found.message + help_text)}")
+        for broken in each.broken:
+            title = f"file={_property(each.source.path)},title=counterexample"
+            click.echo(f"::error {title}::{_data(_said(broken))}%0A{_data(broken.as_test())}")
 
 
 #: How findings are printed, by the name of the format.
@@ -70,6 +93,10 @@ FORMATS: Mapping[str, Callable[[Sequence[Examined], bool], None]] = {
     "json": as_json,
     "github": as_github,
 }
+
+
+def _said(found: Counterexample) -> str:
+    return f"`{found.property.name}` does not hold: {found.broken.why}"
 
 
 # ── text ─────────────────────────────────────────────────────────────────────
@@ -132,6 +159,16 @@ def _document(each: Examined) -> dict[str, Any]:
             for finding in each.findings
         ],
     }
+    if each.promises:
+        found["promises"] = [
+            {
+                "property": name,
+                "holds": broken is None,
+                "why": "" if broken is None else broken.broken.why,
+                "test": "" if broken is None else broken.as_test(),
+            }
+            for name, broken in each.promises
+        ]
     if each.library:
         found["library"] = each.library
     if each.policy is not None:

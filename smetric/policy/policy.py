@@ -17,7 +17,7 @@ from smetric.policy.library import Reader, no_libraries
 from smetric.policy.plan import Plan
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
-from smetric.policy.term import Column, Pick, Term, features_of, walk
+from smetric.policy.term import Column, Pick, Term, features_of, fields_of, walk
 from smetric.policy.tree import Span
 from smetric.policy.vocabulary import Vocabulary
 
@@ -71,7 +71,9 @@ class Policy:
         self._terms += [step.value for step in plan.steps if step.value is not None]
         #: Every feature that some decision may read.
         self.reads: frozenset[str] = frozenset(name for term in self._terms for name in features_of(term))
-        #: Those of them that cost a look-up.
+        #: Every request field that some decision may read.
+        self.fields: frozenset[str] = frozenset(name for term in self._terms for name in fields_of(term))
+        #: The features that cost a look-up.
         self.lookups: Mapping[str, Lookup] = {
             name: Lookup(name in compiled.always, compiled.asked_by[name])
             for name in sorted(self.reads)

@@ -402,6 +402,38 @@ def test_tests_beside_a_policy_are_run_with_it_and_checked_in_their_own_text(tmp
     assert "says that it is of `q`" in run("test", str(path)).stderr
 
 
+def test_prove_prints_the_smallest_counterexample_as_a_test(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text("## Holds: balanced.\npolicy p\nroute argmax(requests, then: waiting) as busiest\n")
+    result = run("check", "--prove", str(path))
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[:5] == [
+        f"{path}: `balanced` does not hold: c has 1 requests, the mean is 0.333",
+        "",
+        'test "balanced: c has 1 requests, the mean is 0.333"',
+        "  instance | requests",
+        "  a        |        0",
+    ]
+    assert run("check", str(path)).exit_code == 0
+    held = run("check", "--property", "symmetric", "-v", str(path))
+    assert held.exit_code == 0
+    assert "  holds       symmetric: no counterexample in 4000 situations each" in held.stdout.splitlines()
+    (file,) = json.loads(run("check", "--prove", "--format", "json", str(path)).stdout)["files"]
+    assert (file["ok"], [(each["property"], each["holds"]) for each in file["promises"]]) == (
+        False,
+        [("balanced", False), ("symmetric", True)],
+    )
+    assert run("check", "--prove", "--format", "github", str(path)).stdout.startswith("::error file=")
+
+
+def test_a_promise_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text("## Holds: ballanced.\npolicy p\nroute rr_argmin(0)\n")
+    result = run("check", "--prove", str(path))
+    assert result.exit_code == 2
+    assert f"{path}: it holds `ballanced`: no such property; did you mean balanced?" in result.output
+
+
 def test_libraries_are_found_beside_the_file_and_checked_on_their_own(tmp_path: Path) -> None:
     (tmp_path / "common.policy").write_text("library common\ndef near(x) = x + 1\n")
     (tmp_path / "p.policy").write_text("policy p\nuse common (near)\nroute argmin(near(requests)) as near_one\n")

@@ -37,10 +37,10 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "not in": lambda a, b: a not in b,
 }
 _REDUCE: dict[str, Callable[..., Any]] = {
-    "mean": lambda values: sum(values) / len(values),
+    "mean": lambda values: math.fsum(values) / len(values),
     "min": min,
     "max": max,
-    "sum": sum,
+    "sum": math.fsum,
     "std": lambda values: statistics.pstdev(values) if values else 0.0,
     "any": any,
     "all": all,
@@ -201,7 +201,7 @@ class Reference:
             low, high = min(over), max(over)
             return self.each(lambda v: (v - low) / (high - low) if high > low else 0.0, plain[0])
         elif name == "share":
-            total = sum(over)
+            total = math.fsum(over)
             return self.each(lambda v: v / total if total else 1 / len(over), plain[0])
         elif name == "rank":
             return self.each(lambda v: 1 + sum(other < v for other in over), plain[0])

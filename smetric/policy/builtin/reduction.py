@@ -10,8 +10,8 @@ from smetric.policy.builtin.row import Builtin, Family
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
-    return sum(values) / len(values)
+    """The mean of at least one value. `fsum` is exact, so the order of the candidates plays no part."""
+    return math.fsum(values) / len(values)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -31,7 +31,11 @@ def std(values: Sequence[float]) -> float:
     if not values:
         return 0.0
     middle = mean(values)
-    deviation = math.hypot(*[value - middle for value in values]) / math.sqrt(len(values))
+    far = [abs(value - middle) for value in values]
+    farthest = max(far)
+    if farthest == 0:
+        return 0.0
+    deviation = farthest * math.sqrt(math.fsum([(each / farthest) ** 2 for each in far]) / len(values))
     # Rounding must not carry it out of the interval that the checker promised.
     return min(deviation, (max(values) - min(values)) / 2)
 
@@ -89,7 +93,7 @@ ROWS = (
         signature="sum(v [where m])",
         doc="The sum over the candidates; 0 of nobody.",
         family=Family.REDUCTION,
-        function=sum,
+        function=math.fsum,
         where=True,
         bounds=interval.total,
     ),

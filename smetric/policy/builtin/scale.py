@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ def norm(values: Sequence[float], over: Sequence[float]) -> list[float]:
 
 def share(values: Sequence[float], over: Sequence[float]) -> list[float]:
     """*values*, none below 0, by the sum of *over*; equal shares when that is 0."""
-    total = sum(over)
+    total = math.fsum(over)
     if total == 0:
         return [1.0 / len(over)] * len(values)
     return [value / total for value in values]
