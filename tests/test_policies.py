@@ -61,7 +61,23 @@ def test_a_shipped_policy_is_named_like_its_file_documented_and_tested(name: str
 
 
 def test_exactly_the_policies_of_this_version_are_shipped() -> None:
-    assert set(POLICIES) == {"smetric", "smetric_basic", "bailian", "lmetric", "load_only", "round_robin"}
+    assert set(POLICIES) == {
+        "admission",
+        "aibrix_prefix_sigma",
+        "bailian",
+        "bailian_sampled",
+        "canary",
+        "least_load",
+        "llmd_weighted",
+        "lmetric",
+        "load_only",
+        "round_robin",
+        "session",
+        "sglang_cache_aware",
+        "smetric",
+        "smetric_basic",
+        "two_choices",
+    }
 
 
 # ── Figure 13 ────────────────────────────────────────────────────────────────
