@@ -107,30 +107,32 @@ class Inbox:
             RequestError: 413 above the limit, 408 when it takes longer than allowed.
             ClientGone: the client left first.
         """
-        transaction = self.transaction
-        if transaction is not None and transaction.complete and not transaction.gone:
-            # All of it came with the head, as small ones do.
-            self.complete = True
-            body = transaction.take()
-            if len(body) > self._limits.body_bytes:
-                raise too_large(self._limits)
-            room.settle(len(body))
-            return body
         pieces: list[bytes] = []
         size = 0
-        while True:
+        while not self.complete:
+            news = await self._news()
+            pieces += news
+            size += sum(map(len, news))
+            if size > self._limits.body_bytes:
+                raise too_large(self._limits)
+            if not self.complete:
+                room.grow(size)
+        room.settle(size)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _news(self) -> list[bytes]:
+        """What has arrived of the body, put together by nobody: copies of large bodies cost more than anything here."""
+        transaction = self.transaction
+        if transaction is None:
             message = await self()
             if self.gone:
                 raise ClientGone
-            piece = message.get("body", b"")
-            pieces.append(piece)
-            size += len(piece)
-            if size > self._limits.body_bytes:
-                raise too_large(self._limits)
-            if not message.get("more_body", False):
-                room.settle(size)
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            room.grow(size)
+            return [message.get("body", b"")]
+        if not await transaction.arrival():
+            self.gone = True
+            raise ClientGone
+        self.complete = transaction.complete
+        return transaction.take()
 
     def watch(self) -> None:
         """From now on, cancel the request's task as soon as the client leaves."""

@@ -172,30 +172,34 @@ class Transaction:
 
     async def __call__(self) -> Message:
         """ASGI `receive`: all that has arrived of the body, then `http.disconnect` once the client leaves."""
+        if not await self.arrival():
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": b"".join(self.take()), "more_body": not self.complete}
+
+    async def arrival(self) -> bool:
+        """Wait until there is something of the body to take, or its end; False once the client has left."""
         if self._expects_continue:
             self._expects_continue = False
             if not (self.buffered or self.complete or self.gone) and self.stage is Stage.WAITING:
                 self._wire.write(_CONTINUE)
         while True:
             if self.gone or self.stage is Stage.ENDED:
-                return {"type": "http.disconnect"}
+                return False
             if self._pieces or (self.complete and not self._delivered):
-                return {"type": "http.request", "body": self.take(), "more_body": not self.complete}
+                return True
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
 
-    def take(self) -> bytes:
+    def take(self) -> list[bytes]:
         """What has arrived of the body since the last time: all of it, if it is `complete` and this the first time."""
-        pieces = self._pieces
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        pieces, self._pieces = self._pieces, []
         self.buffered = 0
         self._delivered = self.complete
         self._wire.taken()
-        return body
+        return pieces
 
     async def send(self, message: Message) -> None:
         """ASGI `send`; returns once the client has taken most of what it was sent, or has left.
