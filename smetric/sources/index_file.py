@@ -107,7 +107,7 @@ class IndexFile:
         most = sum(index.table.max_bytes for index in self._indexes)
         try:
             with (self._folder / NAME).open("rb") as file:
-                # Eight bytes of the file stand for a hundred and more in memory.
+                # Each holding takes eight bytes of the file, and counts for more in memory.
                 data = file.read(most + 1)
         except FileNotFoundError:
             return None
