@@ -25,7 +25,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
-from smetric.policy_file import Generation, PolicyFile
+from smetric.policy_file import Origin, PolicyFile, watch
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
 from smetric.proxy.admin_guard import AdminGuard
@@ -46,8 +46,10 @@ from smetric.reading import Reading
 from smetric.records.stack import RecordStack
 from smetric.resources import policy_path
 from smetric.router import Router
+from smetric.routes import routes_of
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.stack import grains, require_token_ids, source_stack
+from smetric.telemetry import names
 from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
@@ -94,6 +96,7 @@ class Application:
                 pool=one.pool,
                 zone=one.zone,
                 key=credential(f"instances: {one.id}: api_key_file", one.api_key, one.api_key_file),
+                attention_tokens=settings.prefill.attention_tokens,
             )
             for one in settings.instances
         ]
@@ -104,7 +107,9 @@ class Application:
             health=Health(instances, tolerance_of(settings), on_ejected=self.metrics.ejected),
         )
         self.drains = Drains(self.fleet, Path(settings.state_dir) if settings.state_dir else None)
-        self.policy_file = PolicyFile(policy_path(settings.policy), VOCABULARY, settings.params, self._reloaded)
+        self.routes = routes_of(settings, self._reloaded)
+        #: The policy of all requests that no other route is for.
+        self.policy_file = self.routes.last.control.file
         self.request_tokens = request_tokens(settings, self.fleet, self.metrics)
         self.token_ids = token_ids or self.request_tokens
         if token_ids is None:
@@ -117,7 +122,7 @@ class Application:
         self.records = RecordStack(settings, observed, self.metrics.recorded)
         self.router = Router(
             self.fleet,
-            self.policy_file,
+            self.routes,
             self.knows.sources,
             deadline=deadline,
             on_source_failed=self.metrics.source_failed,
@@ -142,7 +147,7 @@ class Application:
         self.metrics.register(
             Gauges(
                 instances=lambda: self.fleet.instances,
-                policy=self._policy_in_force,
+                policies=self._policies,
                 dropped=lambda: self.tracing.dropped,
                 panics=lambda: self.fleet.panics,
                 index=self.knows.index_figures if self.knows.indexes else None,
@@ -170,9 +175,13 @@ class Application:
         self.is_ready = False
         self._watch: asyncio.Task[None] | None = None
 
-    def _reloaded(self, generation: Generation, error: str | None) -> None:
-        self.metrics.reloaded(swapped=error is None)
+    def _reloaded(self, file: PolicyFile, error: str | None) -> None:
+        origin = file.current.origin
+        self.metrics.reloaded(
+            names.RELOAD_KEPT if error is not None else names.RELOAD_OK if origin is Origin.FILE else origin.value
+        )
         if error is None:
+            self.router.reloaded(file)
             self.admission.queue.reloaded()
 
     def _restarted(self, instance: Instance) -> None:
@@ -184,9 +193,10 @@ class Application:
         served = {name for instance in self.fleet.instances for name in instance.models or ()}
         return served | set(self.settings.models)
 
-    def _policy_in_force(self) -> tuple[str, str, int]:
-        current = self.policy_file.current
-        return current.policy.name, current.policy.digest, current.number
+    def _policies(self) -> list[tuple[str, str, str, int]]:
+        """Route, name, hash and generation of each policy."""
+        files = [(file.name, file.current) for file in self.routes.files()]
+        return [(name, one.policy.name, one.policy.digest, one.number) for name, one in files]
 
     def data_app(self) -> App:
         """What the data port serves. Starts and stops the application with its lifespan."""
@@ -246,7 +256,7 @@ class Application:
         return Intake(AdminGuard(app, self.admin_token), admin_limits(self.settings))
 
     async def start(self) -> None:
-        """Begin to scrape and to watch the policy file."""
+        """Begin to scrape and to watch the policy files."""
         self.drains.restore()
         await self.request_tokens.start()
         for part in (*self.records.writers, *self.knows.background):
@@ -255,7 +265,7 @@ class Application:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
             await self.knows.scraper.first_look(FIRST_LOOK_S)
         await self.admission.overload.start()
-        self._watch = asyncio.create_task(self.policy_file.watch(), name="policy-watch")
+        self._watch = asyncio.create_task(watch(self.routes.files()), name="policy-watch")
         self.is_ready = True
         log.info("smetric.ready")
         notify(self._environ, "READY=1")

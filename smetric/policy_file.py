@@ -1,12 +1,16 @@
-"""The acting policy: loaded from its file at start, watched, and replaced as a whole when it or a library changes.
+"""A policy that acts: loaded from its file at start, watched, and replaced as a whole when it or a library changes.
 
-A file that cannot be read or does not check leaves the last good policy in place. Deciding is not here.
+A file that cannot be read or does not check leaves the last good policy in place. The last generations are kept, so
+that one of them can be restored in a moment. Deciding is not here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import enum
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,19 +30,50 @@ COMPARE_EVERY_S = 5.0
 log = structlog.get_logger("smetric.policy")
 
 
+#: Generations kept of each file, the acting one among them.
+MOST_GENERATIONS = 10
+
+
+class Origin(enum.StrEnum):
+    """How a generation came to act."""
+
+    START = "start"
+    #: Its file changed.
+    FILE = "file"
+    #: An operator restored it.
+    ROLLBACK = "rollback"
+    #: The guardrail restored it.
+    GUARDRAIL = "guardrail"
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A policy and the how-manieth it is since start (1 = the one loaded at start)."""
+    """A policy that came to act.
+
+    Args:
+        policy: the policy.
+        number: the how-manieth of its file it is since start; 1 is the one loaded then.
+        origin: how it came to act.
+        since_ns: when it did, Unix nanoseconds.
+        of: the generation that was read from the file; its own number but for what was restored.
+    """
 
     policy: Policy
     number: int
+    origin: Origin = Origin.START
+    since_ns: int = 0
+    of: int = 1
+
+
+class NoGeneration(Exception):
+    """There is no such generation to restore; the message says which there are."""
 
 
 class ReloadListener(Protocol):
-    """Told of each reload and each failure to."""
+    """Told of each swap, and of each failure to."""
 
-    def __call__(self, generation: Generation, error: str | None) -> None:
-        """*error* is None after a swap; else why the last good policy, *generation*, stays."""
+    def __call__(self, file: PolicyFile, error: str | None) -> None:
+        """*error* is None after a swap; else why the last good policy of *file* stays."""
 
 
 class PolicyFile:
@@ -49,6 +84,7 @@ class PolicyFile:
         vocabulary: what policies may read.
         settings: configured parameter values.
         on_reload: told of each swap and each failure.
+        name: what it is called in logs, metrics and `/admin/policies`.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -61,22 +97,29 @@ class PolicyFile:
         vocabulary: Vocabulary,
         settings: Mapping[str, float | str | bool] | None = None,
         on_reload: ReloadListener | None = None,
+        *,
+        name: str = "default",
     ) -> None:
+        self.name = name
         self.path = path
         self._vocabulary = vocabulary
         self._settings = dict(settings or {})
         self._beside = libraries_beside(path)
         self._libraries: set[str] = set()
-        self._on_reload = on_reload or (lambda generation, error: None)
+        self._on_reload = on_reload or (lambda file, error: None)
         try:
             source = read_policy(path)
         except OSError as error:
             raise ConfigError(f"policy {path}: cannot be read: {error.strerror or error}") from error
         #: The acting policy. One reference, replaced as a whole: a decision reads it once.
-        self.current = Generation(self._load(source), 1)
+        self.current = Generation(self._load(source), 1, since_ns=time.time_ns())
+        #: The last ones, the acting one at the end.
+        self.generations: deque[Generation] = deque([self.current], MOST_GENERATIONS)
         #: Why the file as it is now is not the acting policy; None when it is.
         self.problem: str | None = None
         self._seen = self._state(source)
+        #: The state of the file whose policy was replaced by an earlier one: it does not act again by being there.
+        self._put_aside = ""
 
     def _load(self, source: str) -> Policy:
         self._libraries.clear()
@@ -109,7 +152,9 @@ class PolicyFile:
             why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
             self._failed("unreadable", why, why, 1)
             return False
-        if self._state(source) == self._seen:
+        state = self._state(source)
+        if state in (self._seen, self._put_aside):
+            self._seen = state
             return False
         try:
             policy = self._load(source)
@@ -119,14 +164,72 @@ class PolicyFile:
             self._failed(self._seen, str(error), found[0].brief(error.text), len(found))
             return False
         self._seen = self._state(source)
-        if policy.digest == self.current.policy.digest:
-            self.problem = None
-            return False
-        self.current = Generation(policy, self.current.number + 1)
         self.problem = None
-        log.info("smetric.policy.reloaded", policy=policy.name, hash=policy.digest, generation=self.current.number)
-        self._on_reload(self.current, None)
+        if policy.digest == self.current.policy.digest:
+            return False
+        self._put_aside = ""
+        self._swap(policy, Origin.FILE, None)
+        log.info(
+            "smetric.policy.reloaded",
+            route=self.name,
+            policy=policy.name,
+            hash=policy.digest,
+            generation=self.current.number,
+        )
+        self._on_reload(self, None)
         return True
+
+    def previous(self) -> Generation | None:
+        """The generation that acted before the one that acts now was read from the file; None if none is kept."""
+        return next((one for one in reversed(self.generations) if one.number < self.current.of), None)
+
+    def restore(self, origin: Origin, number: int | None = None) -> Generation:
+        """Let an earlier generation act again, as a new one, until the file changes; by default the one before.
+
+        The file is not written.
+
+        Args:
+            origin: on whose behalf.
+            number: which one.
+
+        Raises:
+            NoGeneration: it is not kept, or acts already.
+        """
+        if number is None:
+            wanted = self.previous()
+            if wanted is None:
+                raise NoGeneration(f"there is no generation before {self.current.number} to go back to")
+        else:
+            wanted = next((one for one in self.generations if one.number == number), None)
+            if wanted is None:
+                kept = ", ".join(str(one.number) for one in self.generations)
+                raise NoGeneration(f"generation {number} is not kept; there are {kept}")
+        if wanted.policy is self.current.policy:
+            raise NoGeneration(f"generation {wanted.number} is what acts already")
+        left = self.current
+        self._put_aside = self._seen
+        self._swap(wanted.policy, origin, wanted.of)
+        self.problem = (
+            f"generation {left.number} was replaced by {self.current.of} ({origin}); the file acts when it changes"
+        )
+        tell = log.error if origin is Origin.GUARDRAIL else log.warning
+        tell(
+            "smetric.policy.restored",
+            route=self.name,
+            policy=wanted.policy.name,
+            hash=wanted.policy.digest,
+            generation=self.current.number,
+            of=wanted.of,
+            instead_of=left.number,
+            by=origin.value,
+        )
+        self._on_reload(self, None)
+        return self.current
+
+    def _swap(self, policy: Policy, origin: Origin, of: int | None) -> None:
+        number = self.current.number + 1
+        self.current = Generation(policy, number, origin, time.time_ns(), of or number)
+        self.generations.append(self.current)
 
     def _failed(self, state: str, why: str, first: str, errors: int) -> None:
         """Say once, for each new state of the file, that it cannot be used; the log gets the *first* of *errors*."""
@@ -136,21 +239,28 @@ class PolicyFile:
             self._seen = state
         self.problem = why
         log.error(
-            "smetric.policy.kept", path=str(self.path), keeps=self.current.policy.digest, error=first, errors=errors
+            "smetric.policy.kept",
+            route=self.name,
+            path=str(self.path),
+            keeps=self.current.policy.digest,
+            error=first,
+            errors=errors,
         )
-        self._on_reload(self.current, why)
+        self._on_reload(self, why)
 
-    async def watch(self, *, changed: Callable[[], None] = lambda: None) -> None:
-        """Refresh whenever the file's folder changes, until cancelled. *changed* is called after each look."""
-        # The folder, not the file: editors and mounted ConfigMaps replace the file, or a link above it.
-        async for _ in awatch(
-            self.path.parent,
-            recursive=False,
-            step=20,
-            debounce=200,
-            rust_timeout=int(COMPARE_EVERY_S * 1000),
-            yield_on_timeout=True,
-            stop_event=asyncio.Event(),
-        ):
-            self.refresh()
-            changed()
+
+async def watch(files: Sequence[PolicyFile], *, changed: Callable[[], None] = lambda: None) -> None:
+    """Refresh *files* whenever their folders change, until cancelled. *changed* is called after each look."""
+    # The folders, not the files: editors and mounted ConfigMaps replace the file, or a link above it.
+    async for _ in awatch(
+        *{file.path.parent for file in files},
+        recursive=False,
+        step=20,
+        debounce=200,
+        rust_timeout=int(COMPARE_EVERY_S * 1000),
+        yield_on_timeout=True,
+        stop_event=asyncio.Event(),
+    ):
+        for file in files:
+            file.refresh()
+        changed()

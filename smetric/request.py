@@ -42,12 +42,15 @@ class InferenceRequest:
     tenant: str = ""
     session: str = ""
     id: str = ""
-    prefix: str = ""
     held: float = 0.0
+    class_share: float = 0.0
+    class_streak: float = 0.0
     prefill: str = ""
     prefill_zone: str = ""
 
     api: Api = Api.OTHER
+    #: The path it was sent to.
+    path: str = ""
     #: Sequences the engine will run: n × prompts.
     prompts: int = 1
     stream: bool = False
@@ -69,6 +72,15 @@ class InferenceRequest:
     body: bytes | None = field(default=None, repr=False)
     tokenising: asyncio.Task[array[int] | None] | None = field(default=None, repr=False)
     token_ids: array[int] | None = field(default=None, repr=False)
+    _prefix: str | None = field(default=None, repr=False)
+
+    @property
+    def prefix(self) -> str:
+        """Key of the prompt's first 256 tokens, 16 hex digits; empty without a prompt. Computed when asked for."""
+        if self._prefix is None:
+            beginning = self.prompt.beginning if self.prompt is not None else 0
+            self._prefix = f"{beginning:016x}" if beginning else ""
+        return self._prefix
 
     def count_by(self, ids: array[int], block_size: int) -> None:
         """The first prompt's tokens are known to be *ids*: count its lengths by them instead of estimating.

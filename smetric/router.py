@@ -20,6 +20,7 @@ from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.policy_file import Generation, PolicyFile
 from smetric.records.observer import Observer
 from smetric.request import InferenceRequest
+from smetric.routes import Arm, Route, Routes
 from smetric.sources.lookups import Column, LookupDeadline, Lookups
 from smetric.sources.source import Source
 from smetric.telemetry.record import Usage
@@ -27,6 +28,8 @@ from smetric.telemetry.record import Usage
 #: Seconds after which a response id no longer ties requests to the engine that made it, and how many are remembered.
 PIN_TTL_S = 3600.0
 PIN_MAX = 65536
+#: What instances can fetch from, beside their own caches.
+TIERS = ("host_hit_len", "disk_hit_len", "store_hit_len")
 
 log = structlog.get_logger("smetric.router")
 
@@ -39,6 +42,8 @@ class Routing:
     `error` is set, but where the request is held: then neither is.
     """
 
+    route: Route
+    arm: Arm
     generation: Generation
     decision: Decision | None
     lease: Lease | None
@@ -63,7 +68,7 @@ class Router:
 
     Args:
         fleet: the instances.
-        policy_file: the acting policy.
+        routes: the acting policies.
         sources: those that answer look-ups, best first.
         deadline: the time look-ups may take.
         on_source_failed: told the name of a source that raised.
@@ -74,7 +79,7 @@ class Router:
     def __init__(
         self,
         fleet: Fleet,
-        policy_file: PolicyFile,
+        routes: Routes,
         sources: Sequence[Source] = (),
         *,
         deadline: LookupDeadline | None = None,
@@ -83,16 +88,26 @@ class Router:
         rng: random.Random | None = None,
     ) -> None:
         self.fleet = fleet
-        self.policy_file = policy_file
+        self.routes = routes
         self._lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
-        #: Reads for observed policies; None without any.
-        self.observer = Observer(fleet, self._lookups, observed) if observed else None
+        self._observed = observed
+        for route in routes.all:
+            if observed or route.shadows is not None:
+                route.observer = Observer(fleet, self._lookups, self._beside(route))
         self._rng = rng or random.Random()
-        #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
-        #: Replaced, never changed: a decision keeps those it was given.
-        self._cursors: dict[str, str] = {}
         self._turns = 0
         self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S)
+
+    def _beside(self, route: Route) -> list[Policy]:
+        """The policies that *route* is observed with."""
+        shadows = route.shadows.files if route.shadows is not None else []
+        return [*self._observed, *(file.current.policy for file in shadows)]
+
+    def reloaded(self, file: PolicyFile) -> None:
+        """*file* has another policy now; what is gathered for it follows, where it is in shadow."""
+        for route in self.routes.all:
+            if route.observer is not None and route.shadows is not None and file in route.shadows.files:
+                route.observer.follow(self._beside(route))
 
     async def route(
         self,
@@ -110,28 +125,34 @@ class Router:
             subset: ids of the instances it may go to; None for all.
             leased: it is inference. Otherwise no policy runs, any candidate serves it and nothing is charged.
         """
-        generation = self.policy_file.current
+        route = self.routes.of(request)
+        arm = route.control
         try:
             if request.pinned_to:
-                return self._pinned(request, generation, exclude, leased)
+                return self._pinned(request, route, exclude, leased)
             if not leased:
                 lease = self._any(request.model, exclude).charge(0, 0)
-                return Routing(generation, None, lease, None, "routed", 0.0, 0.0)
-            return await self._decide(request, generation, exclude, subset)
+                return Routing(route, arm, arm.file.current, None, lease, None, "routed", 0.0, 0.0)
+            arm = route.arm_of(request)
+            return await self._decide(request, route, arm, exclude, subset)
         except HttpError as error:
-            return Routing(generation, None, None, error, "no_candidate", 0.0, 0.0)
+            return Routing(route, arm, arm.file.current, None, None, error, "no_candidate", 0.0, 0.0)
 
     async def _decide(
         self,
         request: InferenceRequest,
-        generation: Generation,
+        route: Route,
+        arm: Arm,
         exclude: Collection[Instance],
         subset: Collection[str] | None,
     ) -> Routing:
+        generation = arm.file.current
         policy = generation.policy
         seed = self._rng.getrandbits(63)
         asked: dict[str, Column] = {}
         error: HttpError
+        fields = policy.fields if route.observer is None else policy.fields | route.observer.fields
+        self._lookups.describe(request, fields)
         evaluate_s = lookup_s = 0.0
         wanted = policy.lookups_always
         candidates: list[Instance] = []
@@ -155,36 +176,36 @@ class Router:
                 snapshot = self.fleet.with_found(snapshot, found, request.prompt_len)
             started = time.perf_counter()
             try:
-                decision = policy.decide(snapshot, request, self._cursors, seed)
+                decision = policy.decide(snapshot, request, arm.cursors, seed)
             except Exception:
                 log.exception("smetric.policy.failed", policy=policy.name, hash=policy.digest)
                 error = HttpError(500, "the routing policy could not be evaluated", "internal_error")
-                return Routing(generation, None, None, error, "error", evaluate_s, lookup_s)
+                return Routing(route, arm, generation, None, None, error, "error", evaluate_s, lookup_s)
             evaluate_s += time.perf_counter() - started
             if isinstance(decision, Decision):
                 break
             wanted = decision.features
         beside = None
-        if self.observer is not None:
-            beside = self.observer.at_hand(policy, candidates, request.prompt_len)
+        if route.observer is not None:
+            beside = route.observer.at_hand(policy, candidates, request.prompt_len)
         if decision.outcome is Outcome.ROUTE:
             if decision.cursors:
-                self._cursors = {**self._cursors, **decision.cursors}
-            hits = snapshot.columns.get("hit_len")
-            hit = int(hits[decision.index]) if hits is not None else 0
-            lease = candidates[decision.index].charge(request.prompts, request.prompt_len, hit)
-            return Routing(generation, decision, lease, None, "routed", evaluate_s, lookup_s, beside)
+                arm.cursors = {**arm.cursors, **decision.cursors}
+            hit = snapshot.cell("hit_len", decision.index)
+            stored = max(snapshot.cell(name, decision.index) or 0 for name in TIERS)
+            instance = candidates[decision.index]
+            lease = instance.charge(request.prompts, request.prompt_len, None if hit is None else int(hit), int(stored))
+            self._lookups.sent(request, lease)
+            return Routing(route, arm, generation, decision, lease, None, "routed", evaluate_s, lookup_s, beside)
         if decision.outcome is Outcome.REJECT:
             error = Shed(decision.status, decision.message, decision.retry_after_s)
-            return Routing(generation, decision, None, error, "rejected", evaluate_s, lookup_s, beside)
+            return Routing(route, arm, generation, decision, None, error, "rejected", evaluate_s, lookup_s, beside)
         if decision.outcome is Outcome.HOLD:
-            return Routing(generation, decision, None, None, "held", evaluate_s, lookup_s, beside)
+            return Routing(route, arm, generation, decision, None, None, "held", evaluate_s, lookup_s, beside)
         error = NoCandidate(f"no instance is left after `{decision.rule}` of policy {policy.name}")
-        return Routing(generation, decision, None, error, "no_candidate", evaluate_s, lookup_s, beside)
+        return Routing(route, arm, generation, decision, None, error, "no_candidate", evaluate_s, lookup_s, beside)
 
-    def _pinned(
-        self, request: InferenceRequest, generation: Generation, exclude: Collection[Instance], leased: bool
-    ) -> Routing:
+    def _pinned(self, request: InferenceRequest, route: Route, exclude: Collection[Instance], leased: bool) -> Routing:
         """A request that continues a response stored on one engine goes there or nowhere."""
         instance = self._pins.get(request.pinned_to)
         if instance is None or instance in exclude or self.fleet.get(instance.id) is not instance:
@@ -193,8 +214,13 @@ class Router:
                 status=404,
                 param="response_id",
             )
-        lease = instance.charge(request.prompts, request.prompt_len) if leased else instance.charge(0, 0)
-        return Routing(generation, None, lease, None, "pinned", 0.0, 0.0)
+        if leased:
+            lease = instance.charge(request.prompts, request.prompt_len)
+            self._lookups.sent(request, lease)
+        else:
+            lease = instance.charge(0, 0)
+        arm = route.control
+        return Routing(route, arm, arm.file.current, None, lease, None, "pinned", 0.0, 0.0)
 
     def _any(self, model: str, exclude: Collection[Instance]) -> Instance:
         """Some candidate for what costs no inference; they take turns."""
@@ -205,6 +231,10 @@ class Router:
     def pin(self, response_id: str, instance: Instance) -> None:
         """Remember that *instance* holds the response *response_id*."""
         self._pins[response_id] = instance
+
+    def first_token(self, lease: Lease, seconds: float) -> None:
+        """Tell the sources that follow requests that the stream of one began *seconds* after it was sent."""
+        self._lookups.first_token(lease, seconds)
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Tell the sources that *instance* has prefilled *request*."""

@@ -14,7 +14,7 @@ import structlog
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
-from smetric.policy_file import Generation, PolicyFile
+from smetric.policy_file import PolicyFile, watch
 from smetric.resources import MAX_BYTES
 
 GOOD = "policy p\nroute argmin(requests) as least\n"
@@ -29,9 +29,9 @@ class Heard:
         self.swaps: list[int] = []
         self.failures: list[str] = []
 
-    def __call__(self, generation: Generation, error: str | None) -> None:
+    def __call__(self, file: PolicyFile, error: str | None) -> None:
         if error is None:
-            self.swaps.append(generation.number)
+            self.swaps.append(file.current.number)
         else:
             self.failures.append(error)
 
@@ -163,7 +163,7 @@ def test_a_file_half_written_is_picked_up_when_it_is_whole(path: Path, policy_fi
 @pytest_asyncio.fixture
 async def watched(policy_file: PolicyFile) -> AsyncIterator[asyncio.Event]:
     changed = asyncio.Event()
-    task = asyncio.create_task(policy_file.watch(changed=changed.set))
+    task = asyncio.create_task(watch([policy_file], changed=changed.set))
     yield changed
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -198,7 +198,7 @@ async def test_a_swap_of_the_link_above_the_file_is_seen(tmp_path: Path) -> None
     (tmp_path / "p.policy").symlink_to("..data/p.policy")
     policy_file = PolicyFile(tmp_path / "p.policy", VOCABULARY)
     changed = asyncio.Event()
-    task = asyncio.create_task(policy_file.watch(changed=changed.set))
+    task = asyncio.create_task(watch([policy_file], changed=changed.set))
     await asyncio.sleep(0.1)
     (tmp_path / "..tmp").symlink_to("two")
     (tmp_path / "..tmp").rename(tmp_path / "..data")

@@ -17,6 +17,7 @@ from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router
+from smetric.routes import Routes
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells
 from smetric.telemetry.record import Usage
@@ -84,7 +85,7 @@ def router_of(
     fleet: Fleet, *sources: FakeSource, policy: str | Path = "smetric", deadline: LookupDeadline | None = None
 ) -> Router:
     path = shipped_policies()[policy] if isinstance(policy, str) else policy
-    return Router(fleet, PolicyFile(path, VOCABULARY), sources, deadline=deadline, rng=random.Random(7))
+    return Router(fleet, Routes.of_one(PolicyFile(path, VOCABULARY)), sources, deadline=deadline, rng=random.Random(7))
 
 
 def first_turn() -> InferenceRequest:
@@ -235,7 +236,7 @@ async def test_an_error_inside_an_evaluation_is_500_and_charges_nobody(monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(type(router.policy_file.current.policy), "decide", broken)
+    monkeypatch.setattr(type(router.routes.last.control.file.current.policy), "decide", broken)
     routing = await router.route(first_turn())
     assert (routing.outcome, fleet["a"].own) == ("error", 0)
     assert routing.error is not None

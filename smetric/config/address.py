@@ -124,10 +124,19 @@ class NetworkRange(Kind[Network]):
 
 
 class PolicyRef(Kind[str]):
-    """A shipped policy by its name, or a policy file by its path: whatever has a slash or ends in `.policy`."""
+    """A shipped policy by its name, or a policy file by its path: whatever has a slash or ends in `.policy`.
+
+    Args:
+        empty: nothing at all may stand there too.
+    """
+
+    def __init__(self, *, empty: bool = False) -> None:
+        self._empty = empty
 
     def parse(self, raw: Raw, name: str) -> str:
         """The name, or the path; one that stands in a file starts from that file's folder."""
+        if self._empty and isinstance(raw, Scalar) and not raw.text:
+            return ""
         rule = "the name of a shipped policy, or the path of a .policy file"
         scalar = scalar_of(raw, name, rule)
         if "\0" in scalar.text or len(scalar.text) > 4096:

@@ -154,6 +154,28 @@ class Integer(Kind[int]):
         return interpolated({"type": "integer", "minimum": self._low, "maximum": self._high})
 
 
+class Number(Kind[float]):
+    """A number from *low* to *high*."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low = low
+        self._high = high
+
+    def parse(self, raw: Raw, name: str) -> float:
+        """The number."""
+        expected = f"a number from {self._low:g} to {self._high:g}"
+        scalar = scalar_of(raw, name, expected)
+        if scalar.quoted:
+            raise wrong(raw, name, expected + " without quotes")
+        if not _NUMBER.match(scalar.text) or not self._low <= float(scalar.text) <= self._high:
+            raise wrong(raw, name, expected)
+        return float(scalar.text)
+
+    def schema(self) -> dict[str, Any]:
+        """A number with its range."""
+        return interpolated({"type": "number", "minimum": self._low, "maximum": self._high})
+
+
 class ParamValue(Kind["float | str | bool"]):
     """The value of a policy's parameter, whose own declaration says what fits: a number, a boolean or a word."""
 

@@ -41,6 +41,20 @@ class ListOf(Kind[tuple[T, ...]]):
         return [self.item.show(item) for item in value]
 
 
+class OneOrMore(ListOf[T]):
+    """A list of one kind, where a list of one item may also be written as that item."""
+
+    def parse(self, raw: Raw, name: str) -> tuple[T, ...]:
+        """The items, in order."""
+        if isinstance(raw, Scalar) and raw.typed and not says_nothing(raw):
+            return (self.item.parse(raw, name),)
+        return super().parse(raw, name)
+
+    def schema(self) -> dict[str, Any]:
+        """An array, or an item."""
+        return {"anyOf": [super().schema(), self.item.schema()]}
+
+
 class MapOf(Kind[Mapping[str, T]]):
     """A table from free names to values of one kind."""
 

@@ -17,6 +17,7 @@ from smetric.config.kind import Flag, Integer, ParamValue, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.overload import OverloadSettings
 from smetric.config.raw import Table
+from smetric.config.routing import MOST_SHADOWS, CanarySettings, RouteSettings, ShadowSettings
 from smetric.config.section import ListOf, MapOf, Section, setting
 from smetric.config.sections import (
     HEADER,
@@ -33,6 +34,7 @@ from smetric.config.sections import (
     Log,
     Lookup,
     PeersSettings,
+    PrefillSettings,
     PrefixIndexSettings,
     RecordSettings,
     Scrape,
@@ -45,6 +47,7 @@ from smetric.errors import ConfigError
 __all__ = [
     "SETTINGS",
     "Admin",
+    "CanarySettings",
     "Drain",
     "Forward",
     "HealthSettings",
@@ -57,16 +60,22 @@ __all__ = [
     "Lookup",
     "OverloadSettings",
     "PeersSettings",
+    "PrefillSettings",
     "PrefixIndexSettings",
     "RecordSettings",
+    "RouteSettings",
     "Scrape",
     "Settings",
+    "ShadowSettings",
     "Tenants",
     "TokenizerSettings",
     "Trace",
     "from_table",
     "schema",
 ]
+
+#: The name of the route that `policy` stands for.
+LAST_ROUTE = "default"
 
 _PRIVATE = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
 
@@ -84,6 +93,19 @@ class Settings:
     params: Mapping[str, float | str | bool] = setting(
         MapOf(ParamValue()), "Values for the policy's parameters, checked against their declared ranges.", {}
     )
+    shadow: tuple[ShadowSettings, ...] = setting(
+        ListOf(Section(ShadowSettings, shorthand="policy"), most=MOST_SHADOWS),
+        "Policies evaluated beside the acting one, on what it saw, and never acted on.",
+        (),
+    )
+    canary: CanarySettings = setting(
+        Section(CanarySettings), "A policy that decides for a share of the conversations.", CanarySettings()
+    )
+    routes: tuple[RouteSettings, ...] = setting(
+        ListOf(Section(RouteSettings), most=64),
+        "Policies by model, tenant or path: the first that matches decides, and `policy` where none does.",
+        (),
+    )
     models: Mapping[str, str] = setting(
         MapOf(MODEL), "Model aliases: the name a client sends, and the name that is sent on.", {}
     )
@@ -91,6 +113,7 @@ class Settings:
     health: HealthSettings = setting(
         Section(HealthSettings), "Probes of the instances, and who is a candidate.", HealthSettings()
     )
+    prefill: PrefillSettings = setting(Section(PrefillSettings), "What prefill costs.", PrefillSettings())
     prefix_index: PrefixIndexSettings = setting(
         Section(PrefixIndexSettings), "The embedded index of which instance holds which prefix.", PrefixIndexSettings()
     )
@@ -176,7 +199,13 @@ SETTINGS: Section[Settings] = Section(Settings)
 def from_table(table: Table) -> Settings:
     """The settings that *table* spells out, checked one by one and against each other."""
     settings = SETTINGS.parse(table, "")
-    settings = replace(settings, instances=tuple(_named(instance) for instance in settings.instances))
+    settings = replace(
+        settings,
+        instances=tuple(_named(instance) for instance in settings.instances),
+        routes=tuple(
+            replace(route, name=route.name or f"route-{i}") for i, route in enumerate(settings.routes, start=1)
+        ),
+    )
     for path, problem in _contradictions(settings):
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
@@ -249,6 +278,13 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
             found.append(
                 (("tenants", "cache_salt"), "tenant, but tenants.secret is not set; any long random text will do")
             )
+    names = [LAST_ROUTE, *(route.name for route in settings.routes)]
+    for i, route in enumerate(settings.routes):
+        if route.name in names[: i + 1]:
+            problem = f"{route.name} is the name of another route, or of the last one; give each a name of its own"
+            found.append((("routes", i, "name"), problem))
+        if route.match.tenant and not settings.tenant_header:
+            found.append((("routes", i, "match", "tenant"), "set, but tenant_header is not; name the header"))
     record = settings.record
     if record.path and record.path == record.trace:
         found.append((("record", "trace"), f"{record.trace} is record.path too; give each a file of its own"))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from smetric.app import Application
-from smetric.config.settings import PeersSettings, Settings
+from smetric.config.settings import CanarySettings, PeersSettings, Settings
 from smetric.doctor.address import local_url
 from smetric.doctor.engine import Engine, look
 from smetric.doctor.wire import Wire
@@ -91,6 +91,8 @@ def _router(settings: Settings) -> tuple[Application, str]:
     except PolicyError as error:
         problem = error.diagnostics[0].message if error.diagnostics else "it does not check"
     try:
-        return Application(replace(silent, policy="smetric", params={}), environ={}), problem
+        return Application(
+            replace(silent, policy="smetric", params={}, shadow=(), canary=CanarySettings(), routes=()), environ={}
+        ), problem
     except PolicyError as error:
         raise ConfigError(f"the shipped policy smetric does not check: {error}") from error

@@ -163,6 +163,14 @@ class Decision:
         return self.snapshot.ids[self.index] if self.index >= 0 else None
 
     @property
+    def choice(self) -> str:
+        """The id of the chosen instance; else how it ends, in words."""
+        if self.index >= 0:
+            return self.snapshot.ids[self.index]
+        outcome = self.outcome
+        return f"{outcome.value} {self.status}" if outcome is Outcome.REJECT else outcome.value
+
+    @property
     def status(self) -> int:
         """The HTTP status to answer a rejected client with; 0 otherwise."""
         return 503 if self.outcome is Outcome.NOBODY else self.step.status

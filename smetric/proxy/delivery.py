@@ -121,6 +121,8 @@ class Delivery:
                     self._lease.first_byte()
                     if self._attempt.ttfc_s is not None and self._leased and observer.is_stream:
                         self._trial.waited(self._lease, self._attempt.ttfc_s)
+                        if answer.status == 200:
+                            self._plane.router.first_token(self._lease, self._attempt.ttfc_s)
                 if has_begun:
                     await outbox.pass_on(piece, is_last=is_sent)
                 else:
@@ -128,6 +130,7 @@ class Delivery:
                     await outbox.begin(answer.status, headers, piece, is_last=is_sent)
                 if is_first and answer.status == 200 and self._leased:
                     self._plane.router.prefilled(self._request, self._lease.instance)
+                    self._exchange.answering()
                 watchdog.arm(deadlines.idle_s, "idle")
         except AnswerBroken:
             await self._break_off("closed")

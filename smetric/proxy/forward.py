@@ -72,6 +72,7 @@ class Forwarding:
         self._outbox = outbox
         self._exchange = exchange
         self._request = request
+        request.path = self._path
         self._body = body
         self._permit = permit
         self._headers = request_headers(scope["headers"], plane.id)
@@ -115,8 +116,8 @@ class Forwarding:
             try:
                 record = self._record(routing)
                 self._exchange.decided(record)
-                if router.observer is not None:
-                    router.observer.look_up(record)
+                if routing.route.observer is not None:
+                    routing.route.observer.look_up(record)
                 if lease is None:
                     assert routing.error is not None
                     if failure is not None:
@@ -141,7 +142,7 @@ class Forwarding:
         await self._give(failure)
 
     def _record(self, routing: Routing) -> DecisionRecord:
-        generation, permit = routing.generation, self._permit
+        generation, permit, shadows = routing.generation, self._permit, routing.route.shadows
         return DecisionRecord(
             time_ns=time.time_ns(),
             outcome=HELD if permit.held is not None and routing.lease is not None else routing.outcome,
@@ -154,6 +155,10 @@ class Forwarding:
             evaluate_s=routing.evaluate_s,
             lookup_s=routing.lookup_s,
             beside=((routing.beside, None),) if routing.beside is not None else (),
+            route=routing.route.name,
+            arm=routing.arm.name if routing.decision is not None else "",
+            origin=generation.origin.value,
+            judge=shadows.judge if shadows is not None and routing.decision is not None else None,
         )
 
     async def _attempt(self, routing: Routing, record: DecisionRecord) -> Failure | None:

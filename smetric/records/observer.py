@@ -42,10 +42,19 @@ class Observer:
         self._fleet = fleet
         self._lookups = lookups
         self._clock = clock
+        self._looked_up: frozenset[str] = frozenset()
+        self._at_hand: frozenset[str] = frozenset()
+        #: Fields of the request that they may read.
+        self.fields: frozenset[str] = frozenset()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.follow(policies)
+
+    def follow(self, policies: Iterable[Policy]) -> None:
+        """Read for *policies* from now on."""
         reads = frozenset(name for policy in policies for name in policy.reads)
         self._looked_up = frozenset(name for name in reads if VOCABULARY.features[name].lookup)
         self._at_hand = reads - self._looked_up
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.fields = frozenset(name for policy in policies for name in policy.fields)
 
     def at_hand(self, acting: Policy, candidates: Sequence[Instance], prompt_len: int) -> Snapshot | None:
         """What *acting* has not read of *candidates* though it is at hand; None for nothing. Before the charge."""

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 #: What a policy reads of a request, in one call.
 _read = operator.attrgetter(*FIELDS)
-#: Generations remembered: that of the latest requests, and some of those that end late.
-_MOST_GENERATIONS = 8
+#: Generations remembered: those of the latest requests, and some of those that end late.
+_MOST_GENERATIONS = 256
 _encode = msgspec.json.Encoder().encode
 
 log = structlog.get_logger("smetric.records")
@@ -50,12 +50,14 @@ class _Generation:
     """What all lines of one generation of the policy have in common.
 
     Args:
+        number: what lines refer to it by.
         policy: the policy's own line.
         left_out: places in `FIELDS` of what is not recorded.
         hidden: places of the strings that are replaced by stand-ins.
         plain: strings that the policies themselves name, which are recorded as they are.
     """
 
+    number: int
     policy: bytes
     left_out: tuple[int, ...]
     hidden: tuple[int, ...]
@@ -73,7 +75,9 @@ class Recorder:
     def __init__(self, writer: Writer, observed: Sequence[Policy] = ()) -> None:
         self._writer = writer
         self._observed = observed
-        self._generations: dict[int, _Generation] = {}
+        #: By route, arm and reload counter: several policies may act at once.
+        self._generations: dict[tuple[str, str, int], _Generation] = {}
+        self._numbers = 0
 
     def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
         """*record* is the newest decision of a request; *previous*, the one before it, led nowhere."""
@@ -84,7 +88,7 @@ class Recorder:
     def ended(self, record: DecisionRecord) -> None:
         """Nothing more will become of *record*. Never raises: a request must not fail because it cannot be recorded."""
         try:
-            generation = self._generations.get(record.generation)
+            generation = self._generations.get((record.route, record.arm, record.generation))
             if generation is None:
                 generation = self._remember(record)
             line = _encode(_line(record, generation)) + b"\n"
@@ -92,13 +96,15 @@ class Recorder:
             if (kept_back := self._writer.spoilt()) is not None:
                 log.exception("smetric.record.failed", record="decisions", kept_back=kept_back)
             return
-        self._writer.put(record.generation, generation.policy, line)
+        self._writer.put(generation.number, generation.policy, line)
 
     def _remember(self, record: DecisionRecord) -> _Generation:
         """What lines of this generation have in common, made anew."""
         if len(self._generations) == _MOST_GENERATIONS:
-            del self._generations[min(self._generations)]
-        generation = self._generations[record.generation] = _generation(record, self._observed)
+            del self._generations[next(iter(self._generations))]
+        number = self._numbers = max(self._numbers + 1, record.generation)
+        generation = _generation(record, number, self._observed)
+        self._generations[record.route, record.arm, record.generation] = generation
         return generation
 
 
@@ -107,12 +113,12 @@ def header() -> bytes:
     return _encode(Header(version=VERSION, smetric=__version__, time_ns=time.time_ns())) + b"\n"
 
 
-def _generation(record: DecisionRecord, observed: Sequence[Policy]) -> _Generation:
+def _generation(record: DecisionRecord, number: int, observed: Sequence[Policy]) -> _Generation:
     policy = record.policy
     policies = (policy, *observed)
     fields = fields_recorded(policies)
     line = PolicyLine(
-        generation=record.generation,
+        generation=number,
         name=policy.name,
         digest=policy.digest,
         file=policy.path.rpartition("/")[2],
@@ -122,6 +128,7 @@ def _generation(record: DecisionRecord, observed: Sequence[Policy]) -> _Generati
         fields=fields,
     )
     return _Generation(
+        number,
         _encode(line) + b"\n",
         tuple(i for i, name in enumerate(FIELDS) if name not in fields),
         tuple(i for i, name in enumerate(FIELDS) if name in fields and name in HIDDEN),
@@ -138,7 +145,7 @@ def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
         id=record.id,
         time_ns=record.time_ns,
         trace_id=record.trace_id,
-        generation=record.generation,
+        generation=generation.number,
         rank=record.rank,
         outcome=record.outcome,
         reason=record.reason,

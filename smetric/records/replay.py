@@ -83,12 +83,7 @@ def replay(decisions: Iterable[Recorded], after: Judges, before: Judges | None, 
 
 def side(decision: Decision) -> Side:
     """What *decision* comes to."""
-    if decision.index >= 0:
-        return Side(decision.rule, decision.snapshot.ids[decision.index])
-    outcome = decision.outcome
-    if outcome is Outcome.REJECT:
-        return Side(decision.rule, f"{outcome.value} {decision.status}")
-    return Side(decision.rule, outcome.value)
+    return Side(decision.rule, decision.choice)
 
 
 def recorded_side(line: DecisionLine) -> Side:

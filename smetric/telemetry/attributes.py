@@ -15,7 +15,7 @@ import orjson
 from smetric.policy.vocabulary import NEVER
 from smetric.request import Api
 from smetric.telemetry import candidates as candidate_rows
-from smetric.telemetry import names
+from smetric.telemetry import names, shadowed
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
@@ -151,12 +151,17 @@ def of_decision(
         names.POLICY_HASH.name: policy.digest,
         names.POLICY_SOURCE.name: policy.path.rpartition("/")[2],
         names.POLICY_GENERATION.name: record.generation,
+        names.POLICY_ORIGIN.name: record.origin,
         names.POLICY_PARAMS.name: params_of(policy),
+        names.ORIGIN.name: names.LIVE,
+        names.ROUTE.name: record.route,
         names.CANDIDATES.name: configured,
         names.INSTANCE_RANK.name: record.rank,
         names.PROMPT_TOKENS.name: request.prompt_len,
         names.PROMPT_SOURCE.name: record.tokens_source,
     }
+    if record.arm:
+        result[names.ARM.name] = record.arm
     if record.held_s:
         result[names.HOLD_DURATION.name] = record.held_s
     if record.instance is not None:
@@ -177,6 +182,7 @@ def of_decision(
             result[names.FILTER_REASONS.name] = left_out
         _add_score(result, decision)
         _add_snapshot(result, decision)
+        result |= shadowed.attributes_of(record.shadowed)
         result[names.CANDIDATES_JSON.name] = candidate_rows.as_json(decision, top, limit)
     hit = record.hit()
     if hit is not None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smetric.policy import explain
-from smetric.telemetry import attributes, candidates
+from smetric.telemetry import attributes, candidates, names, shadowed
 from smetric.telemetry.record import DecisionRecord
 
 #: Decisions kept.
@@ -52,7 +52,10 @@ def brief(record: DecisionRecord) -> dict[str, Any]:
         "id": record.id,
         "time": datetime.fromtimestamp(record.time_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
         "trace_id": record.trace_id or None,
+        "origin": names.LIVE,
         "outcome": record.outcome,
+        "route": record.route,
+        "arm": record.arm or None,
         "policy": f"{record.policy.name}@{record.policy.digest}",
         "rule": record.rule or None,
         "instance": record.instance.id if record.instance is not None else None,
@@ -80,6 +83,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
     result |= {
         "reason": record.reason,
         "generation": record.generation,
+        "policy_origin": record.origin,
         "evaluate_s": record.evaluate_s,
         "lookup_s": record.lookup_s,
         "held_s": record.held_s,
@@ -106,5 +110,6 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
             "candidates": candidates.rows(decision, top),
             "candidate_count": len(decision.snapshot.ids),
             "explanation": explain.explain(decision),
+            "shadows": [shadowed.row(one, top=top) for one in record.shadowed],
         }
     return result

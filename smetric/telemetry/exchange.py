@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smetric.telemetry import attributes, names
+from smetric.telemetry import attributes, names, shadowed
 from smetric.telemetry.access_log import AccessLog
 from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.decisions import DecisionLog
@@ -51,6 +51,7 @@ class Telemetry:
         instances: all instances, for the counts on a `route` span.
         recorder: writes decisions down; None for not at all.
         traffic: writes the traffic down; None for not at all.
+        watched: told of each decided request that has ended.
         answered: called with each request whose prompt an instance counted, before what is known of it is let go.
     """
 
@@ -64,6 +65,7 @@ class Telemetry:
         instances: Callable[[], Sequence[Instance]],
         recorder: Recorder | None = None,
         traffic: Traffic | None = None,
+        watched: Callable[[DecisionRecord], None] | None = None,
         answered: Callable[[InferenceRequest, Usage], None] | None = None,
     ) -> None:
         self.tracing = tracing
@@ -73,6 +75,7 @@ class Telemetry:
         self.instances = instances
         self.recorder = recorder
         self.traffic = traffic
+        self.watched = watched
         self.answered = answered
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
         self.salt = os.urandom(16)
@@ -189,6 +192,16 @@ class Exchange:
             self.telemetry.metrics.sent(self.elapsed_s())
         return Attempt(self, self.record, path, self._attempts)
 
+    def answering(self) -> None:
+        """The answer has begun, or will not: what the policies in shadow would have decided is found out, once."""
+        record = self.record
+        if record is None or record.judge is None:
+            return
+        judge, record.judge = record.judge, None
+        record.shadowed = judge(record)
+        for one in record.shadowed:
+            self.telemetry.metrics.shadowed(one)
+
     def end(self, status: int, *, bytes_out: int = 0, usage: Usage | None = None, error_type: str = "") -> None:
         """The answer has ended; only the first call counts.
 
@@ -202,6 +215,7 @@ class Exchange:
             return
         self._ended = True
         duration_s = self.elapsed_s()
+        self.answering()
         telemetry, record = self.telemetry, self.record
         failed = status >= 500 or bool(error_type and status < 400)
         if telemetry.tracing.enabled and self.server is None:
@@ -223,6 +237,10 @@ class Exchange:
             record.usage, record.error_type = usage, error_type
             if usage is not None and telemetry.answered is not None:
                 telemetry.answered(record.request, usage)
+            if record.arm:
+                telemetry.metrics.arm_ended(record)
+            if telemetry.watched is not None:
+                telemetry.watched(record)
             if telemetry.recorder is not None:
                 telemetry.recorder.ended(record)
             if telemetry.traffic is not None:
@@ -288,6 +306,13 @@ class Exchange:
                 hold.end(start_ns)
             span = tracing.child(f"route {record.policy.name}", server, SpanKind.INTERNAL, about, start_ns)
             span.end(record.time_ns)
+            for one in record.shadowed:
+                about = shadowed.span_of(
+                    one, top=tracing.candidates, limit=tracing.value_limit, ui_hints=tracing.ui_hints
+                )
+                end_ns = record.time_ns + int(one.evaluate_s * 1e9)
+                span = tracing.child(f"shadow {one.policy.name}", server, SpanKind.INTERNAL, about, record.time_ns)
+                span.end(end_ns)
 
     def _finish_server(self, server: Span, status: int, error_type: str, failed: bool, duration_s: float) -> None:
         from opentelemetry.trace import StatusCode

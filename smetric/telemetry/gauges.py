@@ -48,7 +48,7 @@ class Gauges(Collector):
 
     Args:
         instances: all instances.
-        policy: name, hash and generation of the acting policy.
+        policies: route, name, hash and generation of each policy.
         dropped: spans lost so far.
         panics: times candidates were taken whatever their health.
         index: the prefix index's figures, where there is one.
@@ -60,7 +60,7 @@ class Gauges(Collector):
         self,
         *,
         instances: Callable[[], Sequence[Instance]],
-        policy: Callable[[], tuple[str, str, int]],
+        policies: Callable[[], Iterable[tuple[str, str, str, int]]],
         dropped: Callable[[], int],
         panics: Callable[[], int],
         index: Callable[[], IndexFigures] | None = None,
@@ -68,7 +68,7 @@ class Gauges(Collector):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._instances = instances
-        self._policy = policy
+        self._policies = policies
         self._dropped = dropped
         self._panics = panics
         self._index = index
@@ -85,9 +85,9 @@ class Gauges(Collector):
         if len(instances) <= MOST_INSTANCES:
             yield from self._per_instance(instances)
         yield self._imbalance(instances)
-        name, digest, generation = self._policy()
         info = _gauge(names.POLICY_INFO)
-        info.add_metric([name, digest, str(generation)], 1)
+        for route, name, digest, generation in self._policies():
+            info.add_metric([route, name, digest, str(generation)], 1)
         yield info
         yield _counter(names.SPANS_DROPPED, self._dropped())
         yield _counter(names.PANICS, self._panics())

@@ -23,6 +23,7 @@ from smetric.telemetry.series import Counts, Histograms
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
+    from smetric.telemetry.shadowed import Shadowed
 
 #: Seconds a rendered page is served again: 2,000 samples take 15 ms to render.
 PAGE_TTL_S = 1.0
@@ -78,6 +79,13 @@ class Metrics:
         self._hit_wrong_tokens = self._counts(names.HIT_WRONG_TOKENS)
         self._cache_breaks = _Children(self._counter(names.CACHE_BREAKS))
         self._record_lines = _Children(self._counter(names.RECORD_LINES))
+        self._shadow_decisions = self._counts(names.SHADOW_DECISIONS)
+        self._shadow_regret = self._histograms(names.SHADOW_REGRET_RATIO)
+        self._shadow_sessions = self._counts(names.SHADOW_SESSIONS)
+        self._shadow_diverged = self._counts(names.SHADOW_DIVERGED_SESSIONS)
+        self._shadow_seconds = self._histograms(names.SHADOW_SECONDS)
+        self._arm_requests = self._counts(names.ARM_REQUESTS)
+        self._arm_first_chunk_seconds = self._histograms(names.ARM_FIRST_CHUNK_SECONDS)
         self._policy_errors = _Children(self._counter(names.POLICY_ERRORS))
         self._policy_reloads = _Children(self._counter(names.POLICY_RELOADS))
         build = self._gauge(names.BUILD_INFO)
@@ -204,9 +212,31 @@ class Metrics:
         """*lines* of *record* came to *result*, one of `names.RECORD_RESULTS`. From any thread."""
         self._record_lines.of(record, result).inc(lines)
 
-    def reloaded(self, *, swapped: bool) -> None:
-        """The policy file changed: it was taken, or the last good policy was kept."""
-        self._policy_reloads.of("ok" if swapped else "kept").inc()
+    def reloaded(self, result: str) -> None:
+        """A policy file changed, or was undone: *result* is one of `names.RELOADS`."""
+        self._policy_reloads.of(result).inc()
+
+    def shadowed(self, one: Shadowed) -> None:
+        """A policy in shadow was asked about a decision."""
+        policy = one.policy.name
+        self._shadow_decisions.of(policy, one.answer).inc()
+        if one.decision is None:
+            return
+        self._shadow_seconds.of(policy).observe(one.evaluate_s)
+        if one.is_new_session:
+            self._shadow_sessions.of(policy).inc()
+        if one.answer == names.DIFFERS:
+            if one.regret is not None:
+                self._shadow_regret.of(policy).observe(one.regret)
+            if one.had_diverged is False:
+                self._shadow_diverged.of(policy).inc()
+
+    def arm_ended(self, record: DecisionRecord) -> None:
+        """A request on an arm of a canary has ended."""
+        route, arm = record.route, record.arm
+        self._arm_requests.of(route, arm, str(record.status)).inc()
+        if record.ttft_s is not None:
+            self._arm_first_chunk_seconds.of(route, arm).observe(record.ttft_s)
 
     async def page(self, accept: str = "") -> tuple[bytes, str]:
         """The page as text or OpenMetrics, by the Accept header, at most a second old; and its content type."""

@@ -61,6 +61,34 @@ ANY_CANDIDATE = "any_candidate"
 POLICY_ERROR = "policy_error"
 REASONS = (BY_POLICY, BY_PIN, ANY_CANDIDATE, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
 
+# Where a decision comes from: a request that is served, one that only asks, a policy in shadow, a probe of our own, a
+# record or the ring of the last decisions.
+LIVE = "live"
+ADVISORY = "advisory"
+SHADOW = "shadow"
+ORIGIN_PROBE = "probe"
+REPLAY = "replay"
+ORIGINS = (LIVE, ADVISORY, SHADOW, ORIGIN_PROBE, REPLAY)
+
+# The arms of a route that has a canary.
+CONTROL = "control"
+CANARY = "canary"
+ARMS = (CONTROL, CANARY)
+
+# Whether a shadow chose what was chosen.
+AGREES = "true"
+DIFFERS = "false"
+UNANSWERED = "not_answerable"
+SHADOW_FAILED = "error"
+ANSWERS = (AGREES, DIFFERS, UNANSWERED, SHADOW_FAILED)
+
+# What became of a policy file that changed, and of one that was undone.
+RELOAD_OK = "ok"
+RELOAD_KEPT = "kept"
+RELOAD_ROLLBACK = "rollback"
+RELOAD_GUARDRAIL = "guardrail"
+RELOADS = (RELOAD_OK, RELOAD_KEPT, RELOAD_ROLLBACK, RELOAD_GUARDRAIL)
+
 # What a request is refused for before it is decided; the first two by the fleet's want of room, the others by our own.
 REFUSALS = ("in_flight", "queue", "bytes", "lag", "memory", "files")
 #: The type of the error that clients are told for the latter.
@@ -143,6 +171,7 @@ SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
     "hold": "INTERNAL: time in the queue before a decision.",
     "route {policy}": "INTERNAL: one decision; a second one follows when the first instance failed.",
+    "shadow {policy}": "INTERNAL: what a policy in shadow would have decided in its place.",
     "{operation} {model}": "CLIENT: one attempt on one instance; its traceparent goes upstream.",
 }
 
@@ -155,10 +184,25 @@ LOOKUP_DURATION = Attribute("smetric.lookup.duration", "double", "s", "Time spen
 HOLD_DURATION = Attribute(
     "smetric.hold.duration", "double", "s", "Time in the queue before the decision, by a rule or for want of a place."
 )
+ORIGIN = Attribute("smetric.decision.origin", "string", "", f"Where the decision comes from: {', '.join(ORIGINS)}.")
+ROUTE = Attribute("smetric.route", "string", "", "Which entry of `routes` the request fell under; `default` for none.")
+ARM = Attribute("smetric.arm", "string", "", "`control` or `canary`, where the route has a canary.")
+SHADOW_POLICY = Attribute("smetric.shadow.policy", "string", "", "The policies in shadow, separated by commas.")
+SHADOW_INSTANCE = Attribute("smetric.shadow.instance.id", "string", "", "What each of them would have chosen.")
+SHADOW_AGREES = Attribute("smetric.shadow.agrees", "bool", "", "Whether all of them would have chosen the same.")
+SHADOW_REGRET = Attribute(
+    "smetric.shadow.regret", "double", "", "How much worse they find what was chosen, 0..1; the largest."
+)
+SHADOW_DIVERGED = Attribute(
+    "smetric.shadow.session_diverged", "bool", "", "One of them chose otherwise before in this conversation."
+)
 POLICY_NAME = Attribute("smetric.policy.name", "string", "", "Name of the acting policy.")
 POLICY_HASH = Attribute("smetric.policy.hash", "string", "", "First 12 hex digits of the SHA-256 of its source.")
 POLICY_SOURCE = Attribute("smetric.policy.source", "string", "", "Its file's name, without the folder.")
-POLICY_GENERATION = Attribute("smetric.policy.generation", "int", "", "1 for the policy loaded at start, +1 a reload.")
+POLICY_GENERATION = Attribute("smetric.policy.generation", "int", "", "1 for the policy loaded at start, +1 a change.")
+POLICY_ORIGIN = Attribute(
+    "smetric.policy.origin", "string", "", "How it came to act: `start`, `file`, `rollback`, `guardrail`."
+)
 POLICY_PARAMS = Attribute(
     "smetric.policy.params", "string", "", "Its parameters' values, `*` where configuration set one."
 )
@@ -401,10 +445,52 @@ RECORD_LINES = Metric(
     ("record", "result"),
     "Lines of the record (`decisions`, `trace`): `written`, `dropped` as the queue was full, `failed` (see the log).",
 )
+SHADOW_DECISIONS = Metric(
+    "smetric_shadow_decisions_total",
+    "counter",
+    ("policy", "agrees"),
+    f"Decisions a policy in shadow was asked about, by whether it would have chosen the same: {', '.join(ANSWERS)}.",
+)
+SHADOW_REGRET_RATIO = Metric(
+    "smetric_shadow_regret_ratio",
+    "histogram",
+    ("policy",),
+    "Where it would have chosen otherwise: how much worse it finds what was chosen, of the larger of the two scores.",
+    (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0),
+)
+SHADOW_SESSIONS = Metric(
+    "smetric_shadow_sessions_total", "counter", ("policy",), "Conversations it was asked about, as far as remembered."
+)
+SHADOW_DIVERGED_SESSIONS = Metric(
+    "smetric_shadow_diverged_sessions_total",
+    "counter",
+    ("policy",),
+    "Of those, conversations it would have sent elsewhere at least once.",
+)
+SHADOW_SECONDS = Metric(
+    "smetric_shadow_duration_seconds", "histogram", ("policy",), "Evaluating a policy in shadow.", _MICRO
+)
+ARM_REQUESTS = Metric(
+    "smetric_arm_requests_total",
+    "counter",
+    ("route", "arm", "code"),
+    "Requests answered on each arm, where a route has two.",
+)
+ARM_FIRST_CHUNK_SECONDS = Metric(
+    "smetric_arm_time_to_first_chunk_seconds",
+    "histogram",
+    ("route", "arm"),
+    "Arrival to the first body byte upstream on each arm, where a route has two.",
+    _TTFT,
+)
 IMBALANCE = Metric("smetric_load_imbalance_ratio", "gauge", ("model",), "Largest over mean load of its instances.")
-POLICY_INFO = Metric("smetric_policy_info", "gauge", ("name", "hash", "generation"), "1 for the acting policy.")
+POLICY_INFO = Metric(
+    "smetric_policy_info", "gauge", ("route", "name", "hash", "generation"), "1 for each policy that acts or shadows."
+)
 POLICY_ERRORS = Metric("smetric_policy_errors_total", "counter", ("policy",), "Evaluations that raised: a bug.")
-POLICY_RELOADS = Metric("smetric_policy_reloads_total", "counter", ("result",), "Reloads: `ok` or `kept`.")
+POLICY_RELOADS = Metric(
+    "smetric_policy_reloads_total", "counter", ("result",), f"Changes of policies: {', '.join(RELOADS)}."
+)
 INDEX_BLOCKS = Metric("smetric_prefix_index_blocks", "gauge", (), "Blocks in the prefix index.")
 INDEX_BYTES = Metric("smetric_prefix_index_memory_bytes", "gauge", (), "Memory it takes, estimated.")
 INDEX_EVICTIONS = Metric("smetric_prefix_index_evictions_total", "counter", (), "Blocks it evicted.")
@@ -440,6 +526,14 @@ BUILD_INFO = Metric("smetric_build_info", "gauge", ("version", "python"), "1 for
 REQUEST_EVENT = Event("request", "Info: one line per request, when it has ended.")
 RELOADED_EVENT = Event("smetric.policy.reloaded", "Info: the policy file changed and its new policy acts.")
 KEPT_EVENT = Event("smetric.policy.kept", "Error: the policy file changed but cannot be used; the last good one stays.")
+RESTORED_EVENT = Event(
+    "smetric.policy.restored",
+    "Warning: an operator restored an earlier generation of a policy. Error: the guardrail did, after a change.",
+)
+SHADOW_FAILED_EVENT = Event(
+    "smetric.shadow.failed",
+    "Error: a policy in shadow raised: a bug. Once a minute for each; `kept_back` counts the rest.",
+)
 FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
 RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process answers; its cache counts as empty.")
 CHANGED_EVENT = Event(

@@ -6,6 +6,7 @@ Made for every request, so it only refers to what exists anyway; texts are rende
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from smetric.policy.policy import Policy
     from smetric.policy.snapshot import Snapshot
     from smetric.request import InferenceRequest
+    from smetric.telemetry.shadowed import Shadowed
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = tuple(high + low for high in _BASE32 for low in _BASE32)
@@ -66,6 +68,10 @@ class DecisionRecord:
         tokens_source: how `request.prompt_len` is known: exact or estimated.
         beside: what observed policies read that the acting one did not: snapshots of the same candidates, each with the
             seconds after the decision at which it was looked up, None for with the decision.
+        route: which of the configured routes it fell under.
+        arm: one of `names.ARMS`; empty where the route has no canary, or no policy ran.
+        origin: how the policy came to act, as `names.POLICY_ORIGIN` says.
+        judge: evaluates the policies in shadow; let go when it has.
     """
 
     time_ns: int
@@ -80,12 +86,18 @@ class DecisionRecord:
     held_s: float = 0.0
     tokens_source: str = "estimated"
     beside: tuple[tuple[Snapshot, float | None], ...] = ()
+    route: str = "default"
+    arm: str = ""
+    origin: str = "start"
+    judge: Callable[[DecisionRecord], tuple[Shadowed, ...]] | None = None
 
     id: str = field(init=False)
     #: 32 hex digits, empty without a trace.
     trace_id: str = field(default="", init=False)
     #: How many decisions of the same request came before this one.
     rank: int = field(default=0, init=False)
+    #: What the policies in shadow would have decided.
+    shadowed: tuple[Shadowed, ...] = field(default=(), init=False)
     status: int | None = field(default=None, init=False)
     ttft_s: float | None = field(default=None, init=False)
     duration_s: float | None = field(default=None, init=False)

@@ -15,6 +15,7 @@ from smetric.records.observer import Observer
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router, Routing
+from smetric.routes import Routes
 from smetric.sources.source import Cells
 from smetric.telemetry.record import DecisionRecord
 from tests.fakes import until
@@ -59,7 +60,7 @@ def fleet_of(names: str = "abc") -> Fleet:
 
 
 def router_of(fleet: Fleet, source: Index, *observed: Policy, acting: str = "smetric") -> Router:
-    return Router(fleet, PolicyFile(shipped_policies()[acting], VOCABULARY), [source], observed=observed)
+    return Router(fleet, Routes.of_one(PolicyFile(shipped_policies()[acting], VOCABULARY)), [source], observed=observed)
 
 
 def first_turn() -> InferenceRequest:
@@ -82,9 +83,9 @@ def record_of(routing: Routing, request: InferenceRequest) -> DecisionRecord:
 async def observed(router: Router, request: InferenceRequest) -> DecisionRecord:
     routing = await router.route(request)
     record = record_of(routing, request)
-    assert router.observer is not None
-    router.observer.look_up(record)
-    await until(lambda: not router.observer._tasks if router.observer else True)
+    assert router.routes.last.observer is not None
+    router.routes.last.observer.look_up(record)
+    await until(lambda: not router.routes.last.observer._tasks if router.routes.last.observer else True)
     return record
 
 
@@ -114,7 +115,7 @@ async def test_nothing_is_gathered_twice_or_where_nobody_asks_for_it() -> None:
     record = await observed(router, InferenceRequest(turn=2, prompt_len=1000, est_hit=800, body=b"{}"))
     assert record.beside == ()
     assert source.asked == 1
-    assert router_of(fleet_of(), source).observer is None
+    assert router_of(fleet_of(), source).routes.last.observer is None
 
 
 async def test_a_look_up_that_ends_after_the_answer_has_begun_is_left_out() -> None:
@@ -123,12 +124,12 @@ async def test_a_look_up_that_ends_after_the_answer_has_begun_is_left_out() -> N
     router, request = router_of(fleet_of(), source, BAILIAN), first_turn()
     routing = await router.route(request)
     record = record_of(routing, request)
-    assert isinstance(router.observer, Observer)
-    router.observer.look_up(record)
+    assert isinstance(router.routes.last.observer, Observer)
+    router.routes.last.observer.look_up(record)
     await until(lambda: source.asked == 1)
     router.prefilled(request, routing.instance)
     source.may_answer.set()
-    await until(lambda: not router.observer._tasks if router.observer else True)
+    await until(lambda: not router.routes.last.observer._tasks if router.routes.last.observer else True)
     assert record.beside == ()
 
 
@@ -136,10 +137,10 @@ async def test_a_request_that_is_held_is_not_looked_up_again_and_again(tmp_path:
     path = tmp_path / "held.policy"
     path.write_text("policy held\nhold for 5 seconds when mean(requests) > 1\nroute rr_argmin(requests)\n")
     source = Index({})
-    router = Router(fleet_of(), PolicyFile(path, VOCABULARY), [source], observed=[BAILIAN])
+    router = Router(fleet_of(), Routes.of_one(PolicyFile(path, VOCABULARY)), [source], observed=[BAILIAN])
     request = first_turn()
     routing = await router.route(request)
     assert routing.outcome == "held"
-    assert router.observer is not None
-    router.observer.look_up(record_of(routing, request))
-    assert not router.observer._tasks
+    assert router.routes.last.observer is not None
+    router.routes.last.observer.look_up(record_of(routing, request))
+    assert not router.routes.last.observer._tasks

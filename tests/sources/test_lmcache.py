@@ -21,6 +21,7 @@ from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router, Routing
+from smetric.routes import Routes
 from smetric.sources.lmcache import LmcacheTier, lmcache_tiers
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells
@@ -124,7 +125,9 @@ async def test_an_instance_without_an_entry_has_the_same_id_in_lmcache() -> None
 
 def router_of(made: list[LmcacheTier], fleet: Fleet, path: Path, *first: Any, deadline_s: float = 5.0) -> Router:
     deadline = LookupDeadline(deadline_s, 0.0, deadline_s)
-    return Router(fleet, PolicyFile(path, VOCABULARY), [*first, *made], deadline=deadline, rng=random.Random(7))
+    return Router(
+        fleet, Routes.of_one(PolicyFile(path, VOCABULARY)), [*first, *made], deadline=deadline, rng=random.Random(7)
+    )
 
 
 def fleet_of(*ids: str) -> Fleet:

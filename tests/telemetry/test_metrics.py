@@ -15,13 +15,14 @@ from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import MOST, ModelLabels
 from smetric.telemetry.overload_gauges import OverloadFigures, OverloadGauges
 from smetric.telemetry.record import Usage
+from smetric.telemetry.shadowed import Shadowed
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
 
 
 def gauges(instances: list[Instance], now: float = 100.0) -> Gauges:
     return Gauges(
         instances=lambda: instances,
-        policy=lambda: ("sticky", "abc", 2),
+        policies=lambda: [("default", "sticky", "abc", 2)],
         dropped=lambda: 5,
         panics=lambda: 7,
         index=lambda: IndexFigures(10, 640, 3),
@@ -122,7 +123,7 @@ async def test_gauges_show_the_fleet_and_absent_is_not_zero() -> None:
     assert read("smetric_telemetry_age_seconds", {"instance": "gpu-0"}) == 1.5
     assert read("smetric_instance_running", {"instance": "gpu-1"}) is None
     assert read("smetric_load_imbalance_ratio", {"model": "m"}) == 2.0
-    assert read("smetric_policy_info", {"name": "sticky", "hash": "abc", "generation": "2"}) == 1
+    assert read("smetric_policy_info", {"route": "default", "name": "sticky", "hash": "abc", "generation": "2"}) == 1
     assert read("smetric_trace_spans_dropped_total") == 5
     assert read("smetric_prefix_index_blocks") == 10
     assert read("smetric_prefix_index_evictions_total") == 3
@@ -167,7 +168,22 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.hit_checked("gpu-0", "kv_events", names.HIT_OVER, 32)
     app.metrics.cache_broke("system", "changed")
     app.metrics.recorded("decisions", names.RECORD_WRITTEN, 3)
-    app.metrics.reloaded(swapped=True)
+    app.metrics.reloaded(names.RELOAD_OK)
+    made = record()
+    assert made.decision is not None
+    made.arm, made.status, made.ttft_s = names.CANARY, 200, 0.1
+    app.metrics.arm_ended(made)
+    app.metrics.shadowed(
+        Shadowed(
+            made.policy,
+            1,
+            names.DIFFERS,
+            decision=made.decision,
+            regret=0.5,
+            is_new_session=True,
+            had_diverged=False,
+        )
+    )
     app.metrics.register(OverloadGauges(lambda: OverloadFigures(1, 1, 1, 1, {"lag": 0}, {"router": 0.5})))
     app.metrics.refused("bytes")
     app.metrics.client_retried(admitted=True)
@@ -183,7 +199,7 @@ async def test_the_page_is_rendered_once_a_second() -> None:
     now = 0.0
     metrics = Metrics(clock=lambda: now)
     first = await metrics.page()
-    metrics.reloaded(swapped=False)
+    metrics.reloaded(names.RELOAD_KEPT)
     assert await metrics.page() == first
     now = 1.0
     assert b'smetric_policy_reloads_total{result="kept"} 1.0' in (await metrics.page())[0]

@@ -32,6 +32,7 @@ def test_every_name_has_a_type_and_a_sentence() -> None:
 def test_the_names_others_build_on_do_not_change_by_accident() -> None:
     ours = sorted(each.name for each in names.ATTRIBUTES if each.name.startswith("smetric."))
     assert ours == [
+        "smetric.arm",
         "smetric.candidate.count",
         "smetric.candidate.eligible_count",
         "smetric.candidate.filter_reasons",
@@ -41,6 +42,7 @@ def test_the_names_others_build_on_do_not_change_by_accident() -> None:
         "smetric.cursor",
         "smetric.decision.duration",
         "smetric.decision.id",
+        "smetric.decision.origin",
         "smetric.decision.outcome",
         "smetric.decision.reason",
         "smetric.decision.summary",
@@ -56,6 +58,7 @@ def test_the_names_others_build_on_do_not_change_by_accident() -> None:
         "smetric.policy.generation",
         "smetric.policy.hash",
         "smetric.policy.name",
+        "smetric.policy.origin",
         "smetric.policy.params",
         "smetric.policy.source",
         "smetric.prefix.actual_hit_tokens",
@@ -66,6 +69,7 @@ def test_the_names_others_build_on_do_not_change_by_accident() -> None:
         "smetric.prompt.tokens_source",
         "smetric.request.est_hit",
         "smetric.request.turn",
+        "smetric.route",
         "smetric.rule",
         "smetric.score.chosen",
         "smetric.score.direction",
@@ -74,6 +78,11 @@ def test_the_names_others_build_on_do_not_change_by_accident() -> None:
         "smetric.score.worst",
         "smetric.seed",
         "smetric.session.id_hash",
+        "smetric.shadow.agrees",
+        "smetric.shadow.instance.id",
+        "smetric.shadow.policy",
+        "smetric.shadow.regret",
+        "smetric.shadow.session_diverged",
         "smetric.telemetry.chosen_age",
         "smetric.telemetry.max_age",
         "smetric.upstream.attempt",

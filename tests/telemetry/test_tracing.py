@@ -185,4 +185,4 @@ async def test_an_unrecorded_request_makes_no_span(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_span_names_of_the_table_are_the_ones_made() -> None:
-    assert set(names.SPANS) == {"{method} {route}", "hold", "route {policy}", "{operation} {model}"}
+    assert set(names.SPANS) == {"{method} {route}", "hold", "route {policy}", "shadow {policy}", "{operation} {model}"}

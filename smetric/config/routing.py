@@ -1,0 +1,84 @@
+"""The sections of the configuration that say which policy serves which request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smetric.config.address import PolicyRef
+from smetric.config.kind import Choice, Number, ParamValue, Text
+from smetric.config.section import ListOf, MapOf, OneOrMore, Section, setting
+from smetric.config.sections import MODEL
+
+_NAME = Text(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", "at most 64 of A-Z a-z 0-9 _ . -", empty=True)
+_TENANT = Text(r"[\x20-\x7e]{1,256}", "the name of a tenant, 1 to 256 printable ASCII characters")
+#: Paths whose requests a policy decides on.
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/classify",
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/v1/pooling",
+    "/v1/rerank",
+    "/v1/score",
+)
+
+#: How many policies may be in shadow of one.
+MOST_SHADOWS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowSettings:
+    """A policy that is evaluated beside the acting one. A bare name stands for a shadow with that `policy`."""
+
+    policy: str = setting(PolicyRef(), "A shipped policy by name, or the path of a `.policy` file.")
+    params: Mapping[str, float | str | bool] = setting(MapOf(ParamValue()), "Values for its parameters.", {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanarySettings:
+    """A policy that decides for a share of the conversations."""
+
+    policy: str = setting(
+        PolicyRef(empty=True), "A shipped policy by name, or the path of a `.policy` file; none when not set.", ""
+    )
+    params: Mapping[str, float | str | bool] = setting(MapOf(ParamValue()), "Values for its parameters.", {})
+    share: float = setting(
+        Number(0.0, 1.0),
+        "Share of the conversations it decides for; each stays where it is from its first turn on.",
+        0.05,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchSettings:
+    """Which requests: all that is set must fit, and of a list one; nothing set fits all."""
+
+    model: tuple[str, ...] = setting(OneOrMore(MODEL), "Models, as clients name them.", ())
+    tenant: tuple[str, ...] = setting(OneOrMore(_TENANT), "Tenants, as `tenant_header` names them.", ())
+    path: tuple[str, ...] = setting(
+        OneOrMore(Choice(*PATHS)), "Paths of the data port, such as `/v1/chat/completions`.", ()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSettings:
+    """The policy for some of the requests."""
+
+    name: str = setting(
+        _NAME, "Its name in metrics, traces and `/admin/policies`; `route-1` and so on by place when not set.", ""
+    )
+    match: MatchSettings = setting(Section(MatchSettings), "Which requests.", MatchSettings())
+    policy: str = setting(PolicyRef(), "A shipped policy by name, or the path of a `.policy` file.")
+    params: Mapping[str, float | str | bool] = setting(MapOf(ParamValue()), "Values for the policy's parameters.", {})
+    shadow: tuple[ShadowSettings, ...] = setting(
+        ListOf(Section(ShadowSettings, shorthand="policy"), most=MOST_SHADOWS), "Policies evaluated beside it.", ()
+    )
+    canary: CanarySettings = setting(
+        Section(CanarySettings), "A policy for a share of its conversations.", CanarySettings()
+    )

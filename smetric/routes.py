@@ -1,0 +1,188 @@
+"""Which policy decides on which request: routes by model, tenant or path, and on each of them up to two arms.
+
+A route has a policy, shadows of it, and maybe a canary: a second policy that decides for a share of the conversations.
+Deciding is the router's, evaluating shadows `shadow.py`'s business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from smetric.config.routing import RouteSettings
+from smetric.config.settings import LAST_ROUTE, Settings
+from smetric.features import VOCABULARY
+from smetric.policy_file import PolicyFile, ReloadListener
+from smetric.records.observer import Observer
+from smetric.request import InferenceRequest
+from smetric.resources import policy_path
+from smetric.root import root_of
+from smetric.shadow import Shadow, Shadows
+from smetric.telemetry import names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which requests: each set that is not empty must hold what the request says.
+
+    Args:
+        models: as clients name them.
+        tenants: as the tenant header names them.
+        paths: of the data port.
+    """
+
+    models: frozenset[str] = frozenset()
+    tenants: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
+
+    def fits(self, request: InferenceRequest) -> bool:
+        """Whether *request* is one of them."""
+        return (
+            (not self.models or request.model in self.models)
+            and (not self.tenants or request.tenant in self.tenants)
+            and (not self.paths or request.path in self.paths)
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Arm:
+    """A policy that acts, with the memory of its picks.
+
+    Args:
+        name: one of `names.ARMS`; empty where the route has one arm only.
+        file: the policy.
+    """
+
+    name: str
+    file: PolicyFile
+    #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
+    #: Replaced, never changed: a decision keeps those it was given.
+    cursors: Mapping[str, str] = field(default_factory=dict)
+
+
+class Route:
+    """What decides on some of the requests.
+
+    Args:
+        name: as the configuration says.
+        file: its policy.
+        match: which requests.
+        canary: the policy for a share of the conversations.
+        share: that share, 0..1.
+        shadows: policies evaluated beside the acting one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: PolicyFile,
+        *,
+        match: Match | None = None,
+        canary: PolicyFile | None = None,
+        share: float = 0.0,
+        shadows: Sequence[PolicyFile] = (),
+    ) -> None:
+        self.name = name
+        self.match = match or Match()
+        self.share = share
+        self.control = Arm(names.CONTROL if canary is not None else "", file)
+        self.canary = Arm(names.CANARY, canary) if canary is not None else None
+        #: The policies in shadow; None where there are none.
+        self.shadows = Shadows([Shadow(one) for one in shadows]) if shadows else None
+        #: Gathers what they read and the acting policy does not; None where nobody asks for it.
+        self.observer: Observer | None = None
+        self._key = hashlib.blake2b(name.encode(), digest_size=16).digest()
+
+    def arm_of(self, request: InferenceRequest) -> Arm:
+        """The arm that the conversation of *request* is on, from its first turn to its last.
+
+        Where it cannot be known which conversation that is, the request is not tried on.
+        """
+        canary = self.canary
+        if canary is None:
+            return self.control
+        root = root_of(request)
+        return canary if root is not None and self.place_of(root) < self.share else self.control
+
+    def place_of(self, root: int) -> float:
+        """Where a conversation stands on 0..1: as the share grows, those below it stay below it."""
+        digest = hashlib.blake2b(root.to_bytes(8), digest_size=8, key=self._key).digest()
+        return int.from_bytes(digest) / 2**64
+
+    def files(self) -> Iterator[PolicyFile]:
+        """All its policies: the acting ones first."""
+        yield self.control.file
+        if self.canary is not None:
+            yield self.canary.file
+        if self.shadows is not None:
+            yield from self.shadows.files
+
+
+class Routes:
+    """All routes, in the order in which they are tried.
+
+    Args:
+        routes: the last one fits every request.
+    """
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        *self._first, self.last = routes
+        self.all = tuple(routes)
+
+    @classmethod
+    def of_one(cls, file: PolicyFile) -> Routes:
+        """One policy for all requests."""
+        return cls([Route(file.name, file)])
+
+    def of(self, request: InferenceRequest) -> Route:
+        """The first route that fits *request*."""
+        for route in self._first:
+            if route.match.fits(request):
+                return route
+        return self.last
+
+    def files(self) -> list[PolicyFile]:
+        """All policies."""
+        return [file for route in self.all for file in route.files()]
+
+    def acting(self) -> list[tuple[Route, Arm]]:
+        """All arms."""
+        return [(route, arm) for route in self.all for arm in (route.control, route.canary) if arm is not None]
+
+
+def routes_of(settings: Settings, on_reload: ReloadListener) -> Routes:
+    """The routes that *settings* spell out.
+
+    Raises:
+        ConfigError: a policy cannot be read.
+        PolicyError: one does not check.
+    """
+    last = RouteSettings(
+        name=LAST_ROUTE,
+        policy=settings.policy,
+        params=settings.params,
+        shadow=settings.shadow,
+        canary=settings.canary,
+    )
+    return Routes([_route(one, on_reload) for one in (*settings.routes, last)])
+
+
+def _route(settings: RouteSettings, on_reload: ReloadListener) -> Route:
+    def file(policy: str, params: Mapping[str, float | str | bool], name: str) -> PolicyFile:
+        return PolicyFile(policy_path(policy), VOCABULARY, params, on_reload, name=name)
+
+    name, match = settings.name, settings.match
+    return Route(
+        name,
+        file(settings.policy, settings.params, name),
+        match=Match(models=frozenset(match.model), tenants=frozenset(match.tenant), paths=frozenset(match.path)),
+        canary=file(settings.canary.policy, settings.canary.params, f"{name}:{names.CANARY}")
+        if settings.canary.policy
+        else None,
+        share=settings.canary.share,
+        shadows=[
+            file(one.policy, one.params, f"{name}:{names.SHADOW}-{number}")
+            for number, one in enumerate(settings.shadow, start=1)
+        ],
+    )

@@ -1,0 +1,197 @@
+"""Which policy decides on which request: by route, and on a route by arm."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smetric.config.routing import PATHS
+from smetric.config.settings import Settings
+from smetric.errors import ConfigError
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.policy import PolicyError
+from smetric.policy_file import PolicyFile
+from smetric.proxy.endpoints import INFERENCE, PASSED
+from smetric.request import Api, InferenceRequest
+from smetric.resources import shipped_policies
+from smetric.router import Router
+from smetric.routes import Match, Route, Routes, routes_of
+from tests.fakes import FakeEngine
+from tests.faults.harness import Running, chat, running
+from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+
+ROTATE = "policy {}\nroute rr_argmin(0) as turns\n"
+
+
+def settings(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "smetric.yaml"
+    path.write_text(text)
+    return Settings.load(path, {})
+
+
+def routes(tmp_path: Path, text: str) -> Routes:
+    return routes_of(settings(tmp_path, text), lambda file, error: None)
+
+
+def ask(**fields: str) -> InferenceRequest:
+    given = {"path": "/v1/chat/completions", "model": "m"} | fields
+    return InferenceRequest(api=Api.CHAT, **given)  # type: ignore[arg-type]
+
+
+def test_the_first_route_that_matches_decides_and_the_policy_where_none_does(tmp_path: Path) -> None:
+    found = routes(
+        tmp_path,
+        """
+tenant_header: x-tenant
+policy: load_only
+routes:
+  - {match: {model: coder, tenant: [blue, green]}, policy: bailian, params: {LAMBDA: 0.6}}
+  - {name: coders, match: {model: coder}, policy: bailian}
+  - {match: {path: /v1/embeddings}, policy: round_robin}
+""",
+    )
+    asked = [
+        ask(model="coder", tenant="blue"),
+        ask(model="coder", tenant="green"),
+        ask(model="coder", tenant="red"),
+        ask(model="coder"),
+        ask(model="other", path="/v1/embeddings"),
+        ask(tenant="blue"),
+    ]
+    assert [found.of(one).name for one in asked] == ["route-1", "route-1", "coders", "coders", "route-3", "default"]
+    first = found.of(asked[0]).control.file.current.policy
+    assert (first.name, first.params["LAMBDA"].value, first.params["LAMBDA"].configured) == ("bailian", 0.6, True)
+    assert found.of(asked[2]).control.file.current.policy.params["LAMBDA"].value == 0.7
+    assert [file.name for file in found.files()] == ["route-1", "coders", "route-3", "default"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "routes: [{match: {tenant: a}, policy: smetric}]",
+            r"smetric.yaml:1: routes\[0\].match.tenant: set, but",
+        ),
+        ("routes: [{match: {path: /v1/chat/completion}, policy: smetric}]", r"did you mean /v1/chat/completions\?"),
+        ("routes: [{match: {model: a}}]", r"routes\[0\].policy: not set"),
+        ("routes: [{name: default, policy: smetric}]", r"routes\[0\].name: default is the name of another route"),
+        ("routes: [{name: a, policy: smetric}, {name: a, policy: smetric}]", r"routes\[1\].name: a is the name"),
+        ("routes: [{name: 'a b', policy: smetric}]", r"routes\[0\].name: expected at most 64"),
+        ("routes: [{matches: {}, policy: smetric}]", r"routes\[0\].matches: no such setting; did you mean match\?"),
+        ("canary: {policy: bailian, share: 5}", r"canary.share: expected a number from 0 to 1, got \"5\""),
+        ("shadow: [bailian, {params: {}}]", r"shadow\[1\].policy: not set"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, text)
+
+
+def test_policies_of_routes_and_shadows_are_checked_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policy balian: no such shipped policy; did you mean bailian\?"):
+        routes(tmp_path, "shadow: [balian]")
+    with pytest.raises(PolicyError, match="NOPE"):
+        routes(tmp_path, "routes: [{match: {model: m}, policy: smetric, params: {NOPE: 1}}]")
+    with pytest.raises(PolicyError, match="LAMBDA"):
+        routes(tmp_path, "canary: {policy: bailian, params: {LAMBDA: 2}}")
+
+
+def test_the_paths_that_can_be_matched_are_those_that_a_policy_decides_on() -> None:
+    assert set(PATHS) == {*INFERENCE, *PASSED}
+
+
+async def test_each_route_and_arm_has_cursors_of_its_own(tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.policy"
+        path.write_text(ROTATE.format(name))
+        files.append(PolicyFile(path, VOCABULARY))
+    fleet = Fleet((Instance(name, f"http://{name}") for name in "abc"), VOCABULARY)
+    first = Route("first", files[0], match=Match(models=frozenset({"x"})), canary=files[1], share=1.0)
+    router = Router(fleet, Routes([first, Route("last", files[1])]), rng=random.Random(1))
+    chosen: dict[str, list[str]] = {"first": [], "canary": [], "last": []}
+    for _ in range(4):
+        for key, request in (
+            ("first", ask(model="x")),  # no body, so it belongs to no conversation
+            ("canary", ask(model="x", session="s")),
+            ("last", ask(model="y")),
+        ):
+            routing = await router.route(request)
+            assert (routing.route.name, routing.arm.name) == {
+                "first": ("first", "control"),
+                "canary": ("first", "canary"),
+                "last": ("last", ""),
+            }[key]
+            chosen[key].append(routing.instance.id)
+    assert chosen == {key: ["a", "b", "c", "a"] for key in chosen}
+
+
+# ── arms ─────────────────────────────────────────────────────────────────────
+
+
+def canary(share: float, name: str = "r") -> Route:
+    file = PolicyFile(shipped_policies()["load_only"], VOCABULARY)
+    return Route(name, file, canary=file, share=share)
+
+
+@given(st.integers(0, 2**64 - 1), st.floats(0, 1), st.floats(0, 1))
+def test_a_conversation_that_is_tried_on_stays_so_while_the_share_grows(root: int, share: float, larger: float) -> None:
+    place = ROUTE.place_of(root)
+    assert 0 <= place < 1
+    assert not place < min(share, larger) or place < max(share, larger)
+
+
+ROUTE = canary(0.5)
+
+
+def test_as_many_conversations_are_tried_on_as_the_share_says_and_others_on_another_route() -> None:
+    one, other = canary(0.05, "one"), canary(0.05, "other")
+    arms = Counter(
+        (one.arm_of(ask(session=str(i))).name, other.arm_of(ask(session=str(i))).name) for i in range(20_000)
+    )
+    tried = arms["canary", "canary"] + arms["canary", "control"]
+    assert 0.04 < tried / 20_000 < 0.06
+    assert arms["canary", "canary"] < 100
+
+
+def test_what_belongs_to_no_conversation_is_not_tried_on() -> None:
+    assert canary(1.0).arm_of(ask()).name == "control"
+    assert canary(1.0).arm_of(ask(session="s")).name == "canary"
+    assert canary(0.0).arm_of(ask(session="s")).name == "control"
+
+
+def tried_on(router: Running) -> float:
+    labels = {"route": "default", "arm": "canary", "code": "200"}
+    return router.application.metrics.registry.get_sample_value("smetric_arm_requests_total", labels) or 0.0
+
+
+async def test_a_session_never_changes_its_arm_and_telemetry_tells_them_apart(tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.policy"
+    candidate.write_text(ROTATE.format("candidate"))
+    text = f"canary: {{policy: {candidate}, share: 0.5}}"
+    given = settings(tmp_path, text)
+    async with running(FakeEngine(), FakeEngine(), canary=given.canary) as router:
+        policies: dict[int, set[str]] = {}
+        before = tried_on(router)
+        for turn in range(4):
+            for session in range(16):
+                said = [{"role": "user", "content": f"session {session}"}]
+                for past in range(turn):
+                    said += [{"role": "assistant", "content": "a"}, {"role": "user", "content": f"turn {past}"}]
+                answer = await router.ask("POST", "/v1/chat/completions", chat(messages=said))
+                assert answer.status == 200
+                policies.setdefault(session, set()).add(answer.value("x-smetric-policy").split("@")[0])
+        assert all(len(seen) == 1 for seen in policies.values())
+        assert {name for seen in policies.values() for name in seen} == {"load_only", "candidate"}
+        tried = sum(seen == {"candidate"} for seen in policies.values())
+        assert tried_on(router) - before == 4 * tried
+        shown = [one["arm"] for one in orjson.loads((await router.admin("/admin/decisions")).body)["decisions"]]
+        assert {"control", "canary"} == set(shown)

@@ -1,0 +1,296 @@
+"""Policies in shadow: they see what the acting one saw, are never acted on, and never touch a request."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from smetric.config.routing import MatchSettings, RouteSettings, ShadowSettings
+from smetric.config.settings import RecordSettings
+from smetric.demo.dialect import Messages
+from smetric.features import VOCABULARY
+from smetric.policy_file import PolicyFile
+from smetric.records.comparison import Comparison
+from smetric.records.reader import Reading
+from smetric.records.replay import RECORDED, Judges, replay
+from smetric.request import InferenceRequest
+from smetric.resources import shipped_policies
+from smetric.router import Router
+from smetric.routes import Routes
+from smetric.shadow import MOST_SESSIONS, Shadow, Shadows
+from smetric.telemetry import names
+from smetric.telemetry.record import DecisionRecord
+from tests.agent_sessions import engines, instances
+from tests.fakes import FakeEngine
+from tests.faults.harness import CANARY, Running, instances_of, running
+from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.records.drive import Fleet, policy
+
+FIRST_TURNS = 100
+LOAD_ONLY = policy(shipped_policies()["load_only"].read_text())
+
+
+def in_shadow(path: Path, text: str) -> Shadow:
+    path.write_text(text)
+    return Shadow(PolicyFile(path, VOCABULARY))
+
+
+def shadow_of(name: str) -> ShadowSettings:
+    return ShadowSettings(policy=name)
+
+
+def counted(router: Running, policy: str, agrees: str) -> float:
+    labels = {"policy": policy, "agrees": agrees}
+    return router.application.metrics.registry.get_sample_value("smetric_shadow_decisions_total", labels) or 0.0
+
+
+# ── what it decides ──────────────────────────────────────────────────────────
+
+
+async def test_its_picks_are_those_of_the_same_policy_run_live_on_the_same_state() -> None:
+    """A second router with Bailian acting decides on each of the first turns too, and gives its charge back at once."""
+    async with (
+        engines() as fleet,
+        running(
+            policy="smetric",
+            instances=instances(fleet),
+            shadow=(shadow_of("bailian"),),
+            check_after=False,
+            warm=False,
+        ) as router,
+        aiohttp.ClientSession() as client,
+    ):
+        application = router.application
+        bailian = Routes.of_one(PolicyFile(shipped_policies()["bailian"], VOCABULARY))
+        twin = Router(application.fleet, bailian, application.knows.sources, rng=random.Random(5))
+        live: list[str] = []
+        application.router._rng = random.Random(5)
+        route = application.router.route
+
+        async def beside(request: InferenceRequest, **given: Any) -> Any:
+            decided = await twin.route(request)
+            live.append(decided.instance.id)
+            assert decided.lease is not None
+            decided.lease.release()
+            return await route(request, **given)
+
+        application.router.route = beside  # type: ignore[method-assign]
+        # Some share the beginning of their prompts, so hits differ; streams that stay open make loads differ.
+        rng, dialect = random.Random(1), Messages()
+        open_streams: list[aiohttp.ClientResponse] = []
+        for number in range(FIRST_TURNS):
+            shared = " ".join(f"tool{rng.randrange(4)}" for _ in range(4)) + " word" * 1500
+            said = [{"role": "user", "content": f"{shared} {number}"}]
+            body = {"model": "m", "max_tokens": rng.choice([1, 400]), "stream": True, "messages": said}
+            body["model"] = orjson.loads(await (await client.get(router.url + "/v1/models")).read())["data"][0]["id"]
+            response = await client.post(router.url + dialect.path, json=body)
+            assert response.status == 200
+            await response.content.readany()
+            open_streams.append(response)
+        for response in open_streams:
+            response.close()
+        records = [one for one in application.telemetry.decisions.recent(1000) if one.decision is not None][::-1]
+        assert [one.decision.rule for one in records if one.decision] == ["balance"] * FIRST_TURNS
+        shadowed = [one.shadowed[0] for one in records]
+        assert [one.choice for one in shadowed] == live
+        agreed = [one.answer == names.AGREES for one in shadowed]
+        assert agreed == [
+            one.instance is not None and one.instance.id == pick for one, pick in zip(records, live, strict=True)
+        ]
+        assert 0 < sum(agreed) < FIRST_TURNS
+        assert counted(router, "bailian", "true") == sum(agreed)
+        assert counted(router, "bailian", "false") == FIRST_TURNS - sum(agreed)
+        # SMetric reads no hit lengths on first turns: they were looked up besides.
+        assert all("hit_len" not in one.decision.snapshot.columns for one in records if one.decision)
+        assert len(set(live)) > 1
+
+
+def test_it_draws_and_rotates_as_it_would_if_it_acted(tmp_path: Path) -> None:
+    text = shipped_policies()["load_only"].read_text()
+    fleet, shadows = Fleet(random.Random(3), 4), Shadows([in_shadow(tmp_path / "p.policy", text)])
+    records = [fleet.decide(LOAD_ONLY) for _ in range(200)]
+    answers = [shadows.judge(record)[0] for record in records]
+    # The same policy with the same seeds, and cursors that went the same way.
+    assert {one.answer for one in answers} == {names.AGREES}
+    assert {one.regret for one in answers} == {0.0}
+
+
+def test_it_rotates_by_itself_whatever_the_acting_policy_does(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(3), 4)
+    fleet.instances = fleet.instances[:3]
+    acting = policy("policy first\nroute argmin(0, then: requests) as first\n")
+    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy turns\nroute rr_argmin(0)\n")])
+    seen: list[str] = []
+    while len(seen) < 9:
+        record = fleet.decide(acting)
+        if record.decision is not None and len(record.decision.snapshot.ids) == 3:
+            seen.append(shadows.judge(record)[0].choice)
+    assert seen == ["gpu-0", "gpu-1", "gpu-2"] * 3
+
+
+def test_what_was_not_read_is_not_made_up(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(3), 4)
+    shadows = Shadows(
+        [
+            in_shadow(tmp_path / "hits.policy", "policy hits\nroute argmax(hit_len)\n"),
+            in_shadow(tmp_path / "usage.policy", "policy usage\nroute argmin(kv_usage)\n"),
+        ]
+    )
+    hits, usage = shadows.judge(fleet.decide(LOAD_ONLY))
+    assert (hits.answer, hits.choice) == ("not_answerable", "not answerable: hit_len not read")
+    assert (usage.answer, usage.missing) == ("not_answerable", ("kv_usage",))
+
+
+def test_a_rule_that_refuses_is_a_choice_too(tmp_path: Path) -> None:
+    text = 'policy strict\nreject 429 "no" when req.turn == 0\nroute rr_argmin(requests)\n'
+    acting = policy('policy strict\nreject 503 "no" when req.turn == 0\nroute rr_argmin(requests)\n')
+    fleet, shadows = Fleet(random.Random(3), 4), Shadows([in_shadow(tmp_path / "p.policy", text)])
+    (refused,) = shadows.judge(fleet.decide(acting, fleet.request(turn=0)))
+    assert (refused.choice, refused.answer, refused.regret) == ("reject 429", "false", None)
+    (same,) = shadows.judge(fleet.decide(policy(text), fleet.request(turn=0)))
+    assert same.answer == "true"
+
+
+def test_how_much_worse_it_finds_what_was_chosen_is_a_share_of_the_larger_score(tmp_path: Path) -> None:
+    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy least\nroute argmin(requests)\n")])
+    acting = policy("policy most\nroute argmax(requests)\n")
+    fleet = Fleet(random.Random(3), 4)
+    for _ in range(100):
+        record = fleet.decide(acting)
+        (one,) = shadows.judge(record)
+        assert record.decision is not None
+        loads = record.decision.snapshot.columns["requests"]
+        most, least = max(loads), min(loads)
+        assert one.regret == pytest.approx((most - least) / most if most else 0.0)
+
+
+def test_a_conversation_counts_as_diverged_once(tmp_path: Path) -> None:
+    shadow = in_shadow(
+        tmp_path / "p.policy", 'policy strict\nreject 429 "no" when req.turn > 1\nroute rr_argmin(requests)\n'
+    )
+    shadows, fleet = Shadows([shadow]), Fleet(random.Random(3), 1)
+    told = []
+    for session in ("a", "b"):
+        for turn in range(4):
+            request = fleet.request(session=session, turn=turn if session == "a" else 0)
+            (one,) = shadows.judge(fleet.decide(LOAD_ONLY, request))
+            told.append((one.is_new_session, one.had_diverged, one.answer))
+    assert told[:4] == [
+        (True, False, "true"),
+        (False, False, "true"),
+        (False, False, "false"),
+        (False, True, "false"),
+    ]
+    assert told[4:] == [(True, False, "true"), *[(False, False, "true")] * 3]
+    assert shadows.judge(fleet.decide(LOAD_ONLY, fleet.request(session="")))[0].had_diverged is None
+    for i in range(MOST_SESSIONS + 10):
+        shadow._session(i, diverges=False)
+    assert len(shadow._sessions) == MOST_SESSIONS
+
+
+# ── what it costs the request: nothing ───────────────────────────────────────
+
+
+async def test_it_charges_nothing_and_moves_no_cursor_of_the_acting_policy() -> None:
+    async with running(FakeEngine(), FakeEngine(), FakeEngine(), shadow=(shadow_of("bailian"),) * 2) as router:
+        chosen = [(await router.chat(stream=True)).value("x-smetric-instance") for _ in range(9)]
+        assert len(set(chosen[:3])) == 3
+        assert chosen == chosen[:3] * 3
+        # What it would have chosen is found out once the answer has begun, and charged to nobody.
+        assert router.counted() == (0, 0, 0)
+
+
+async def test_one_that_raises_is_counted_and_touches_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(FakeEngine(), shadow=(shadow_of("bailian"),)) as router:
+        assert router.application.routes.last.shadows is not None
+        bailian = router.application.routes.last.shadows.files[0].current.policy
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(bailian, "_decide", broken)
+        for _ in range(5):
+            assert (await router.chat()).status == 200
+        assert counted(router, "bailian", "error") == 5
+        (line,) = router.lines("smetric.shadow.failed")
+        assert (line["policy"], line["level"]) == ("bailian", "error")
+
+
+async def test_a_request_that_nobody_serves_is_judged_at_its_end(tmp_path: Path) -> None:
+    strict = tmp_path / "strict.policy"
+    strict.write_text('policy strict\nreject 429 "no"\n  when req.turn == 0\nroute rr_argmin(requests)\n')
+    async with running(
+        FakeEngine(), policy=str(strict), shadow=(shadow_of("load_only"),), check_after=False, warm=False
+    ) as router:
+        assert (await router.chat()).status == 429
+        (record,) = router.application.telemetry.decisions.recent(1)
+        assert record.shadowed[0].choice == "e0"
+        assert counted(router, "load_only", "false") == 1
+
+
+async def test_a_shadow_follows_its_file_and_what_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "candidate.policy"
+    path.write_text("policy candidate\nroute argmin(requests)\n")
+    async with running(FakeEngine(), FakeEngine(), shadow=(shadow_of(str(path)),)) as router:
+        await router.chat()
+        path.write_text("policy candidate\nroute argmin(kv_usage)\n")
+        (file,) = router.application.routes.last.shadows.files  # type: ignore[union-attr]
+        file.refresh()
+        await router.chat()
+        (record,) = router.application.telemetry.decisions.recent(1)
+        (shadowed,) = record.shadowed
+        assert (shadowed.generation, shadowed.answer in ("true", "false")) == (2, True)
+
+
+# ── what is told ─────────────────────────────────────────────────────────────
+
+
+async def test_the_admin_port_shows_what_it_would_have_chosen_and_why() -> None:
+    async with running(FakeEngine(), FakeEngine(), policy="smetric", shadow=(shadow_of("bailian"),)) as router:
+        answer = await router.chat()
+        id = answer.value("x-smetric-decision-id")
+        shown = orjson.loads((await router.admin(f"/admin/decisions/{id}")).body)
+        assert (shown["origin"], shown["route"], shown["arm"]) == ("live", "default", None)
+        (shadow,) = shown["shadows"]
+        assert shadow["origin"] == "shadow"
+        assert shadow["policy"].startswith("bailian@")
+        assert shadow["instance"] in ("e0", "e1")
+        assert shadow["agrees"] is (shadow["instance"] == shown["instance"])
+        assert "hit_len" in shadow["explanation"]
+        assert CANARY not in orjson.dumps(shown).decode()
+        info = (await router.admin("/metrics")).body.decode()
+        assert 'smetric_policy_info{generation="1"' in info
+        assert 'route="default:shadow-1"' in info
+
+
+async def test_records_are_made_again_where_several_policies_act(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    pair = FakeEngine(), FakeEngine()
+    for engine in pair:
+        await engine.start()
+    async with running(
+        *pair,
+        instances=tuple(replace(one, models=("tiny", "other")) for one in instances_of(pair)),
+        routes=(RouteSettings(name="b", match=MatchSettings(model=("other",)), policy="bailian"),),
+        record=RecordSettings(path=str(path)),
+        check_after=False,
+    ) as router:
+        for model in ("tiny", "other") * 4:
+            assert (await router.chat(model=model)).status == 200
+    found = Comparison(RECORDED, "")
+    replay(Reading([path]), Judges(None), None, found)
+    assert (found.compared, found.agreed) == (10, 10)  # two of them warmed it up
+    assert {one.policy.name for one in Reading([path])} == {"bailian", "load_only"}
+
+
+def test_a_held_request_is_not_judged(tmp_path: Path) -> None:
+    acting = policy("policy held\nhold for 5 seconds when mean(requests) >= 0\nroute rr_argmin(requests)\n")
+    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy p\nroute argmin(requests)\n")])
+    record: DecisionRecord = Fleet(random.Random(3), 4).decide(acting)
+    assert shadows.judge(record) == ()
