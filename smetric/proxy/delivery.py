@@ -110,7 +110,8 @@ class Delivery:
                 else:
                     has_begun = True
                     await outbox.begin(answer.status, headers, piece)
-            watchdog.arm(deadlines.first_byte_s, "first_byte")
+            if not answer.has_piece:
+                watchdog.arm(deadlines.first_byte_s, "first_byte")
             while not is_sent and (piece := await answer.read()):
                 is_first = not observer.size
                 observer.passed(piece)
@@ -131,7 +132,8 @@ class Delivery:
                 if is_first and answer.status == 200 and self._leased:
                     self._plane.router.prefilled(self._request, self._lease.instance)
                     self._exchange.answering()
-                watchdog.arm(deadlines.idle_s, "idle")
+                if not is_sent:
+                    watchdog.arm(deadlines.idle_s, "idle")
         except AnswerBroken:
             await self._break_off("closed")
             return

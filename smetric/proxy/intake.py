@@ -64,7 +64,8 @@ class Intake:
                 outbox.is_last = True
                 await send_error(outbox, scope["path"], problem)
             else:
-                watchdog.arm(self.limits.body_timeout_s, "body")
+                if transaction is None or not transaction.complete:
+                    watchdog.arm(self.limits.body_timeout_s, "body")
                 await self._app(scope, inbox, outbox)
         except ClientGone:
             pass
