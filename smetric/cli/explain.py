@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from smetric.cli.admin_port import admin_option, ask, strange
-from smetric.cli.policy_argument import read_one
+from smetric.cli.policy_argument import PolicySource, read_one
 from smetric.cli.settings_options import param_values, set_option
 from smetric.cli.snapshot_file import read_situation
 from smetric.errors import ConfigError
+
+if TYPE_CHECKING:
+    from smetric.policy import Decision, Policy
+    from smetric.records.reader import Recorded
 
 _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 
@@ -23,36 +29,57 @@ _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
     "--snapshot", metavar="FILE|-", help="JSON with `instances`, and if need be `request`, `cursors`, `seed`."
 )
 @set_option()
-@click.option("--decision", metavar="ID", help="A decision of a running router: its x-smetric-decision-id.")
-@click.option("--record", "records", metavar="FILE", multiple=True, help="Look for it there; repeat it for more files.")
+@click.option("--decision", metavar="ID", help="A decision of a running router or of a record: x-smetric-decision-id.")
+@click.option(
+    "--record", metavar="FILE", type=click.Path(path_type=Path), help="A file that the setting `record` made."
+)
 @admin_option
 def explain(
     policy: str | None,
     snapshot: str | None,
     params: tuple[str, ...],
     decision: str | None,
-    records: tuple[str, ...],
+    record: Path | None,
     admin: str,
 ) -> None:
-    """Say why a policy decides as it does.
+    """Say why a policy decides as it does, how far ahead its pick is, and what would change it.
 
     \b
     smetric explain smetric --snapshot three-instances.json --set OVERLOAD=1.5
     smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
-    smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --record decisions.jsonl
+    smetric explain --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --set OVERLOAD=1.5
+    smetric explain bailian --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
     """
-    if decision is not None and policy is None and snapshot is None and not params:
-        click.echo(_in_records(decision, records) if records else _recorded(decision, admin))
-    elif policy is not None and snapshot is not None and decision is None and not records:
-        click.echo(_decided(policy, snapshot, params))
+    if record is not None and decision is not None and snapshot is None:
+        click.echo(_account(_recorded(record, _checked_id(decision), policy, params)))
+    elif decision is not None and policy is None and snapshot is None and record is None and not params:
+        click.echo(_kept(_checked_id(decision), admin))
+    elif policy is not None and snapshot is not None and decision is None and record is None:
+        click.echo(_account(_decided(policy, snapshot, params)))
     else:
-        raise click.UsageError("give a policy and --snapshot FILE, or --decision ID, with --record FILE or without")
+        raise click.UsageError(
+            "give a policy and --snapshot FILE, or --decision ID alone, or --record FILE and --decision ID"
+        )
 
 
-def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> str:
+def _account(decision: Decision) -> str:
+    """The explanation of a decision, and what would have changed it."""
     from smetric.features import VOCABULARY
-    from smetric.policy import PolicyError, load
     from smetric.policy.explain import explain as explanation
+    from smetric.policy.flip import lead, smallest_changes
+
+    lines = [explanation(decision)]
+    ahead = lead(decision)
+    if ahead:
+        lines.append(f"  lead     {ahead}")
+    changes = smallest_changes(decision, VOCABULARY)
+    lines += [f"  {'flips at' if at == 0 else '':<8} {change}" for at, change in enumerate(changes)]
+    return "\n".join(lines)
+
+
+def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> Decision:
+    """What the policy *name* decides on a snapshot file."""
+    from smetric.features import VOCABULARY
 
     source = read_one(name)
     try:
@@ -61,42 +88,68 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> str:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error
     situation = read_situation(text, "<stdin>" if snapshot == "-" else snapshot, VOCABULARY)
+    return situation.decide(_loaded(source, param_values(params)), VOCABULARY)
+
+
+def _loaded(source: PolicySource, settings: Mapping[str, float | str | bool]) -> Policy:
+    from smetric.features import VOCABULARY
+    from smetric.policy import PolicyError, load
+
     try:
-        policy = load(
-            source.text,
-            VOCABULARY,
-            path=source.path,
-            settings=param_values(params),
-            libraries=source.libraries,
-        )
+        return load(source.text, VOCABULARY, path=source.path, settings=settings, libraries=source.libraries)
     except PolicyError as error:
         raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
-    return explanation(situation.decide(policy, VOCABULARY))
 
 
-def _in_records(decision: str, records: tuple[str, ...]) -> str:
-    """The explanation of a decision that stands in one of the files *records*."""
-    from smetric.records.account import account
+# ── records ──────────────────────────────────────────────────────────────────
+
+
+def _recorded(path: Path, decision: str, name: str | None, params: tuple[str, ...]) -> Decision:
+    """A recorded decision, made again by its own policy or by the policy *name*, perhaps set differently."""
+    from smetric.policy import PolicyError
+    from smetric.records.situation import Judge, NotRecorded, policy_of
+
+    recorded = _found(path, decision)
+    settings = param_values(params)
+    if name is None:
+        try:
+            policy = policy_of(recorded.policy, settings)
+        except PolicyError as error:
+            raise click.ClickException(f"the policy of decision {decision} does not check\n\n{error}") from error
+    else:
+        policy = _loaded(read_one(name), settings)
+    decided = Judge(policy, is_recorded=name is None and not settings).decide(recorded)
+    if isinstance(decided, NotRecorded):
+        raise click.ClickException(f"decision {decision}: {decided}, so {policy.name} cannot decide it")
+    return decided
+
+
+def _found(path: Path, decision: str) -> Recorded:
+    """The recorded decision of this id."""
     from smetric.records.reader import find
 
-    found = find(map(Path, records), _checked(decision))
-    if found is None:
-        raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
-    return account(found)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; give a file that the setting `record` made")
+    recorded = find([path], decision)
+    if recorded is None:
+        raise click.ClickException(f"decision {decision} is not in {path}")
+    return recorded
 
 
-def _checked(decision: str) -> str:
+# ── a running router ─────────────────────────────────────────────────────────
+
+
+def _checked_id(decision: str) -> str:
     if not _ID.match(decision):
         raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
     return decision
 
 
-def _recorded(decision: str, admin: str) -> str:
+def _kept(decision: str, admin: str) -> str:
     """The explanation that the router at *admin* keeps of a decision."""
-    _checked(decision)
     status, document = ask(admin, "GET", f"/admin/decisions/{decision}")
     if status == 404:
-        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}; is there a --record?")
+        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}")
     try:
         return str(document.get("explanation") or document["summary"])  # where no policy ran there is no table
     except (KeyError, AttributeError) as error:

@@ -1,8 +1,8 @@
 """Mutants of policies: the same text with one operator, function, guard, filter or number changed.
 
 A mutant that does not check is none, and neither is one that did only what its policy might have done, whatever is
-drawn, in every situation tried: no test could tell them apart. The others must be caught by the policy's own tests, or by
-a counterexample to one of its promises.
+drawn, in every situation tried: no test could tell them apart. The others must be caught by the policy's tests or by a
+counterexample to one of its promises.
 
     python -m tests.policy.mutants [NAME…]      # all shipped policies when none is named
 """

@@ -1,0 +1,159 @@
+"""What would have changed a decision: the lead of the chosen instance, and the smallest change of one input that does.
+
+Inputs are changed one at a time and the policy is asked again, with the same cursors and the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from smetric.policy.candidate_table import score_name
+from smetric.policy.decision import Decision, Need
+from smetric.policy.figure import clipped, figure
+from smetric.policy.snapshot import Snapshot
+from smetric.policy.unit import BASES
+from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
+
+#: Candidates whose inputs are changed: the best by score, and the chosen one.
+_CANDIDATES = 16
+#: The smallest change of a number that has no upper end, and of one that lies on 0..1.
+_STEP, _SHARE_STEP = 1.0, 0.01
+#: Doublings of a change before a number is given up.
+_DOUBLINGS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One input that would have flipped the decision.
+
+    Args:
+        name: the feature, or the field as `req.NAME`.
+        instance: whose; empty for a field of the request.
+        before: its value.
+        after: the nearest value found at which somebody else is picked.
+        unit: of the number.
+        becomes: what is decided then: an instance's id, or how it ends otherwise.
+        span: how far the values of all candidates lie apart, to compare changes of different features.
+    """
+
+    name: str
+    instance: str
+    before: float
+    after: float
+    unit: str
+    becomes: str
+    span: float
+
+    @property
+    def relative(self) -> float:
+        """The size of the change beside the values there are."""
+        return abs(self.after - self.before) / max(self.span, abs(self.before), 1e-9)
+
+    def __str__(self) -> str:
+        amount = figure(abs(self.after - self.before))
+        if not self.instance:
+            return f"{self.name} {figure(self.after)} instead of {figure(self.before)} → {self.becomes}"
+        counted = self.unit in BASES.values()
+        word = "more" if self.after > self.before else "fewer" if counted else "less"
+        name = self.name.removesuffix("s") if amount == "1" and self.name == self.unit else self.name
+        return f"{amount} {word} {name} on {clipped(self.instance)} → {self.becomes}"
+
+
+def lead(decision: Decision) -> str:
+    """By how much the chosen instance is ahead of the next, in words; empty where it was not compared."""
+    margin, runner_up = decision.margin, decision.runner_up
+    if margin is None or runner_up is None:
+        return ""
+    if margin == 0:
+        return f"{clipped(runner_up)} ties by {score_name(decision)}"
+    return f"{figure(margin)} of {score_name(decision)} ahead of {clipped(runner_up)}"
+
+
+def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) -> list[Change]:
+    """The smallest changes that flip *decision*, at most one of each input, least first."""
+    best: dict[tuple[str, str], Change] = {}
+    for change in _changes(decision, vocabulary):
+        known = best.get((change.name, change.instance))
+        if known is None or change.relative < known.relative:
+            best[change.name, change.instance] = change
+    return sorted(best.values(), key=lambda change: change.relative)[:most]
+
+
+def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
+    told = _told(decision)
+    near = decision.ranked[:_CANDIDATES]
+    for name in sorted(decision.reads):
+        feature = vocabulary.features[name]
+        column = decision.snapshot.columns[name]
+        if feature.kind is not Kind.NUMBER:
+            continue
+        known = decision.snapshot.is_known(name)
+        span = max(column) - min(column)
+        highest = getattr(decision.request, feature.at_most) if feature.at_most else feature.high
+        for i in near:
+            if not known[i]:
+                continue
+
+            def ask(value: float, name: str = name, i: int = i) -> str:
+                cells = decision.snapshot.columns[name]
+                return _decided(decision, {name: [*cells[:i], value, *cells[i + 1 :]]}, {})
+
+            for after, becomes in _nearest(ask, column[i], feature, min(feature.high, highest), told):
+                ident = decision.snapshot.ids[i]
+                yield Change(name, ident, column[i], after, feature.unit, becomes, span)
+    for name in sorted(decision.policy.fields):
+        field = vocabulary.request[name]
+        value = getattr(decision.request, name)
+        if field.kind is Kind.NUMBER and value is not None and name != "held":
+
+            def ask_field(value: float, name: str = name) -> str:
+                return _decided(decision, {}, {name: value})
+
+            for after, becomes in _nearest(ask_field, value, field, field.high, told):
+                yield Change(f"req.{name}", "", value, after, field.unit, becomes, 0.0)
+
+
+def _nearest(
+    ask: Callable[[float], str], value: float, word: Feature | RequestField, highest: float, told: str
+) -> Iterator[tuple[float, str]]:
+    """The nearest value above and the nearest below *value* at which *ask* answers something else than *told*."""
+    step = _SHARE_STEP if word.high <= 1 else _STEP
+    for sign, end in ((1, highest), (-1, word.low)):
+        same, steps = 0, 1
+        for _ in range(_DOUBLINGS):
+            tried = value + sign * steps * step
+            if (tried - end) * sign > 0:
+                break
+            becomes = ask(tried)
+            if becomes != told:
+                while steps - same > 1:
+                    middle = (same + steps) // 2
+                    found = ask(value + sign * middle * step)
+                    if found == told:
+                        same = middle
+                    else:
+                        steps, becomes = middle, found
+                yield value + sign * steps * step, becomes
+                break
+            same, steps = steps, steps * 2
+
+
+def _decided(decision: Decision, columns: Mapping[str, list[Any]], fields: Mapping[str, Any]) -> str:
+    """What the policy decides with some columns and fields replaced; as before where it lacks a look-up for that."""
+    seen = decision.snapshot
+    snapshot = Snapshot(seen.ids, {**seen.columns, **columns}, seen.known, seen.stamps, seen.origins, seen.now)
+    request = decision.request
+    if fields:
+        read = {name: getattr(request, name) for name in decision.policy.fields}
+        request = SimpleNamespace(**{"id": getattr(request, "id", ""), **read, **fields})
+    again = decision.policy.decide(snapshot, request, decision.used, decision.seed)
+    return _told(decision) if isinstance(again, Need) else _told(again)
+
+
+def _told(decision: Decision) -> str:
+    if decision.instance is not None:
+        return decision.instance
+    return f"{decision.outcome.value} by {decision.rule}"

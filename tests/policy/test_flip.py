@@ -1,0 +1,105 @@
+"""How far ahead a pick is, and the smallest changes of one input that flip it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.policy import Decision, Policy, load
+from smetric.policy.flip import lead, smallest_changes
+from smetric.policy.situation import Situation
+
+SMETRIC = load((Path(__file__).parents[2] / "policies" / "smetric.policy").read_text(), VOCABULARY)
+HOT = {"hit_len": [9000.0, 512.0, 512.0], "requests": [20.0, 4.0, 3.0]}
+
+
+def decide(policy: Policy | str, cells: dict[str, list[Any]], **request: Any) -> Decision:
+    loaded = load(f"policy p\n{policy}\n", VOCABULARY) if isinstance(policy, str) else policy
+    names = [f"gpu-{i}" for i in range(len(next(iter(cells.values()))))]
+    return Situation(names, cells, request={"prompt_len": 10_000.0, **request}).decide(loaded, VOCABULARY)
+
+
+def flips(decision: Decision) -> list[str]:
+    return [str(change) for change in smallest_changes(decision, VOCABULARY)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "cells", "said"),
+    [
+        ("route argmin(requests)", {"requests": [5.0, 3.0, 9.0]}, "2 of requests ahead of gpu-0"),
+        ("let f = requests * 2\nroute argmax(f)", {"requests": [5.0, 3.0, 9.0]}, "8 of f ahead of gpu-0"),
+        ("route rr_argmin(requests)", {"requests": [3.0, 3.0]}, "gpu-1 ties by requests"),
+        ("route argmin(requests)", {"requests": [5.0]}, ""),
+        ("route rr_argmin(0)", {"requests": [5.0, 1.0]}, ""),
+        ("keep requests > 9\nroute argmin(requests)", {"requests": [5.0, 1.0]}, ""),
+    ],
+)  # fmt: skip
+def test_the_lead_is_what_the_runner_up_lacks(rules: str, cells: dict[str, list[Any]], said: str) -> None:
+    assert lead(decide(rules, cells)) == said
+
+
+def test_a_load_flips_where_it_would_tie_or_pass() -> None:
+    cells = {"requests": [6.0, 3.0], "waiting": [0.0, 1.0]}
+    assert flips(decide("route argmin(requests, then: waiting)", cells)) == [
+        "3 fewer requests on gpu-0 → gpu-0",
+        "3 more requests on gpu-1 → gpu-0",
+    ]
+    assert flips(decide("route argmax(requests, then: waiting)", cells)) == [
+        "4 fewer requests on gpu-0 → gpu-1",
+        "4 more requests on gpu-1 → gpu-1",
+    ]
+
+
+def test_a_guard_flips_at_its_threshold() -> None:
+    decision = decide(SMETRIC, HOT, turn=3.0, est_hit=9500.0)
+    assert decision.instance == "gpu-2"
+    assert flips(decision)[:2] == ["1 more request on gpu-2 → gpu-1", "1 fewer request on gpu-1 → gpu-1"]
+    assert "6 fewer requests on gpu-0 → gpu-0" in [str(each) for each in smallest_changes(decision, VOCABULARY, 9)]
+
+
+def test_what_flips_is_what_the_policy_then_decides() -> None:
+    decision = decide(SMETRIC, HOT, turn=3.0, est_hit=9500.0)
+    found = smallest_changes(decision, VOCABULARY, most=9)
+    assert found
+    for change in found:
+        cells = {name: list(column) for name, column in HOT.items()}
+        request: dict[str, Any] = {"turn": 3.0, "est_hit": 9500.0}
+        for value, becomes in ((change.after, change.becomes), (_nearer(change.before, change.after), "gpu-2")):
+            if change.instance:
+                cells[change.name][int(change.instance[-1])] = value
+            else:
+                request[change.name.removeprefix("req.")] = value
+            assert decide(SMETRIC, cells, **request).instance == becomes
+
+
+def _nearer(before: float, after: float) -> float:
+    """One step back from *after*."""
+    return after - 1 if after > before else after + 1
+
+
+def test_fields_of_the_request_flip_too() -> None:
+    decision = decide(
+        "route argmin(requests) when req.turn > 4\nroute argmax(requests)", {"requests": [2.0, 7.0]}, turn=2.0
+    )
+    assert "req.turn 5 instead of 2 → gpu-0" in flips(decision)
+
+
+def test_shares_change_in_hundredths_and_end_at_their_range() -> None:
+    decision = decide("route argmin(kv_usage)", {"kv_usage": [0.5, 0.25]})
+    assert {said.split()[-1] for said in flips(decision)} == {"gpu-0"}
+    assert flips(decision)[0].split()[0] in ("0.25", "0.26")
+    assert flips(decide("keep kv_usage <= 1\nroute argmax(kv_usage)", {"kv_usage": [1.0]})) == []
+
+
+def test_other_ends_of_a_decision_are_named() -> None:
+    rules = 'reject 429 "full" when min(requests) > 5 as shed\nroute argmin(requests)'
+    assert flips(decide(rules, {"requests": [5.0]})) == ["1 more request on gpu-0 → reject by shed"]
+
+
+def test_what_nobody_knows_or_the_decision_did_without_is_not_changed() -> None:
+    assert flips(decide("route argmin(requests)", {"requests": [None, None]})) == []
+    first = decide(SMETRIC, {"requests": [4.0, 2.0]}, turn=0.0)
+    assert all("hit_len" not in said for said in flips(first))
