@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -277,3 +279,29 @@ def test_no_text_is_remembered() -> None:
     for _, carried in family.ends:
         assert b"canary" not in b"".join(piece for piece in carried.rest if isinstance(piece, bytes))
         assert {piece for piece in carried.rest if isinstance(piece, bytes)} <= {b"<|", b"|>"}
+
+
+@pytest.mark.parametrize("turns", [1, 30])
+@pytest.mark.parametrize("session", ["chat", "claude"])
+def test_the_bound_counts_real_bytes(session: str, turns: int) -> None:
+    reader = Reader()
+    api, body = SESSIONS[session]
+    first = reader.read(api, packed(body(turns)), reader.memory)
+    assert first.prompt is not None
+    raw = [packed(body(turns) | {"model": str(number)}) for number in range(30)]
+    for one in raw:
+        reader.read(api, one, reader.memory)  # so that it has been screened
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for one in raw:
+            request = reader.read(api, one, reader.memory)
+            assert request.prompt is not None
+            _ = request.prompt.hashes
+            request.answering()
+        del request
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert reader.memory.bytes / 2 < taken <= reader.memory.bytes
