@@ -17,7 +17,7 @@ from smetric import reference
 from smetric.config.section import ListOf, Section
 from smetric.config.settings import SETTINGS
 from smetric.features import VOCABULARY
-from smetric.policy.vocabulary import Unknown
+from smetric.policy.vocabulary import Feature, Unknown
 from smetric.reference import markdown_table, range_of
 from smetric.telemetry import names
 
@@ -26,7 +26,7 @@ DOCS = Path(__file__).parent
 
 def _value(value: Any) -> str:
     """A default as a policy or a YAML file would write it; a dash for nothing."""
-    if value is None or value == "" or value == () or value == {} or value == []:
+    if value is None or value == "" or value == () or value == {} or value == [] or value == frozenset():
         return "–"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
@@ -45,13 +45,21 @@ def features() -> str:
                 f.doc,
                 f.source,
                 f.staleness,
-                "the mean of the known, at least the router's own count"
-                if f.unknown is Unknown.MEAN
-                else _value(f.default),
+                _unknown(f),
             )
             for f in VOCABULARY.features.values()
         ),
     )
+
+
+def _unknown(feature: Feature) -> str:
+    """What arithmetic sees in place of an unknown cell."""
+    if feature.instead:
+        return f"`{feature.instead}`"
+    if feature.unknown is not Unknown.MEAN:
+        return _value(feature.default)
+    own = ", at least the router's own count" if feature.load else f", else {_value(feature.default)}"
+    return f"the mean of the known{own}"
 
 
 def request() -> str:

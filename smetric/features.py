@@ -10,6 +10,7 @@ from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Voca
 
 _SCRAPED = "every second; the last value corrected by the ledger up to 30 s, then unknown"
 _NOW = "none: read with the decision"
+_RATE = "the samples of ten minutes; unknown before there are 8"
 
 _FEATURES = (
     Feature(
@@ -84,11 +85,62 @@ _FEATURES = (
         staleness=_NOW,
     ),
     Feature(
+        name="unprefilled_cost",
+        doc="Cost of what is not prefilled yet, attention counted: n + n (L - n / 2) / L_eq for n of L tokens.",
+        unit="tokens",
+        load=True,
+        source="the router's ledger, less what any tier was known to hold; L_eq is `prefill.attention_tokens`",
+        staleness=_NOW,
+    ),
+    Feature(
         name="inflight_tokens",
         doc="Prompt tokens of the requests sent there that have not ended.",
         unit="tokens",
         load=True,
         source="the router's ledger",
+        staleness=_NOW,
+    ),
+    Feature(
+        name="decode_blocks",
+        doc="KV blocks of the prompts of requests sent there whose first token has come and that have not ended.",
+        unit="blocks",
+        load=True,
+        source="the router's ledger; the engine's block size, 16 tokens until it says",
+        staleness=_NOW,
+    ),
+    Feature(
+        name="qps",
+        doc="Requests that this router sent there in a second, over the last minute.",
+        unit="requests per second",
+        load=True,
+        source="the router's own count",
+        staleness=_NOW,
+    ),
+    Feature(
+        name="prefill_rate",
+        doc="Cost that it computes in a second: the 90th percentile of cost by time to first token of 64 streams.",
+        unit="tokens per second",
+        low=1.0,
+        unknown=Unknown.MEAN,
+        default=1.0,
+        source="measured by the router on answers that stream; cost as of `unprefilled_cost`",
+        staleness=_RATE,
+    ),
+    Feature(
+        name="fetch_rate",
+        doc="Tokens in a second that come from host memory, disk or store, queueing included; the same for all.",
+        unit="tokens per second",
+        low=1.0,
+        default=1.0,
+        instead="prefill_rate",
+        source="measured by the router on the last 100 fetches that look-ups told of, or `prefill.fetch_rate`",
+        staleness=_RATE,
+    ),
+    Feature(
+        name="cached_tokens",
+        doc="Tokens that the prefix index believes it to hold.",
+        unit="tokens",
+        source="the prefix index",
         staleness=_NOW,
     ),
     Feature(
@@ -98,6 +150,22 @@ _FEATURES = (
         unknown=Unknown.MEAN,
         load=True,
         source="vllm:kv_cache_usage_perc (vllm:gpu_cache_usage_perc before 0.10), mean over the page's engines",
+        staleness="every second; unknown after 30 s",
+    ),
+    Feature(
+        name="loras",
+        doc="The adapters that its requests, running or waiting, use now.",
+        kind=Kind.SET,
+        default=frozenset(),
+        source="vllm:lora_requests_info",
+        staleness="every second; unknown after 30 s",
+    ),
+    Feature(
+        name="lora_room",
+        doc="Whether it has a slot for one more adapter.",
+        kind=Kind.BOOL,
+        default=False,
+        source="vllm:lora_requests_info: its `max_lora`, and the adapters in use",
         staleness="every second; unknown after 30 s",
     ),
     Feature(
@@ -184,6 +252,12 @@ _REQUEST = (
     ),
     RequestField(name="model", doc="The model asked for, which may be an adapter.", kind=Kind.STRING, default=""),
     RequestField(
+        name="lora",
+        doc="The model asked for, where instances say that it is an adapter; else empty.",
+        kind=Kind.STRING,
+        default="",
+    ),
+    RequestField(
         name="tenant",
         doc="Who asks, from the header that `tenant_header` names; empty without one.",
         kind=Kind.STRING,
@@ -191,6 +265,36 @@ _REQUEST = (
     ),
     RequestField(name="session", doc="The session id of known agent headers.", kind=Kind.STRING, default=""),
     RequestField(name="id", doc="The request's id.", kind=Kind.STRING, default=""),
+    RequestField(
+        name="prefix",
+        doc="Key of the prompt's first 256 tokens (1 KiB of its text), or of all of a shorter one.",
+        kind=Kind.STRING,
+        default="",
+    ),
+    RequestField(
+        name="class_share",
+        doc="Share of the last 1,000 requests, of ten minutes at most, whose prompts begin alike (`req.prefix`).",
+        high=1.0,
+        on_demand=True,
+    ),
+    RequestField(
+        name="class_streak",
+        doc="How many of those in a row went to an instance that held a part of them.",
+        unit="requests",
+        on_demand=True,
+    ),
+    RequestField(
+        name="prefill",
+        doc="In a decode decision, the id of the instance that prefilled it; else empty.",
+        kind=Kind.STRING,
+        default="",
+    ),
+    RequestField(
+        name="prefill_zone",
+        doc="In a decode decision, the zone of that instance; else empty.",
+        kind=Kind.STRING,
+        default="",
+    ),
     RequestField(name="held", doc="How long `hold` rules have held it so far.", unit="seconds"),
 )
 

@@ -112,6 +112,13 @@ class Prompt:
         return max(1, self.tokens(self.size))
 
     @property
+    def beginning(self) -> int:
+        """Hash of its first block, or of all of it where it has no full one; 0 once its text was let go unasked."""
+        if self._hashes is None and self._pieces is None:
+            return 0
+        return self.hashes.blocks[0] if self.hashes.blocks else self.hashes.whole
+
+    @property
     def hashes(self) -> Hashes:
         """Computed when first asked for, in one pass over the text."""
         if self._hashes is None:

@@ -155,6 +155,23 @@ class PeersSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSettings:
+    """What prefill costs; policies read it as `unprefilled_cost`, `prefill_rate` and `fetch_rate`."""
+
+    attention_tokens: int = setting(
+        Integer(1, 1_000_000_000),
+        "Tokens of context at which attention costs as much as the weights: about active parameters / (2 × layers × "
+        "query heads × head size); 6,923 for a 30B model.",
+        6923,
+    )
+    fetch_rate: int = setting(
+        Integer(0, 1_000_000_000),
+        "Tokens in a second that come from host memory, disk or a store; measured when 0.",
+        0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventsSettings:
     """Listening to what the engines publish of their KV caches; it needs the extra `kv-events`, and token ids."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from smetric.errors import NoCandidate
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, State
+from smetric.fleet.measure import Measure
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Vocabulary
 
@@ -19,7 +20,7 @@ from smetric.policy.vocabulary import Vocabulary
 UNKNOWN_AFTER_S = 30.0
 
 #: Columns on which an instance that has come back bears a phantom load, and the origins of their cells in the trace.
-PHANTOM = ("requests", "unprefilled")
+PHANTOM = ("requests", "unprefilled", "unprefilled_cost")
 LEDGER = "ledger"
 SLOW_START = "slow_start"
 
@@ -53,6 +54,7 @@ class Fleet:
         self.unknown_after_s = unknown_after_s
         self.health = health or Health(self.instances, clock=clock)
         self.clock = clock
+        self._measures: dict[str, Measure] = {}
         #: Times candidates were taken whatever their health, as too few were healthy.
         self.panics = 0
 
@@ -62,6 +64,11 @@ class Fleet:
     def get(self, id: str) -> Instance | None:
         """The instance called *id*, or None."""
         return self._by_id.get(id)
+
+    def measured_by(self, measure: Measure) -> None:
+        """*measure* fills its features from now on, but those that another one fills already."""
+        for name in measure.measures:
+            self._measures.setdefault(name, measure)
 
     def watch_load(self, told: Callable[[], object]) -> None:
         """Call *told* whenever an instance may have more room than before."""
@@ -146,9 +153,13 @@ class Fleet:
                     columns[name], known[name] = feature.fill(cells, fallback)
                 else:
                     columns[name] = cells
-            else:
+            elif name in CERTAIN:
                 read = CERTAIN[name]
                 columns[name] = [read(instance) for instance in candidates]
+            else:
+                columns[name], known[name], at = self._measured_now(name, candidates)
+                if at is not None:
+                    stamps[name] = at
         cold = self.health.coldness(candidates)
         if cold is not None:
             _lay_phantoms(columns, origins, cold)
@@ -164,6 +175,20 @@ class Fleet:
             bounded = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
             columns[name], known[name] = self._features[name].fill(bounded)
         return Snapshot(snapshot.ids, columns, known, snapshot.stamps, origins, snapshot.now)
+
+    def _measured_now(
+        self, name: str, candidates: Sequence[Instance]
+    ) -> tuple[list[Any], list[bool] | None, list[float | None] | None]:
+        """A feature that is measured: its values, which of them are known, and when each was true."""
+        measure = self._measures.get(name)
+        if measure is None:
+            return (*self._features[name].fill([None] * len(candidates)), None)
+        cells, at = measure.measure(name, candidates)
+        feature = self._features[name]
+        if None not in cells:
+            return cells, None, at
+        instead = self._measured_now(feature.instead, candidates)[0] if feature.instead else None
+        return (*feature.fill(cells, instead), at)
 
     def _measured(self, candidates: Sequence[Instance], now: float) -> list[float | None]:
         """When each candidate's scrape was true; None when it never was or that is too long ago."""
@@ -202,6 +227,14 @@ def _running(instance: Instance) -> float:
     return instance.requests() - _waiting(instance)
 
 
+def _loras(instance: Instance) -> frozenset[str] | None:
+    return None if instance.scrape is None else instance.scrape.loras
+
+
+def _lora_room(instance: Instance) -> bool | None:
+    return None if instance.scrape is None else instance.scrape.lora_room
+
+
 def _own(instance: Instance) -> float:
     return instance.own
 
@@ -216,12 +249,19 @@ SCRAPED: dict[str, tuple[Callable[[Instance], Any], Callable[[Instance], Any] | 
     "running": (_running, _own),
     "waiting": (_waiting, None),
     "kv_usage": (_kv_usage, None),
+    "loras": (_loras, None),
+    "lora_room": (_lora_room, None),
 }
+
+#: Features that some source measures.
+MEASURED = frozenset({"prefill_rate", "fetch_rate", "qps", "cached_tokens"})
 
 #: Features the router always knows.
 CERTAIN: dict[str, Callable[[Instance], Any]] = {
     "unprefilled": lambda instance: instance.unprefilled,
+    "unprefilled_cost": Instance.unprefilled_cost,
     "inflight_tokens": lambda instance: instance.sent_tokens,
+    "decode_blocks": Instance.decode_blocks,
     "healthy": lambda instance: instance.healthy,
     "draining": lambda instance: instance.draining,
     "id": lambda instance: instance.id,

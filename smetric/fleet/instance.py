@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from smetric.config.credential import Credential
+from smetric.fleet.prefill_cost import ATTENTION_TOKENS, prefill_cost, twice_attended
 
 #: Two start times this close, in seconds, are those of one process, told with different rounding.
 SAME_START_S = 1.0
+#: Tokens of a block of KV cache, until the engine says.
+BLOCK_SIZE = 16
 
 
 class State(StrEnum):
@@ -44,6 +47,8 @@ class Scrape:
         waiting: requests waiting, summed over the page's engines.
         kv_usage: share of KV blocks in use, 0..1, mean over the page's engines; None when the page has no such series.
         own: the ledger's own requests when the scrape was sent.
+        loras: adapters in use by running and waiting requests; None when the page does not say.
+        lora_room: whether there is a slot for one more; None when the page does not say.
     """
 
     measured_at: float
@@ -51,6 +56,8 @@ class Scrape:
     waiting: float
     kv_usage: float | None
     own: int
+    loras: frozenset[str] | None = None
+    lora_room: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,14 @@ class Instance:
         pool: free label.
         zone: free label.
         key: what it wants to be shown; None: what the client shows is passed on.
+        attention_tokens: tokens of context at which attention costs as much as the weights.
     """
 
     __slots__ = (
         "adapters",
+        "attention_tokens",
         "cache",
+        "decoding_tokens",
         "draining",
         "healthy",
         "id",
@@ -101,6 +111,8 @@ class Instance:
         "sent_tokens",
         "started_at",
         "state",
+        "uncomputed",
+        "uncomputed_pairs",
         "unprefilled",
         "url",
         "zone",
@@ -116,6 +128,7 @@ class Instance:
         pool: str = "",
         zone: str = "",
         key: Credential | None = None,
+        attention_tokens: float = ATTENTION_TOKENS,
     ) -> None:
         self.id = id
         self.url = url
@@ -128,6 +141,7 @@ class Instance:
         self.pool = pool
         self.zone = zone
         self.key = key
+        self.attention_tokens = attention_tokens
         #: These three are what `smetric.fleet.health` says of it.
         self.healthy = True
         self.draining = False
@@ -142,8 +156,12 @@ class Instance:
         self.own = 0
         #: Prompt tokens sent whose first body byte has not come back, minus the hits known when they were sent.
         self.unprefilled = 0
-        #: Prompt tokens of the requests sent and not ended.
+        #: Those of them that no tier was known to hold, and twice the pairs of tokens that attend in computing them.
+        self.uncomputed = 0
+        self.uncomputed_pairs = 0
+        #: Prompt tokens of the requests sent and not ended, and of those of them whose first body byte has come.
         self.sent_tokens = 0
+        self.decoding_tokens = 0
         self.scrape: Scrape | None = None
         #: As last scraped; None while this process has not said.
         self.prefix_tokens: PrefixTokens | None = None
@@ -155,15 +173,18 @@ class Instance:
     def __repr__(self) -> str:
         return f"<Instance {self.id} {self.url} own={self.own} healthy={self.healthy}>"
 
-    def charge(self, prompts: int, prompt_len: int, hit_len: int = 0) -> Lease:
+    def charge(self, prompts: int, prompt_len: int, hit_len: int | None = None, stored: int = 0) -> Lease:
         """Count a request as sent here, in the same tick as the decision.
 
         Args:
             prompts: how many sequences the engine will run for it (n × prompts).
             prompt_len: tokens of its prompts.
-            hit_len: tokens of them known to be in this instance's cache, 0 if not looked up.
+            hit_len: tokens of them known to be in this instance's cache; None, which counts as 0, where nobody knows.
+            stored: tokens of them known to be in some tier that it can fetch from, 0 if not looked up.
         """
-        return Lease(self, prompts, prompt_len, max(0, prompt_len - hit_len))
+        hit = min(hit_len or 0, prompt_len)
+        fetched = max(0, min(stored, prompt_len) - hit)
+        return Lease(self, prompts, prompt_len, hit, fetched, is_hit_known=hit_len is not None)
 
     def load_changed(self) -> None:
         """It may have more room than before."""
@@ -176,6 +197,14 @@ class Instance:
         if scrape is None:
             return self.own
         return self.own + max(0.0, scrape.running + scrape.waiting - scrape.own)
+
+    def unprefilled_cost(self) -> float:
+        """Cost of what it has to compute before all of its prompts are prefilled, in tokens without attention."""
+        return prefill_cost(self.uncomputed, self.uncomputed_pairs, self.attention_tokens)
+
+    def decode_blocks(self) -> float:
+        """Blocks of KV cache that the prompts of its decoding requests take."""
+        return self.decoding_tokens / (self.cache.block_size or BLOCK_SIZE)
 
     def serves(self, model: str) -> bool:
         """Whether it serves *model*, as far as is known; an empty name fits all."""
@@ -215,34 +244,72 @@ class CacheConfig:
 class Lease:
     """One request charged to one instance; `first_byte` and `release` take effect once, whoever calls them."""
 
-    __slots__ = ("_prefilling", "_released", "ahead", "incarnation", "instance", "new_tokens", "prompt_len", "prompts")
+    __slots__ = (
+        "_pairs",
+        "_prefilling",
+        "_released",
+        "ahead",
+        "computed",
+        "cost_ahead",
+        "fetched",
+        "incarnation",
+        "instance",
+        "is_hit_known",
+        "new_tokens",
+        "prompt_len",
+        "prompts",
+    )
 
-    def __init__(self, instance: Instance, prompts: int, prompt_len: int, new_tokens: int) -> None:
+    def __init__(
+        self, instance: Instance, prompts: int, prompt_len: int, hit_len: int, fetched: int, *, is_hit_known: bool
+    ) -> None:
         self.instance = instance
         self.incarnation = instance.incarnation
         self.prompts = prompts
         self.prompt_len = prompt_len
-        self.new_tokens = new_tokens
+        #: Whether it is known what its cache held of the prompt; where it is not, nothing is said to be held.
+        self.is_hit_known = is_hit_known
+        #: Tokens that its cache did not hold; those of them that it can fetch, and those that it has to compute.
+        self.new_tokens = prompt_len - hit_len
+        self.fetched = fetched
+        self.computed = self.new_tokens - fetched
+        self._pairs = twice_attended(self.computed, prompt_len)
         self._prefilling = True
         self._released = False
         instance.own += prompts
-        instance.unprefilled += new_tokens
+        instance.unprefilled += self.new_tokens
+        instance.uncomputed += self.computed
+        instance.uncomputed_pairs += self._pairs
         instance.sent_tokens += prompt_len
         #: Tokens that stand before the first byte, this request's own included.
         self.ahead = instance.unprefilled
+        #: The cost of computing what stands before it, its own included.
+        self.cost_ahead = instance.unprefilled_cost()
+
+    @property
+    def cost(self) -> float:
+        """The cost of computing what neither its cache nor another tier was known to hold."""
+        return prefill_cost(self.computed, self._pairs, self.instance.attention_tokens)
 
     def first_byte(self) -> None:
         """The prompt has been prefilled."""
         if self._prefilling:
             self._prefilling = False
-            self.instance.unprefilled -= self.new_tokens
-            self.instance.load_changed()
+            instance = self.instance
+            instance.unprefilled -= self.new_tokens
+            instance.uncomputed -= self.computed
+            instance.uncomputed_pairs -= self._pairs
+            if not self._released:
+                instance.decoding_tokens += self.prompt_len
+            instance.load_changed()
 
     def release(self) -> None:
         """The request has ended, however it ended."""
         if self._released:
             return
         self._released = True
+        if not self._prefilling:
+            self.instance.decoding_tokens -= self.prompt_len
         self.instance.own -= self.prompts
         self.instance.sent_tokens -= self.prompt_len
         self.first_byte()

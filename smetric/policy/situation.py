@@ -51,7 +51,7 @@ class Situation:
         wanted = {name for name in policy.reads if name in self.cells or not vocabulary.features[name].lookup}
         while True:
             for name in wanted:
-                columns[name], known[name] = self._column(vocabulary.features[name], request)
+                columns[name], known[name] = self._column(vocabulary, name, request)
             decided = policy.decide(
                 Snapshot(self.ids, columns, known, stamps),
                 request,
@@ -72,13 +72,17 @@ class Situation:
         fields.update({name: clamped(value, vocabulary.request[name]) for name, value in self.request.items()})
         return SimpleNamespace(**fields)
 
-    def _column(self, feature: Feature, request: SimpleNamespace) -> tuple[list[Any], list[bool] | None]:
+    def _column(
+        self, vocabulary: Vocabulary, name: str, request: SimpleNamespace
+    ) -> tuple[list[Any], list[bool] | None]:
         """A feature's values as policies see them, and which of them are known."""
-        cells = self.cells.get(feature.name)
+        feature = vocabulary.features[name]
+        cells = self.cells.get(name)
         if cells is None:
-            cells = self.ids if feature.name == "id" else [None] * len(self.ids)
+            cells = self.ids if name == "id" else [None] * len(self.ids)
         highest = getattr(request, feature.at_most) if feature.at_most else None
-        return feature.fill([clamped(cell, feature, highest) for cell in cells])
+        instead = self._column(vocabulary, feature.instead, request)[0] if feature.instead else None
+        return feature.fill([clamped(cell, feature, highest) for cell in cells], instead)
 
 
 def clamped(value: Any, word: Feature | RequestField, highest: float | None = None) -> Any:

@@ -45,6 +45,11 @@ class Snapshot:
         known = self.known.get(feature)
         return [True] * len(self.ids) if known is None else known
 
+    def cell(self, feature: str, index: int) -> Any | None:
+        """This cell of *feature*; None where nobody knows it, or it was not read."""
+        column, known = self.columns.get(feature), self.known.get(feature)
+        return None if column is None or (known is not None and not known[index]) else column[index]
+
     def origin(self, feature: str, index: int) -> str:
         """The source that gave this cell of *feature*; empty where none did, or it is no look-up."""
         origins = self.origins.get(feature)

@@ -48,6 +48,7 @@ class Feature:
         load: the more of it, the busier the instance.
         unknown: the rule for a cell nobody knows.
         default: the value of an unknown cell under that rule.
+        instead: the feature whose value stands in for an unknown cell, whatever the rule; empty for none.
         source: who fills it, in words.
         staleness: how old it may be, in words.
     """
@@ -63,6 +64,7 @@ class Feature:
     load: bool = False
     unknown: Unknown = Unknown.DEFAULT
     default: Any = 0.0  # of the feature's kind: float, bool, str or frozenset[str]
+    instead: str = ""
     source: str
     staleness: str
 
@@ -97,7 +99,7 @@ class RequestField:
     """One value of the request, read as `req.NAME`; units, ranges and kinds as in `Feature`.
 
     `default` is its value in a policy's tests when `given` does not set it. A field with `may_be_unknown` can be None;
-    a guard that reads it then fails.
+    a guard that reads it then fails. One that is `on_demand` is filled only where a loaded policy reads it.
     """
 
     name: str
@@ -108,6 +110,7 @@ class RequestField:
     high: float = LARGEST
     default: Any = 0.0  # of the field's kind
     may_be_unknown: bool = False
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Which fields of a request a record holds, and which of them as stand-ins.
 
-Numbers are always recorded, and the model. Other strings come from clients (sessions, tenants, request ids): they are
-recorded only where a loaded policy reads them, and then as stand-ins (`smetric.policy.pseudonym`), except where a
-policy names the very string.
+Numbers are always recorded, but for those that are filled on demand, and so is the model. Other strings come from
+clients (sessions, tenants, request ids): they are recorded only where a loaded policy reads them, and then as stand-ins
+(`smetric.policy.pseudonym`), except where a policy names the very string.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from smetric.policy.term import Const, Term, fields_of, walk
 
 #: All fields, in the order of the table.
 FIELDS = tuple(VOCABULARY.request)
+#: Those that are recorded whatever policies are loaded.
+ALWAYS = frozenset(
+    name for name, field in VOCABULARY.request.items() if field.kind is not Kind.STRING and not field.on_demand
+)
 #: Those whose strings are replaced by stand-ins; of models only names that are no names.
 HIDDEN = tuple(name for name, field in VOCABULARY.request.items() if field.kind is Kind.STRING)
 MODEL = "model"
@@ -24,7 +28,7 @@ MODEL = "model"
 def fields_recorded(policies: Collection[Policy]) -> list[str]:
     """What is recorded of a request while *policies* are loaded."""
     read = {name for policy in policies for name in fields_read(policy)}
-    return [name for name in FIELDS if name not in HIDDEN or name == MODEL or name in read]
+    return [name for name in FIELDS if name in ALWAYS or name == MODEL or name in read]
 
 
 def fields_read(policy: Policy) -> set[str]:

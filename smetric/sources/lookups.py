@@ -14,8 +14,9 @@ from types import TracebackType
 
 import structlog
 
-from smetric.fleet.instance import Instance
+from smetric.fleet.instance import Instance, Lease
 from smetric.request import InferenceRequest
+from smetric.sources.follower import Follower
 from smetric.sources.source import Cells, Learner, Source
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.record import Usage
@@ -57,6 +58,8 @@ class Lookups:
         limit = LogLimit(clock)
         spared = [(source, _Spared(source.name, on_failed, limit)) for source in sources]
         self._sources = [(source, one) for source, one in spared if source.fills]
+        self._followers = [(source, one) for source, one in spared if isinstance(source, Follower)]
+        self._describers = [(source, one) for source, one in self._followers if source.describes]
         self._learners = [(source, one) for source, one in spared if isinstance(source, Learner)]
         self._deadline = deadline
 
@@ -87,6 +90,25 @@ class Lookups:
                         columns[name].fill(cells, source.name)
         return columns, deadline is not None
 
+    def describe(self, request: InferenceRequest, fields: frozenset[str]) -> None:
+        """Fill those of *fields* of *request* that followers know."""
+        for follower, spared in self._describers:
+            if not follower.describes.isdisjoint(fields):
+                with spared:
+                    follower.describe(request)
+
+    def sent(self, request: InferenceRequest, lease: Lease) -> None:
+        """*request* was charged to an instance."""
+        for follower, spared in self._followers:
+            with spared:
+                follower.sent(request, lease)
+
+    def first_token(self, lease: Lease, seconds: float) -> None:
+        """The stream of a charged request began after *seconds*."""
+        for follower, spared in self._followers:
+            with spared:
+                follower.first_token(lease, seconds)
+
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """*instance* has prefilled *request*."""
         for source, spared in self._sources:
@@ -101,7 +123,7 @@ class Lookups:
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted."""
-        for source, spared in self._sources:
+        for source, spared in (*self._sources, *self._followers):
             with spared:
                 source.forget(instance)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import structlog
 
 from smetric.fleet.instance import Instance
+from smetric.fleet.measure import Measured
 from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.belief import Belief
@@ -52,6 +53,7 @@ class PrefixIndex:
 
     name = "prefix_index"
     fills = frozenset({"hit_len"})
+    measures = frozenset({"cached_tokens"})
 
     def __init__(
         self,
@@ -112,6 +114,11 @@ class PrefixIndex:
             stands = hit and not (self._yields and is_part(hit, request))
             cells.append(hit if stands or self.misses_are_known(instance) else None)
         return {"hit_len": cells}
+
+    def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
+        """Tokens that each instance is believed to hold."""
+        known = map(self._of, instances)
+        return [len(one.held) * self.cutting.grain / one.units_per_token for one in known], None
 
     def least(self, request: InferenceRequest, instances: Sequence[Instance]) -> list[int]:
         """Tokens of *request*'s prompt that each of *instances* is known to hold; it may hold more."""

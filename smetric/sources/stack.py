@@ -10,16 +10,23 @@ from smetric.config import Settings
 from smetric.errors import ConfigError
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from smetric.fleet.measure import Measure
 from smetric.prompt import BLOCK_BYTES
+from smetric.sources.adapters import Adapters
 from smetric.sources.cut import Cutting, TokenCutting
+from smetric.sources.fetch_rate import FetchRates
+from smetric.sources.follower import Follower
 from smetric.sources.index_file import IndexFile
 from smetric.sources.kv_publisher import kv_events_source
 from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.peers import Peers
+from smetric.sources.prefill_rate import PrefillRates
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.prefix_tokens import PrefixTokens
 from smetric.sources.probe import Prober
+from smetric.sources.prompt_class import PromptClasses
+from smetric.sources.request_rate import RequestRates
 from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
 from smetric.telemetry.gauges import IndexFigures
@@ -100,6 +107,11 @@ def source_stack(
     if settings.lmcache.url:
         sources += lmcache_tiers(settings, token_ids, deadline, metrics)
         sources += [PrefixPart(one) for one in prefixes if isinstance(one, PrefixIndex)]
+    followers = _followers(settings, fleet)
+    sources += followers
+    measures: list[Measure] = [*indexes, *followers]
+    for measure in measures:
+        fleet.measured_by(measure)
     prober = Prober(
         fleet.instances, fleet.health, interval_s=settings.health.interval, timeout_s=settings.health.timeout
     )
@@ -113,6 +125,18 @@ def source_stack(
         peers = Peers(indexes, fleet, urls, token=token, interval_s=settings.peers.interval)
         background.append(peers)
     return SourceStack(scraper, sources, indexes, peers, background)
+
+
+def _followers(settings: Settings, fleet: Fleet) -> list[Follower]:
+    """What learns from where requests go and when they are answered."""
+    rates = PrefillRates()
+    return [
+        rates,
+        FetchRates(rates, configured=settings.prefill.fetch_rate),
+        RequestRates(),
+        PromptClasses(),
+        Adapters(fleet.instances),
+    ]
 
 
 def _prefix_sources(settings: Settings, token_ids: TokenIds) -> list[PrefixTokens | PrefixIndex]:

@@ -204,7 +204,9 @@ class VllmSource:
         frozen = busy and not moved and last is not None and values == (last.running, last.waiting, last.kv_usage)
         # A busy engine whose series stand still has not looked since: its values are as old as their last change.
         if not frozen:
-            instance.scrape = Scrape(sent_at, page.running, page.waiting, page.kv_usage, own)
+            instance.scrape = Scrape(
+                sent_at, page.running, page.waiting, page.kv_usage, own, page.loras, page.lora_room
+            )
             instance.load_changed()
         return "bad_page" if page.refused else "ok"
 

@@ -25,6 +25,7 @@ _USAGE = "vllm:kv_cache_usage_perc"
 _OLD_USAGE = "vllm:gpu_cache_usage_perc"
 _CACHE = "vllm:cache_config_info"
 _START = "process_start_time_seconds"
+_LORA = "vllm:lora_requests_info"
 #: Prompt tokens looked up in the engine's own cache and found there, under the new and the old name; then those not
 #: found that were looked up in an external one and found there.
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
@@ -32,12 +33,13 @@ HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
 #: Counters that only a new process sets back.
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", *QUERIES, *HITS, EXTERNAL_HITS)
-_WANTED = (_RUNNING, _WAITING, _USAGE, _OLD_USAGE, _CACHE, _START, *COUNTERS)
+_WANTED = (_RUNNING, _WAITING, _USAGE, _OLD_USAGE, _CACHE, _START, _LORA, *COUNTERS)
 # The value must be followed by something: a page cut in the middle of a number would give a wrong one.
 _SERIES = re.compile(
     rb"\n(%b)(\{[^\n]{0,8192}\})?[ \t]+([^ \t\n]{1,64})(?=[ \t\r\n])" % b"|".join(name.encode() for name in _WANTED)
 )
 _LABEL = re.compile(rb'([a-z_]+)="([^"\\]{0,128})"')
+_LORA_LABEL = re.compile(rb'(max_lora|running_lora_adapters|waiting_lora_adapters)="([^"\\]{0,8192})"')
 _CACHE_LABELS = (
     "block_size",
     "num_gpu_blocks",
@@ -59,6 +61,8 @@ class Page:
         counters: by name, summed over engines.
         prefix_tokens: what those of them say about prompt tokens looked up in caches.
         cache: labels of the first engine's cache configuration.
+        loras: adapters in use by running and waiting requests.
+        lora_room: whether there is a slot for one more.
         refused: series whose value was NaN, infinite, negative or out of range.
     """
 
@@ -69,6 +73,8 @@ class Page:
     counters: dict[str, float] = field(default_factory=dict)
     prefix_tokens: PrefixTokens | None = None
     cache: dict[str, str] = field(default_factory=dict)
+    loras: frozenset[str] | None = None
+    lora_room: bool | None = None
     refused: int = 0
 
 
@@ -100,9 +106,20 @@ def parse_page(text: bytes) -> Page:
         page.kv_usage = min(1.0, sum(usage) / len(usage))
     if _START in values:
         page.started_at = max(values[_START])
+    if _LORA in found:
+        # Its value is the time at which its labels were true; those of before may still be there.
+        page.loras, page.lora_room = _adapters(max(found[_LORA].items(), key=lambda series: series[1])[0])
     page.counters = {name: sum(values[name]) for name in COUNTERS if name in values}
     page.prefix_tokens = _prefix_tokens(page.counters)
     return page
+
+
+def _adapters(labels: bytes) -> tuple[frozenset[str], bool | None]:
+    told = {name.decode(): value.decode("utf-8", "replace") for name, value in _LORA_LABEL.findall(labels)}
+    used = {told.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")}
+    names = frozenset(name.strip() for one in used for name in one.split(",") if name.strip())
+    most = told.get("max_lora", "")
+    return names, len(names) < int(most) if most.isascii() and most.isdigit() and len(most) < 10 else None
 
 
 def _prefix_tokens(counters: dict[str, float]) -> PrefixTokens | None:
