@@ -1,7 +1,7 @@
 """Prometheus metrics: one registry per app, bound children kept, the page rendered off the event loop.
 
 What is counted as requests pass is here; what is read when somebody scrapes is in `gauges.py`. Names and help are
-those of `names.py`. No label value comes from a client.
+those of `names`. No label value comes from a client.
 """
 
 from __future__ import annotations

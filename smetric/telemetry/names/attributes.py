@@ -1,0 +1,125 @@
+"""The spans, and the attributes they carry.
+
+The `gen_ai.*` names are those of OpenTelemetry's GenAI conventions 0.1 (status: development), `http.*` and the like
+those of the stable HTTP conventions. No attribute may be both a leaf and a prefix of another: some tracing UIs turn
+dots into trees.
+"""
+
+from __future__ import annotations
+
+from smetric.telemetry.names.kind import Attribute
+from smetric.telemetry.names.values import ORIGINS, OUTCOMES, REASONS, RESULTS
+
+SPANS = {
+    "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
+    "hold": "INTERNAL: time in the queue before a decision.",
+    "route {policy}": "INTERNAL: one decision; a second one follows when the first instance failed.",
+    "shadow {policy}": "INTERNAL: what a policy in shadow would have decided in its place.",
+    "{operation} {model}": "CLIENT: one attempt on one instance; its traceparent goes upstream.",
+}
+
+DECISION_ID = Attribute("smetric.decision.id", "string", "", "ULID of the decision, also in a response header.")
+OUTCOME = Attribute("smetric.decision.outcome", "string", "", f"How it ended: {', '.join(OUTCOMES)}.")
+REASON = Attribute("smetric.decision.reason", "string", "", f"What settled it: {', '.join(REASONS)}.")
+DURATION = Attribute("smetric.decision.duration", "double", "s", "Time the policy took to evaluate.")
+SUMMARY = Attribute("smetric.decision.summary", "string", "", "The decision in one sentence.")
+LOOKUP_DURATION = Attribute("smetric.lookup.duration", "double", "s", "Time spent on look-ups before the decision.")
+HOLD_DURATION = Attribute(
+    "smetric.hold.duration", "double", "s", "Time in the queue before the decision, by a rule or for want of a place."
+)
+ORIGIN = Attribute("smetric.decision.origin", "string", "", f"Where the decision comes from: {', '.join(ORIGINS)}.")
+ROUTE = Attribute("smetric.route", "string", "", "Which entry of `routes` the request fell under; `default` for none.")
+ARM = Attribute("smetric.arm", "string", "", "`control` or `canary`, where the route has a canary.")
+SHADOW_POLICY = Attribute("smetric.shadow.policy", "string", "", "The policies in shadow, separated by commas.")
+SHADOW_INSTANCE = Attribute("smetric.shadow.instance.id", "string", "", "What each of them would have chosen.")
+SHADOW_AGREES = Attribute("smetric.shadow.agrees", "bool", "", "Whether all of them would have chosen the same.")
+SHADOW_REGRET = Attribute(
+    "smetric.shadow.regret", "double", "", "How much worse they find what was chosen, 0..1; the largest."
+)
+SHADOW_DIVERGED = Attribute(
+    "smetric.shadow.session_diverged", "bool", "", "One of them chose otherwise before in this conversation."
+)
+POLICY_NAME = Attribute("smetric.policy.name", "string", "", "Name of the acting policy.")
+POLICY_HASH = Attribute("smetric.policy.hash", "string", "", "First 12 hex digits of the SHA-256 of its source.")
+POLICY_SOURCE = Attribute("smetric.policy.source", "string", "", "Its file's name, without the folder.")
+POLICY_GENERATION = Attribute("smetric.policy.generation", "int", "", "1 for the policy loaded at start, +1 a change.")
+POLICY_ORIGIN = Attribute(
+    "smetric.policy.origin", "string", "", "How it came to act: `start`, `file`, `rollback`, `guardrail`."
+)
+POLICY_PARAMS = Attribute(
+    "smetric.policy.params", "string", "", "Its parameters' values, `*` where configuration set one."
+)
+RULE = Attribute("smetric.rule", "string", "", "Label of the rule that fired.")
+GUARD_FAILED = Attribute("smetric.guard.failed", "string", "", "Guards that failed on the way, in order.")
+CURSOR = Attribute("smetric.cursor", "string", "", "Cursors the decision advances: pick=instance.")
+SEED = Attribute("smetric.seed", "int", "", "Seed of the decision's random draws.")
+INSTANCE_ID = Attribute("smetric.instance.id", "string", "", "The chosen instance.")
+INSTANCE_RANK = Attribute("smetric.instance.rank", "int", "", "0 for the first choice, 1 after a retry.")
+CANDIDATES = Attribute("smetric.candidate.count", "int", "", "Instances configured.")
+ELIGIBLE = Attribute("smetric.candidate.eligible_count", "int", "", "Instances the policy was given.")
+FILTERED = Attribute("smetric.candidate.filtered_count", "int", "", "Of those, how many its filters left out.")
+TIED = Attribute("smetric.candidate.tied_count", "int", "", "How many shared the best score.")
+FILTER_REASONS = Attribute(
+    "smetric.candidate.filter_reasons", "string", "", "Why the others were not given, e.g. `draining=1 model=3`."
+)
+CANDIDATES_JSON = Attribute("smetric.candidates.json", "string", "", "The foremost candidates as JSON rows, < 2 kB.")
+SCORE_CHOSEN = Attribute("smetric.score.chosen", "double", "", "Score of the chosen instance.")
+SCORE_RUNNER_UP = Attribute("smetric.score.runner_up", "double", "", "Best score among the others.")
+SCORE_MARGIN = Attribute("smetric.score.margin", "double", "", "Distance between these two.")
+SCORE_WORST = Attribute("smetric.score.worst", "double", "", "Worst score.")
+SCORE_DIRECTION = Attribute("smetric.score.direction", "string", "", "Which end wins: `min` or `max`.")
+PROMPT_TOKENS = Attribute("smetric.prompt.tokens", "int", "tokens", "Prompt length the policy saw.")
+PROMPT_SOURCE = Attribute("smetric.prompt.tokens_source", "string", "", "How it is known: `exact` or `estimated`.")
+HIT_TOKENS = Attribute("smetric.prefix.hit_tokens", "int", "tokens", "Prompt tokens believed cached there.")
+HIT_RATIO = Attribute("smetric.prefix.hit_ratio", "double", "", "The same as a share of the prompt.")
+HIT_SOURCE = Attribute(
+    "smetric.prefix.source",
+    "string",
+    "",
+    "Who said so, tier included where there are several: `prefix_index`, `lmcache:host`.",
+)
+ACTUAL_HIT_TOKENS = Attribute(
+    "smetric.prefix.actual_hit_tokens", "int", "tokens", "Prompt tokens the instance says it had cached."
+)
+TURN = Attribute("smetric.request.turn", "int", "", "Turns of the session before this request; 0 for the first.")
+EST_HIT = Attribute("smetric.request.est_hit", "int", "tokens", "Length of the history the request carries.")
+SESSION_HASH = Attribute("smetric.session.id_hash", "string", "", "Keyed hash of the session id; the id never shows.")
+MAX_AGE = Attribute("smetric.telemetry.max_age", "double", "s", "Age of the oldest measured value in the snapshot.")
+CHOSEN_AGE = Attribute("smetric.telemetry.chosen_age", "double", "s", "The same of the chosen instance.")
+LOAD_REQUESTS = Attribute("smetric.load.requests", "double", "requests", "Requests on the chosen, as the policy saw.")
+LOAD_RUNNING = Attribute("smetric.load.running", "double", "requests", "Running there, where the policy read it.")
+LOAD_WAITING = Attribute("smetric.load.waiting", "double", "requests", "Waiting there, where the policy read it.")
+LOAD_KV_USAGE = Attribute("smetric.load.kv_usage", "double", "", "Share of KV blocks in use there, where it read it.")
+ATTEMPT = Attribute("smetric.upstream.attempt", "int", "", "1 for the first attempt of a request.")
+RESULT = Attribute("smetric.upstream.result", "string", "", f"How the attempt ended: {', '.join(RESULTS)}.")
+
+HTTP_METHOD = Attribute("http.request.method", "string", "", "The method; `_OTHER` when it is not a known one.")
+HTTP_ROUTE = Attribute("http.route", "string", "", "The matched route template.")
+HTTP_STATUS = Attribute("http.response.status_code", "int", "", "The status answered.")
+HTTP_RESEND = Attribute("http.request.resend_count", "int", "", "Attempts before this one.")
+URL_PATH = Attribute("url.path", "string", "", "The path, bounded, without the query.")
+URL_SCHEME = Attribute("url.scheme", "string", "", "`http` or `https`.")
+URL_FULL = Attribute("url.full", "string", "", "Where the attempt went, without a query.")
+SERVER_ADDRESS = Attribute("server.address", "string", "", "Address the connection was made to.")
+SERVER_PORT = Attribute("server.port", "int", "", "Port the connection was made to.")
+CLIENT_ADDRESS = Attribute("client.address", "string", "", "Address of the peer.")
+PROTOCOL_VERSION = Attribute("network.protocol.version", "string", "", "HTTP version: `1.1`, `2`.")
+ERROR_TYPE = Attribute("error.type", "string", "", "What went wrong, from a closed list or the status.")
+
+GEN_AI_OPERATION = Attribute("gen_ai.operation.name", "string", "", "`chat` or `text_completion`.")
+GEN_AI_PROVIDER = Attribute("gen_ai.provider.name", "string", "", "`vllm`.")
+GEN_AI_MODEL = Attribute("gen_ai.request.model", "string", "", "The model asked for, bounded.")
+GEN_AI_STREAM = Attribute("gen_ai.request.stream", "bool", "", "Whether the answer is streamed.")
+GEN_AI_TTFC = Attribute(
+    "gen_ai.response.time_to_first_chunk", "double", "s", "From sending the attempt to its first body byte."
+)
+GEN_AI_INPUT = Attribute("gen_ai.usage.input_tokens", "int", "tokens", "Prompt tokens the instance counted.")
+GEN_AI_OUTPUT = Attribute("gen_ai.usage.output_tokens", "int", "tokens", "Tokens it generated.")
+GEN_AI_CACHED = Attribute("gen_ai.usage.cache_read.input_tokens", "int", "tokens", "Prompt tokens from its cache.")
+
+UI_KIND = Attribute("openinference.span.kind", "string", "", "`CHAIN`; a hint for tracing UIs.")
+UI_INPUT = Attribute("input.value", "string", "", "The request's numbers as JSON; never its text.")
+UI_INPUT_TYPE = Attribute("input.mime_type", "string", "", "`application/json`.")
+UI_OUTPUT = Attribute("output.value", "string", "", "Summary, blank line, table of the foremost candidates, < 2 kB.")
+UI_OUTPUT_TYPE = Attribute("output.mime_type", "string", "", "`text/plain`.")
+UI_SESSION = Attribute("session.id", "string", "", "The session's keyed hash again, under the name UIs group by.")
