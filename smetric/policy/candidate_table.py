@@ -63,6 +63,7 @@ def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
     if hidden:
         lines.append(f"{_INDENT}… and {hidden} more")
     lines += [f"{_INDENT}{said}" for feature, _ in columns if (said := _sources(decision, feature, order))]
+    lines += [f"{_INDENT}{said}" for said in _ages(decision, [feature for feature, _ in columns], order)]
     return "\n".join(lines)
 
 
@@ -76,6 +77,24 @@ def _sources(decision: Decision, feature: str, order: Iterable[int]) -> str:
     if len(by_source) <= 1:
         return "".join(f"{feature} from {source}" for source in by_source)
     return f"{feature} from " + ", ".join(f"{source} ({', '.join(ids)})" for source, ids in by_source.items())
+
+
+def _ages(decision: Decision, features: Iterable[str], order: list[int]) -> list[str]:
+    """`requests, kv_usage 0.4 s old`, of what was measured before the decision; what was measured together is told so."""
+    snapshot = decision.snapshot
+    together: dict[str, list[str]] = {}
+    for feature in features:
+        stamps, known = snapshot.stamps.get(feature), snapshot.known.get(feature)
+        if stamps is None:
+            continue
+        measured = [
+            max(0.0, snapshot.now - at) for i in order if (at := stamps[i]) is not None and (known is None or known[i])
+        ]
+        if measured:
+            youngest, oldest = figure(round(min(measured), 2)), figure(round(max(measured), 2))
+            span = oldest if youngest == oldest else f"{youngest} to {oldest}"
+            together.setdefault(span, []).append(feature)
+    return [f"{', '.join(names)} {span} s old" for span, names in together.items()]
 
 
 def columns_of(decision: Decision) -> list[str]:

@@ -16,12 +16,14 @@ from smetric.policy.term import Column, Const, Op, Pick, Ref, RequestValue, Shap
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
 
-__all__ = ["explain", "summary", "table"]
+__all__ = ["explain", "guard_numbers", "rules", "summary", "table"]
 
 #: Candidates that the full account lists in their own order; of more, the best.
 _ROWS = 32
 #: What a failed comparison turned out to be.
 _OPPOSITE = {"<=": ">", ">=": "<", "<": "≥", ">": "≤"}
+#: A comparison as the text shows it.
+_SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">", "==": "=", "!=": "≠"}
 _MARKS = {True: "✓", False: "✗", None: "·"}
 
 
@@ -34,7 +36,18 @@ def summary(decision: Decision) -> str:
 
 def explain(decision: Decision) -> str:
     """The rules visited with their guards (✓ held, ✗ failed, · not evaluated), then the candidates."""
-    lines = [f"{decision.policy.name}: {_headline(decision)}"]
+    lines = [f"{decision.policy.name}: {_headline(decision)}", *rules(decision)]
+    count = len(decision.snapshot.ids)
+    if count <= _ROWS:
+        lines.append(rows(decision, range(count)))
+    else:
+        lines.append(table(decision, top=_ROWS, limit_bytes=1 << 16))
+    return "\n".join(lines)
+
+
+def rules(decision: Decision) -> list[str]:
+    """A line for each statement visited: what a filter left, or which guards held, with the numbers they compared."""
+    lines = []
     width = max((len(step.label) for step in decision.policy.plan.steps[: len(decision.stops)]), default=0)
     filters = iter(decision.filters)
     guards = iter(decision.guards)
@@ -49,16 +62,44 @@ def explain(decision: Decision) -> str:
             else:
                 account = f"left {len(narrowed.left)} of {len(decision.snapshot.ids)}"
         else:
-            shown = [f"{_MARKS[held]} {label}" for label, held in next(guards).guards]
+            shown = []
+            for place, (label, held) in enumerate(next(guards).guards):
+                numbers = guard_numbers(decision, at, place)
+                shown.append(f"{_MARKS[held]} {label}{f' ({numbers})' if numbers else ''}")
             account = "   ".join(shown) if shown else "always"
         arrow = "→" if at == decision.step_index else " "
         lines.append(f"  {arrow} {step.label:<{width}}    {account}")
-    count = len(decision.snapshot.ids)
-    if count <= _ROWS:
-        lines.append(rows(decision, range(count)))
-    else:
-        lines.append(table(decision, top=_ROWS, limit_bytes=1 << 16))
-    return "\n".join(lines)
+    return lines
+
+
+def guard_numbers(decision: Decision, at: int, place: int) -> str:
+    """Both sides of guard number *place* of rule number *at*, as in `24 > 2 × 9.5`; empty where there are none to tell.
+
+    The sign tells what was the case, so it is the opposite of the policy's where the guard failed.
+    """
+    guards, stop = decision.policy.plan.steps[at].guards, decision.stops[at]
+    if place >= len(guards) or place > stop:
+        return ""
+    term = guards[place].value
+    return _numbers(decision, at, term) if place == stop else _held(decision, at, term)
+
+
+def _held(decision: Decision, at: int, term: Term) -> str:
+    """Both sides of a comparison that held."""
+    while isinstance(term, Ref) and term.shape is Shape.SCALAR:
+        term = term.binding.value
+    if not isinstance(term, Op) or len(term.operands) != 2 or term.op not in _SIGNS:
+        return ""
+    left, right = term.operands
+    value = decision.policy.probe(decision, at, left)
+    if not isinstance(value, int | float):
+        return ""
+    if term.op in ("==", "!="):
+        if isinstance(left, RequestValue | Ref | Column):
+            name = f"req.{left.name}" if isinstance(left, RequestValue) else term_name(decision, left)
+            return f"{name} is {figure(value)}"
+        return ""
+    return f"{_side(decision, at, left)} {_SIGNS[term.op]} {_side(decision, at, right)}"
 
 
 def _headline(decision: Decision) -> str:

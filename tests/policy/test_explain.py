@@ -32,7 +32,7 @@ def test_the_account_of_a_hot_instance_that_sheds_a_session() -> None:
     assert explain(decide(SMETRIC, HOT, turn=3, est_hit=9500)) == "\n".join(
         [
             "smetric: route to gpu-2",
-            "    stick      ✓ req.turn != 0   ✗ not_overloaded   · session_not_evicted",
+            "    stick      ✓ req.turn != 0 (req.turn is 3)   ✗ not_overloaded (20 > 2 × 9)   · session_not_evicted",
             "  → balance    always",
             "                hit_len    requests",
             "    gpu-0          9000          20",
@@ -46,7 +46,10 @@ def test_the_account_of_a_rule_that_fires_shows_what_held() -> None:
     account = explain(
         decide(SMETRIC, Snapshot(IDS, {"hit_len": [9000, 0, 0], "requests": [4, 4, 4]}), turn=1, est_hit=9000)
     )
-    assert "  → stick    ✓ req.turn != 0   ✓ not_overloaded   ✓ session_not_evicted" in account.splitlines()
+    assert account.splitlines()[1] == (
+        "  → stick    ✓ req.turn != 0 (req.turn is 1)   ✓ not_overloaded (4 ≤ 2 × 4)   "
+        "✓ session_not_evicted (9000 > 0.5 × 9000)"
+    )
 
 
 def test_an_unknown_cell_is_marked_beside_the_value_used() -> None:
@@ -67,6 +70,16 @@ def test_of_several_sources_each_names_the_candidates_it_knew() -> None:
     snapshot = Snapshot(IDS, HOT.columns, {}, {}, {"hit_len": ["kv_events", "lmcache:host", "kv_events"]})
     lines = explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()
     assert lines[-1] == "    hit_len from kv_events (gpu-0, gpu-2), lmcache:host (gpu-1)"
+
+
+def test_how_old_measured_values_are_is_said_below_the_rows() -> None:
+    stamps = {"requests": [99.6, 97.5, None]}
+    lines = explain(decide(SMETRIC, Snapshot(IDS, HOT.columns, stamps=stamps, now=100.0), turn=3)).splitlines()
+    assert lines[-1] == "    requests 0.4 to 2.5 s old"
+    stamps = {"requests": [99.6] * 3, "kv_usage": [99.6] * 3, "hit_len": [0.0] * 3}
+    body = "route argmin(norm(requests) + norm(kv_usage))"
+    snapshot = Snapshot(IDS, {"requests": [1, 2, 3], "kv_usage": [0.5] * 3}, stamps=stamps, now=100.0)
+    assert explain(decide(body, snapshot)).splitlines()[-1] == "    requests, kv_usage 0.4 s old"
 
 
 def test_a_feature_that_was_not_looked_up_has_no_column() -> None:
@@ -113,10 +126,12 @@ def test_filters_say_whom_they_left_and_mark_those_they_left_out() -> None:
 def test_a_rejected_request_is_explained_too() -> None:
     decision = decide('reject 429 "full" when min(requests) > 2 as shed\nroute argmin(requests)', HOT)
     assert summary(decision) == "shed: rejected with 429"
-    assert explain(decision).startswith("p: reject 429, full\n  → shed    ✓ min(requests) > 2\n")
+    assert explain(decision).startswith("p: reject 429, full\n  → shed    ✓ min(requests) > 2 (3 > 2)\n")
     held = decide("hold for 500ms when min(requests) > 2 as wait\nroute argmin(requests)", HOT)
     assert summary(held) == "wait: held, for 0.5 s in all at most"
-    assert explain(held).startswith("p: hold for 0.5 s in all\n  → wait    ✓ min(requests) > 2   ✓ held\n")
+    assert explain(held).startswith(
+        "p: hold for 0.5 s in all\n  → wait    ✓ min(requests) > 2 (3 > 2)   ✓ held (0 < 0.5)\n"
+    )
     over = decide("hold for 500ms when min(requests) > 2 as wait\nroute argmin(requests)", HOT, held=0.6)
     assert summary(over).endswith("; wait failed held (0.6 ≥ 0.5)")
     nobody = decide("keep requests > 99 as busy\nroute argmin(requests)", HOT)
