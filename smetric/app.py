@@ -38,6 +38,7 @@ from smetric.proxy.limits import admin_limits, data_limits
 from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.plane import Deadlines, Plane
+from smetric.proxy.policy_admin import policy_routes
 from smetric.proxy.saturation import Saturation
 from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
@@ -250,6 +251,7 @@ class Application:
             is_ready=lambda: self.is_ready,
             routes=[
                 *drain_routes(self.fleet, self.drains),
+                *policy_routes(self.routes, self.telemetry.decisions),
                 *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
             ],
         )

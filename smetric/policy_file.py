@@ -103,8 +103,10 @@ class PolicyFile:
         self.name = name
         self.path = path
         self._vocabulary = vocabulary
-        self._settings = dict(settings or {})
-        self._beside = libraries_beside(path)
+        #: Configured values of its parameters.
+        self.settings = dict(settings or {})
+        #: Reads libraries beside the file.
+        self.beside = libraries_beside(path)
         self._libraries: set[str] = set()
         self._on_reload = on_reload or (lambda file, error: None)
         try:
@@ -124,20 +126,20 @@ class PolicyFile:
     def _load(self, source: str) -> Policy:
         self._libraries.clear()
         return language.load(
-            source, self._vocabulary, path=str(self.path), settings=self._settings, libraries=self._library
+            source, self._vocabulary, path=str(self.path), settings=self.settings, libraries=self._library
         )
 
     def _library(self, name: str) -> Source | None:
         """A library that the policy asks for; its name is remembered, so that its changes are seen."""
         self._libraries.add(name)
-        return self._beside(name)
+        return self.beside(name)
 
     def _state(self, source: str) -> str:
         """What tells one state of the file and its libraries from another."""
         found = {}
         for name in self._libraries:
             try:
-                library = self._beside(name)
+                library = self.beside(name)
             except (OSError, ValueError) as error:
                 library = Source(f"unreadable: {error}", name)
             if library is not None:

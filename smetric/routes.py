@@ -142,6 +142,22 @@ class Routes:
                 return route
         return self.last
 
+    def find(self, name: str) -> tuple[Route, PolicyFile]:
+        """The policy called *name*: as its route is, or as the policy itself is where no two that act are.
+
+        Raises:
+            KeyError: there is none, or there are several; the message says which there are.
+        """
+        every = [(route, file) for route in self.all for file in route.files()]
+        for route, file in every:
+            if file.name == name:
+                return route, file
+        acting = [(route, arm.file) for route, arm in self.acting() if arm.file.current.policy.name == name]
+        if len(acting) == 1:
+            return acting[0]
+        among = ", ".join(file.name for _, file in acting or every)
+        raise KeyError(f"{'several policies are' if acting else 'no policy is'} called {name}; name one of {among}")
+
     def files(self) -> list[PolicyFile]:
         """All policies."""
         return [file for route in self.all for file in route.files()]

@@ -16,7 +16,7 @@ LAYERS = (
     {"serving"},
     {"app"},
     {"proxy"},
-    {"router", "routes", "root", "shadow", "policy_file"},
+    {"router", "routes", "root", "shadow", "trial", "policy_file"},
     {"sources", "fleet", "features", "telemetry", "records", "policy_folder"}
     | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}
     | {"body", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},

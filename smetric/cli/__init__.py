@@ -6,6 +6,7 @@ Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 a server that does n
 from __future__ import annotations
 
 import importlib
+import keyword
 from typing import Any
 
 import click
@@ -25,6 +26,8 @@ COMMANDS = {
     "lsp": "Serve an editor: errors, hovers, completion, layout.",
     "replay": "Make recorded decisions again, by another policy or their own.",
     "explain": "Say how a policy decides, or why it decided.",
+    "try": "Try a policy on the last decisions of a running router.",
+    "rollback": "Let the policy act again that acted before.",
     "drain": "Send an instance nothing new.",
     "undrain": "Let an instance be a candidate again.",
     "doctor": "Say what is wrong with a live set-up, and how to mend it.",
@@ -48,7 +51,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"smetric.cli.{cmd_name}"), cmd_name)
+        # `try` is a word of Python's: its module and function bear an underscore.
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(f"smetric.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -30,8 +30,15 @@ class Unreachable(click.ClickException):
     exit_code = UNREACHABLE
 
 
-def ask(admin: str, method: str, path: str) -> tuple[int, Any]:
+def ask(admin: str, method: str, path: str, document: Any = None, *, timeout_s: float = _TIMEOUT_S) -> tuple[int, Any]:
     """Status and JSON of the answer of the router at *admin*; no proxy and no redirect is followed.
+
+    Args:
+        admin: its URL.
+        method: GET or POST.
+        path: what is asked for.
+        document: sent along as JSON; None for nothing.
+        timeout_s: seconds it may take.
 
     Raises:
         click.BadParameter: *admin* is no URL.
@@ -42,16 +49,20 @@ def ask(admin: str, method: str, path: str) -> tuple[int, Any]:
     parts = urlsplit(admin)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
-        with contextlib.closing(connect(parts.netloc, timeout=_TIMEOUT_S)) as connection:
-            connection.request(method, parts.path.rstrip("/") + path, headers=_authorization())
+        with contextlib.closing(connect(parts.netloc, timeout=timeout_s)) as connection:
+            headers = _authorization()
+            if document is not None:
+                headers["Content-Type"] = "application/json"
+            body = json.dumps(document).encode() if document is not None else None
+            connection.request(method, parts.path.rstrip("/") + path, body, headers)
             response = connection.getresponse()
-            status, body = response.status, response.read(_MOST_BYTES)
+            status, answer = response.status, response.read(_MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{admin} does not answer ({error}); is the router running, is --admin right?") from error
     if status == 401:
         raise Unreachable(f"{admin} wants its token: set SMETRIC_ADMIN__TOKEN, or SMETRIC_ADMIN__TOKEN_FILE")
     try:
-        return status, json.loads(body)
+        return status, json.loads(answer)
     except ValueError as error:
         raise strange(admin, status) from error
 

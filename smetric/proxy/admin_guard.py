@@ -26,6 +26,8 @@ OPEN = frozenset({"/metrics", "/healthz", "/readyz", PLACEMENTS})
 #: So many refusals of one address in so many seconds; beyond them it is not even compared, and not logged.
 MOST_REFUSALS, WINDOW_S = 10, 60.0
 _READING = frozenset({"GET", "HEAD"})
+#: What paths end with that are asked by POST and change nothing.
+_TRYING = "/try"
 
 
 class AdminGuard:
@@ -54,7 +56,7 @@ class AdminGuard:
         if problem is not None:
             await self._refuse(scope, send, client, *problem)
             return
-        if scope["method"] not in _READING:
+        if scope["method"] not in _READING and not scope["path"].endswith(_TRYING):
             log.info("smetric.admin.changed", client=client, method=scope["method"], path=scope["path"][:200])
         await self._app(scope, receive, send)
 

@@ -10,7 +10,7 @@ import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
@@ -29,7 +29,6 @@ from smetric.records.line import (
     RequestLine,
     UsageLine,
 )
-from smetric.records.writer import Writer
 from smetric.telemetry.attributes import safe
 
 if TYPE_CHECKING:
@@ -64,6 +63,16 @@ class _Generation:
     plain: frozenset[str]
 
 
+class Lines(Protocol):
+    """Takes the lines, as `smetric.records.writer.Writer` does."""
+
+    def put(self, key: int, preamble: bytes, line: bytes) -> None:
+        """Take *line*; where there is no preamble *key* yet, *preamble* before it."""
+
+    def spoilt(self) -> int | None:
+        """A line could not be made; returns how many were kept back from the log, if this one is to be logged."""
+
+
 class Recorder:
     """Writes one line for each decision.
 
@@ -72,7 +81,7 @@ class Recorder:
         observed: policies that the record is to be evaluated with too: what they read of a request is recorded.
     """
 
-    def __init__(self, writer: Writer, observed: Sequence[Policy] = ()) -> None:
+    def __init__(self, writer: Lines, observed: Sequence[Policy] = ()) -> None:
         self._writer = writer
         self._observed = observed
         #: By route, arm and reload counter: several policies may act at once.

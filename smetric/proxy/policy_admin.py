@@ -1,0 +1,189 @@
+"""The admin port's routes by which operators see all policies, try another one, and go back to an earlier one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as HttpRoute
+
+from smetric.policy import PolicyError
+from smetric.policy_file import Generation, NoGeneration, Origin, PolicyFile
+from smetric.resources import MAX_BYTES
+from smetric.routes import Route, Routes
+from smetric.telemetry import names
+from smetric.telemetry.decisions import KEPT, DecisionLog
+from smetric.trial import candidate_of, trial
+
+T = TypeVar("T")
+
+#: Libraries that may be sent along with a candidate.
+_MOST_LIBRARIES = 32
+
+
+class _Candidate(msgspec.Struct, forbid_unknown_fields=True):
+    """What `try` is sent; a body that is no JSON is the text of a policy.
+
+    Args:
+        policy: the text.
+        params: values of its parameters; those configured there when not given.
+        libraries: texts of libraries by name; others are read beside the file of the policy in force.
+        last: how many decisions it is tried on.
+    """
+
+    policy: str
+    params: dict[str, float | str | bool] | None = None
+    libraries: dict[str, str] = {}
+    last: int = KEPT
+
+
+class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """What `rollback` may be sent: the generation to go back to; the one before when not given."""
+
+    generation: int | None = None
+
+
+def policy_routes(routes: Routes, decisions: DecisionLog) -> list[HttpRoute]:
+    """`GET /admin/policies`, `GET /admin/policies/{name}`, and `POST …/rollback` and `…/try` on one of them."""
+    trying = asyncio.Lock()
+
+    def find(request: Request) -> tuple[Route, PolicyFile]:
+        try:
+            return routes.find(request.path_params["name"])
+        except KeyError as error:
+            raise HTTPException(404, str(error.args[0])) from error
+
+    async def every(_: Request) -> Response:
+        return _json({"policies": [_about(route, file) for route in routes.all for file in route.files()]})
+
+    async def one(request: Request) -> Response:
+        route, file = find(request)
+        return _json(_about(route, file) | {"generations": [_text(each) for each in file.generations]})
+
+    async def rollback(request: Request) -> Response:
+        route, file = find(request)
+        wanted = _read(await request.body() or b"{}", _Wanted)
+        try:
+            file.restore(Origin.ROLLBACK, wanted.generation)
+        except NoGeneration as error:
+            raise HTTPException(409, str(error)) from error
+        return _json(_about(route, file))
+
+    async def attempt(request: Request) -> Response:
+        route, file = find(request)
+        candidate = _candidate(await request.body())
+        arms = {arm.file: arm.name for of, arm in routes.acting() if of is route}
+        if file not in arms:
+            raise HTTPException(409, f"{file.name} is in shadow and decides nothing; try it against {route.name}")
+        if trying.locked():
+            raise HTTPException(429, "another policy is being tried; ask again in a few seconds")
+        records = [
+            record
+            for record in decisions.recent(KEPT)
+            if record.route == route.name and record.decision is not None and record.arm == arms[file]
+        ][: candidate.last][::-1]
+        async with trying:
+            # In a thread: a thousand decisions take a tenth of a second and more, and streams must not wait for them.
+            try:
+                loaded = await asyncio.to_thread(
+                    candidate_of, file, candidate.policy, candidate.params, candidate.libraries
+                )
+            except PolicyError as error:
+                found = [{"code": each.code, "message": each.brief(error.text)} for each in error.diagnostics]
+                return _json({"error": str(error), "diagnostics": found}, 422)
+            answer = await asyncio.to_thread(trial, loaded, records)
+        current = file.current.policy
+        return _json({"route": route.name, "acts": f"{current.name}@{current.digest}"} | answer)
+
+    return [
+        HttpRoute("/admin/policies", every),
+        HttpRoute("/admin/policies/{name}", one),
+        HttpRoute("/admin/policies/{name}/rollback", rollback, methods=["POST"]),
+        HttpRoute("/admin/policies/{name}/try", attempt, methods=["POST"]),
+    ]
+
+
+def _about(route: Route, file: PolicyFile) -> dict[str, Any]:
+    """How a policy stands."""
+    current, previous, match = file.current, file.previous(), route.match
+    arms = [arm.name for arm in (route.control, route.canary) if arm is not None and arm.file is file]
+    return {
+        "name": file.name,
+        "route": route.name,
+        "acts": bool(arms),
+        "arm": (arms[0] or None) if arms else names.SHADOW,
+        "share": {names.CONTROL: 1 - route.share, names.CANARY: route.share}.get(arms[0], 1.0) if arms else None,
+        "match": {
+            "model": sorted(match.models),
+            "tenant": sorted(match.tenants),
+            "path": sorted(match.paths),
+        },
+        "policy": current.policy.name,
+        "hash": current.policy.digest,
+        "path": str(file.path),
+        "params": {
+            name: {"value": param.value, "unit": param.unit, "configured": param.configured}
+            for name, param in current.policy.params.items()
+        },
+        "reads": sorted(current.policy.reads),
+        "kept_because": file.problem,
+        "generation": current.number,
+        "previous": previous.number if previous is not None else None,
+        "generations": [_generation(each) for each in file.generations],
+    }
+
+
+def _generation(generation: Generation) -> dict[str, Any]:
+    return {
+        "number": generation.number,
+        "of": generation.of,
+        "policy": generation.policy.name,
+        "hash": generation.policy.digest,
+        "origin": generation.origin.value,
+        "since": datetime.fromtimestamp(generation.since_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def _text(generation: Generation) -> dict[str, Any]:
+    policy = generation.policy
+    return _generation(generation) | {
+        "text": policy.source,
+        "libraries": {name: library.text for name, library in policy.libraries.items()},
+    }
+
+
+def _candidate(body: bytes) -> _Candidate:
+    """What is to be tried."""
+    if body.lstrip().startswith(b"{"):
+        candidate = _read(body, _Candidate)
+    else:
+        try:
+            candidate = _Candidate(body.decode())
+        except UnicodeDecodeError as error:
+            raise HTTPException(400, "the body is neither JSON nor the text of a policy in UTF-8") from error
+    texts = [candidate.policy, *candidate.libraries.values()]
+    if len(texts) > _MOST_LIBRARIES + 1 or any(len(text.encode()) > MAX_BYTES for text in texts):
+        raise HTTPException(413, f"at most {_MOST_LIBRARIES} libraries, and {MAX_BYTES} bytes for each text")
+    if not 1 <= candidate.last <= KEPT:
+        raise HTTPException(400, f"last={candidate.last}: a whole number from 1 to {KEPT} is needed")
+    return candidate
+
+
+def _read(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HTTPException(400, f"the body does not say what is wanted: {error}") from error
+
+
+def _json(data: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(
+        orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE), status, None, "application/json"
+    )

@@ -1,0 +1,270 @@
+"""Operators see all policies, try another one on what was decided, and go back to an earlier one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from smetric.cli import main
+from smetric.config.routing import CanarySettings, MatchSettings, RouteSettings, ShadowSettings
+from smetric.resources import shipped_policies
+from tests.fakes import FakeEngine, Response, fetch
+from tests.faults.harness import CANARY, Running, chat, running
+from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+
+GOOD = "policy p\nroute rr_argmin(requests) as least\n"
+BAD = "policy p\nroute argmax(requests) as most\n"
+
+
+async def post(router: Running, path: str, document: Any = None) -> tuple[int, Any]:
+    body = document if isinstance(document, bytes) else b"" if document is None else orjson.dumps(document)
+    answer: Response = await fetch(router.admin_url, "POST", path, body)
+    return answer.status, orjson.loads(answer.body)
+
+
+async def policies(router: Running) -> dict[str, Any]:
+    return {one["name"]: one for one in orjson.loads((await router.admin("/admin/policies")).body)["policies"]}
+
+
+async def command(*arguments: str) -> Any:
+    return await asyncio.to_thread(CliRunner().invoke, main, list(arguments))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "p.policy"
+    path.write_text(GOOD)
+    return path
+
+
+def reload(router: Running, path: Path, text: str) -> None:
+    path.write_text(text)
+    for file in router.application.routes.files():
+        file.refresh()
+
+
+async def acting(router: Running) -> str:
+    return (await router.chat()).value("x-smetric-rule")
+
+
+# ── generations ──────────────────────────────────────────────────────────────
+
+
+async def test_one_call_lets_the_policy_act_again_that_acted_before_and_the_file_when_it_changes(path: Path) -> None:
+    async with running(FakeEngine(), FakeEngine(), policy=str(path)) as router:
+        reload(router, path, BAD)
+        assert await acting(router) == "most"
+        status, answer = await post(router, "/admin/policies/p/rollback")
+        assert status == 200
+        assert [(one["number"], one["of"], one["origin"]) for one in answer["generations"]] == [
+            (1, 1, "start"),
+            (2, 2, "file"),
+            (3, 1, "rollback"),
+        ]
+        assert await acting(router) == "least"
+        reload(router, path, BAD)  # as it is on disk already
+        assert await acting(router) == "least"
+        shown = (await policies(router))["default"]
+        assert shown["kept_because"] == "generation 2 was replaced by 1 (rollback); the file acts when it changes"
+        (line,) = router.lines("smetric.policy.restored")
+        assert (line["level"], line["route"], line["of"], line["instead_of"]) == ("warning", "default", 1, 2)
+        reloads = (await router.admin("/metrics")).body
+        assert b'smetric_policy_reloads_total{result="rollback"} 1.0' in reloads
+        record = router.application.telemetry.decisions.recent(1)[0]
+        assert (record.origin, record.generation) == ("rollback", 3)
+        reload(router, path, BAD.replace("most", "busiest"))
+        assert await acting(router) == "busiest"
+        assert (await policies(router))["default"]["kept_because"] is None
+
+
+async def test_a_generation_that_is_not_there_is_refused_and_those_that_are_named(path: Path) -> None:
+    async with running(FakeEngine(), policy=str(path)) as router:
+        assert await post(router, "/admin/policies/default/rollback") == (
+            409,
+            {"error": "there is no generation before 1 to go back to"},
+        )
+        reload(router, path, BAD)
+        for body, status, said in (
+            ({"generation": 7}, 409, "generation 7 is not kept; there are 1, 2"),
+            ({"generation": 2}, 409, "generation 2 is what acts already"),
+            ({"generation": "x"}, 400, "the body does not say what is wanted: Expected `int | null`"),
+            ({"to": 1}, 400, "the body does not say what is wanted: Object contains unknown field `to`"),
+        ):
+            found, answer = await post(router, "/admin/policies/default/rollback", body)
+            assert (found, answer["error"].startswith(said)) == (status, True), answer
+        status, answer = await post(router, "/admin/policies/nope/rollback")
+        assert (status, answer["error"]) == (404, "no policy is called nope; name one of default")
+
+
+async def test_ten_generations_are_kept_with_their_texts(path: Path) -> None:
+    async with running(FakeEngine(), policy=str(path)) as router:
+        for number in range(2, 15):
+            reload(router, path, GOOD.replace("least", f"rule_{number}"))
+        shown = orjson.loads((await router.admin("/admin/policies/p")).body)
+        assert [one["number"] for one in shown["generations"]] == list(range(5, 15))
+        assert all(f"rule_{one['number']}" in one["text"] for one in shown["generations"])
+        status, _ = await post(router, "/admin/policies/p/rollback", {"generation": 5})
+        assert (status, await acting(router)) == (200, "rule_5")
+        # Twice in a row goes back further, or says that it cannot.
+        status, answer = await post(router, "/admin/policies/p/rollback")
+        assert (status, answer["error"]) == (409, "there is no generation before 15 to go back to")
+
+
+async def test_the_command_goes_back_and_says_what_acts(path: Path) -> None:
+    async with running(FakeEngine(), policy=str(path)) as router:
+        reload(router, path, BAD)
+        done = await command("rollback", "--admin", router.admin_url)
+        assert done.exit_code == 0
+        assert "acts again, that of generation 1, as generation 3, until" in done.output
+        again = await command("rollback", "default", "--admin", router.admin_url)
+        assert (again.exit_code, again.output) == (1, "Error: there is no generation before 3 to go back to\n")
+        forward = await command("rollback", "--to", "2", "--admin", router.admin_url)
+        assert forward.exit_code == 0
+        assert await acting(router) == "most"
+
+
+async def test_all_policies_are_listed_with_what_they_are_for(path: Path) -> None:
+    async with running(
+        FakeEngine(),
+        policy=str(path),
+        shadow=(ShadowSettings(policy="bailian"),),
+        canary=CanarySettings(policy="load_only", share=0.25),
+        routes=(RouteSettings(name="other", match=MatchSettings(model=("x",)), policy=str(path)),),
+    ) as router:
+        shown = await policies(router)
+        assert list(shown) == ["other", "default", "default:canary", "default:shadow-1"]
+        assert [(one["acts"], one["arm"], one["share"], one["policy"]) for one in shown.values()] == [
+            (True, None, 1.0, "p"),
+            (True, "control", 0.75, "p"),
+            (True, "canary", 0.25, "load_only"),
+            (False, "shadow", None, "bailian"),
+        ]
+        assert shown["other"]["match"] == {"model": ["x"], "tenant": [], "path": []}
+        status, answer = await post(router, "/admin/policies/p/rollback")
+        assert (status, answer["error"]) == (404, "several policies are called p; name one of other, default")
+
+
+# ── trying ───────────────────────────────────────────────────────────────────
+
+
+async def test_a_candidate_is_tried_on_the_last_decisions_and_nothing_is_swapped(path: Path) -> None:
+    async with running(FakeEngine(), FakeEngine(), policy=str(path)) as router:
+        for _ in range(18):
+            assert (await router.chat()).status == 200
+        status, answer = await post(router, "/admin/policies/p/try", GOOD.encode())
+        assert status == 200
+        assert (answer["origin"], answer["agreement"], answer["decisions"]["compared"]) == ("replay", 1.0, 20)
+        status, answer = await post(router, "/admin/policies/default/try", {"policy": BAD, "last": 10})
+        assert (status, answer["decisions"]["compared"], answer["cut_short"]) == (200, 10, False)
+        assert answer["moves"] == [{"from": "least", "to": "most", "count": answer["moved"]}]
+        assert answer["moved"] > 0
+        assert answer["load"]["after"].keys() >= {"requests_max_over_mean", "requests"}
+        assert "argmax" not in answer["text"]
+        assert answer["examples"][0]["after"]["explanation"].startswith("p: route to")
+        assert await acting(router) == "least"
+        assert router.lines("smetric.admin.changed") == []
+        assert CANARY not in orjson.dumps(answer).decode()
+
+
+async def test_what_was_not_read_is_not_answerable() -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        text = shipped_policies()["bailian"].read_bytes()
+        status, answer = await post(router, "/admin/policies/load_only/try", text)
+        assert status == 200
+        assert answer["agreement"] is None
+        assert answer["decisions"]["not_answerable"] == {"not answerable: hit_len not read": 2}
+
+
+async def test_a_shadow_makes_answerable_what_it_reads() -> None:
+    async with running(FakeEngine(), FakeEngine(), shadow=(ShadowSettings(policy="bailian"),)) as router:
+        status, answer = await post(router, "/admin/policies/load_only/try", shipped_policies()["bailian"].read_bytes())
+        assert (status, answer["decisions"]["not_answerable"], answer["decisions"]["compared"]) == (200, {}, 2)
+
+
+async def test_only_decisions_of_its_own_route_and_arm_count(path: Path) -> None:
+    async with running(
+        FakeEngine(),
+        policy=str(path),
+        canary=CanarySettings(policy="load_only", share=0.5),
+        routes=(RouteSettings(name="later", match=MatchSettings(path=("/v1/completions",)), policy="load_only"),),
+    ) as router:
+        for number in range(12):
+            body = chat(messages=[{"role": "user", "content": f"session {number}"}])
+            assert (await router.ask("POST", "/v1/chat/completions", body)).status == 200
+        asked = {
+            name: await post(router, f"/admin/policies/{name}/try", GOOD.encode()) for name in await policies(router)
+        }
+        compared = {name: answer["decisions"]["compared"] for name, (_, answer) in asked.items()}
+        assert compared["later"] == 0
+        assert compared["default"] + compared["default:canary"] == 13
+        assert min(compared["default"], compared["default:canary"]) > 0
+
+
+async def test_parameters_are_those_configured_there_unless_others_are_sent(tmp_path: Path) -> None:
+    text = """
+policy p
+param MOST = 2 requests in 1..
+route argmin(requests) when min(requests) < MOST
+route rr_argmin(0)
+"""
+    path = tmp_path / "p.policy"
+    path.write_text(text)
+    async with running(FakeEngine(), policy=str(path), params={"MOST": 3.0}) as router:
+        status, answer = await post(router, "/admin/policies/p/try", GOOD.encode())
+        assert (status, answer["diagnostics"][0]["message"][:4]) == (422, "1:8:")
+        assert "which this policy does not declare" in answer["error"]
+        status, answer = await post(router, "/admin/policies/p/try", {"policy": GOOD, "params": {}})
+        assert status == 200
+        status, answer = await post(router, "/admin/policies/p/try", {"policy": text, "params": {"MOST": 0}})
+        assert (status, "outside 1.." in answer["error"]) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"policy p\nroute argmin(requets)\n", 422, "did you mean `requests`"),
+        (b"library p\n", 422, "decides nothing"),
+        (b"", 422, ""),
+        (b"\xff", 400, "neither JSON nor"),
+        (b'{"policy": 3}', 400, "does not say what is wanted"),
+        (b'{"policy": "policy p", "last": 0}', 400, "last=0"),
+        (b'{"policy": "policy p", "lsat": 1}', 400, "unknown field"),
+        (b"#" * 70_000, 413, "65536 bytes"),
+    ],
+)
+async def test_what_cannot_be_tried_is_said(body: bytes, status: int, said: str) -> None:
+    async with running(FakeEngine()) as router:
+        found, answer = await post(router, "/admin/policies/default/try", body)
+        assert (found, said in answer["error"]) == (status, True), answer
+
+
+async def test_libraries_come_along_or_lie_beside_the_file(tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.policy"
+    candidate.write_text("policy candidate\nuse common (near)\nroute argmin(near(requests)) as near\n")
+    (tmp_path / "common.policy").write_text("library common\ndef near(v) = v + 1\n")
+    async with running(FakeEngine(), FakeEngine()) as router:
+        status, _ = await post(router, "/admin/policies/default/try", candidate.read_bytes())
+        assert status == 422
+        done = await command("try", str(candidate), "--admin", router.admin_url)
+        assert done.exit_code == 0, done.output
+        assert "candidate" in done.output
+        assert "requests by instance" in done.output
+
+
+async def test_the_command_tells_what_is_wrong_and_prints_json(path: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.policy"
+    bad.write_text("policy p\nroute argmin(requets)\n")
+    async with running(FakeEngine(), policy=str(path)) as router:
+        wrong = await command("try", str(bad), "--admin", router.admin_url)
+        assert wrong.exit_code == 1
+        assert "does not check" in wrong.output
+        assert "did you mean `requests`" in wrong.output
+        done = await command("try", "load_only", "--format", "json", "--last", "5", "--admin", router.admin_url)
+        assert orjson.loads(done.output)["candidate"].startswith("load_only@")
+        other = await command("try", "load_only", "--of", "nope", "--admin", router.admin_url)
+        assert (other.exit_code, "no policy is called nope" in other.output) == (1, True)
