@@ -223,6 +223,10 @@ class Families:
         if not interval.bounded:
             raise self._fail("overflow", given.call.span, "this may grow past 1e300", "bound its parts with clamp(…)")
         made = Type(Sort.NUMBER, above.vector or below.vector, unit, interval).reading(above, below)
+        default = given.named[0][1]
+        if not below.vector and 0.0 in below.interval:
+            # One divisor for all: where it is 0 the dividend is not looked at.
+            made = replace(made, must=below.must | (above.must & default.must))
         return self._with_default(made, *given.named[0])
 
     def _pick(self, given: Given) -> Type:

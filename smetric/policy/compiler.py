@@ -39,12 +39,10 @@ class Compiled:
 
     Args:
         decide: `(policy, snapshot, request, cursors, seed) -> Decision | Need`.
-        always: the look-ups that every decision asks for.
         asked_by: for each look-up, the labels of the guards, filters and picks that may ask for it first.
     """
 
     decide: Callable[..., Any]
-    always: frozenset[str]
     asked_by: dict[str, tuple[str, ...]]
 
 
@@ -74,7 +72,6 @@ class Compiler:
         self._sure: dict[int, bool] = {}
         self._stops: list[ast.expr] = []
         self._left: list[str] = []
-        self._always: frozenset[str] | None = None
         self._emitter = self._emitter_for(outside_guards=[s.value for s in plan.steps if s.value is not None])
 
     def compile(self) -> Compiled:
@@ -82,7 +79,7 @@ class Compiler:
         self._write_steps()
         decide: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
         asked_by = {feature: tuple(labels) for feature, labels in self._emitter.inputs.asked_by.items()}
-        return Compiled(decide, self._always or frozenset(), asked_by)
+        return Compiled(decide, asked_by)
 
     def python(self) -> str:
         """The function that decides, as Python to read."""
@@ -281,10 +278,3 @@ class Compiler:
                 *(() if wait is None else (wait,)),
             )
         )
-        state = self._code.state
-        read = frozenset(
-            feature
-            for feature, variable in self._emitter.inputs.columns.items()
-            if state.get(variable, False) and self._vocabulary.features[feature].lookup
-        )
-        self._always = read if self._always is None else self._always & read

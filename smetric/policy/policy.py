@@ -15,6 +15,7 @@ from smetric.policy.decision import Decision, Need
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.plan import Plan
+from smetric.policy.reads import ALWAYS
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.term import Column, Pick, Term, features_of, fields_of, walk
@@ -75,12 +76,12 @@ class Policy:
         self.fields: frozenset[str] = frozenset(name for term in self._terms for name in fields_of(term))
         #: The features that cost a look-up.
         self.lookups: Mapping[str, Lookup] = {
-            name: Lookup(name in compiled.always, compiled.asked_by[name])
+            name: Lookup(checked.reads.get(name) == ALWAYS, compiled.asked_by[name])
             for name in sorted(self.reads)
             if vocabulary.features[name].lookup
         }
         #: Those that every decision asks for.
-        self.lookups_always = compiled.always
+        self.lookups_always = frozenset(name for name, lookup in self.lookups.items() if lookup.always)
         self._decide: Callable[..., Decision | Need] = compiled.decide
         self._probes: dict[tuple[int, int], Callable[..., Any]] = {}
 

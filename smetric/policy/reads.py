@@ -56,7 +56,9 @@ def reads(steps: Sequence[Step], vocabulary: Vocabulary) -> Mapping[str, str]:
 
     A feature that only a tie, a default or one side of an expression asks for has that expression's label or text.
     """
-    paths = _certain(steps)
+    paths = _certain(
+        steps, frozenset(f"req.{name}" for name, word in vocabulary.request.items() if word.may_be_unknown)
+    )
     always = paths.from_step[0] if steps else NOTHING
     may = NOTHING.union(*(_may(step) for step in steps))
     return {
@@ -84,14 +86,16 @@ def wasted_lookups(steps: Sequence[Step], vocabulary: Vocabulary) -> list[Diagno
     return found
 
 
-def _certain(steps: Sequence[Step]) -> _Paths:
+def _certain(steps: Sequence[Step], unknowable: frozenset[str]) -> _Paths:
+    """What is read for certain; a guard that reads one of the *unknowable* may fail before it reads anything."""
     paths = _Paths()
     after: frozenset[str] = NOTHING
     for step in reversed(steps):
         held = step.value.must if step.may_end else step.value.must | after
         behind = [held]
         for guard in reversed(step.guards):
-            behind.append(guard.type.must | (behind[-1] & after))
+            asked = guard.type.must | (behind[-1] & after)
+            behind.append(asked & after if guard.type.may & unknowable else asked)
         behind.reverse()
         paths.behind.append(behind)
         after = behind[0]

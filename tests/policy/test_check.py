@@ -84,6 +84,21 @@ def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
             {"hit_len": "argmin(l)", "unprefilled": "argmin(l)"},
         ),
         ("param Q = false\nroute argmin(unprefilled if Q else hit_len)", {"hit_len": "always"}),
+        # A guard that reads an unknown number of the request fails before it looks anything up.
+        (
+            "route argmin(requests) when max(hit_len) > req.est_hit\nroute argmin(requests)",
+            {"hit_len": "max(hit_len) > req.est_hit", "requests": "always"},
+        ),
+        # Where one divisor for all is 0, the dividend is not looked at.
+        (
+            "route argmin(requests * ratio(max(hit_len), sum(hit_len) - 5, default: 1))",
+            {"hit_len": "always", "requests": "always"},
+        ),
+        (
+            "route argmin(requests * ratio(max(hit_len), max(requests), default: 1))",
+            {"hit_len": "argmin(requests * ratio(max(hit_len), max(requests), default: 1))", "requests": "always"},
+        ),
+        ("route argmin(ratio(hit_len, requests, default: 1))", {"hit_len": "always", "requests": "always"}),
     ],
 )
 def test_a_feature_is_read_always_or_behind_the_guard_that_spares_it(code: str, reads: dict[str, str]) -> None:
