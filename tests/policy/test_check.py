@@ -95,8 +95,8 @@ def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
             {"hit_len": "always", "requests": "always"},
         ),
         (
-            "route argmin(requests * ratio(max(hit_len), max(requests), default: 1))",
-            {"hit_len": "argmin(requests * ratio(max(hit_len), max(requests), default: 1))", "requests": "always"},
+            "let f = requests * ratio(max(hit_len), max(requests), default: 1)\nroute argmin(f)",
+            {"hit_len": "argmin(f)", "requests": "always"},
         ),
         ("route argmin(ratio(hit_len, requests, default: 1))", {"hit_len": "always", "requests": "always"}),
     ],
