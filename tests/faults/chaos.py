@@ -20,8 +20,8 @@ from tests.faults.harness import chat
 
 POLICIES = ("policy one\n\nroute rr_argmin(requests)\n", "policy two\n\nroute rr_argmin(unprefilled)\n")
 BAD_POLICIES = ("policy three\n\nroute nobody(\n", "", "policy p\n\nroute rr_arg", "\0" * 100)
-#: Deadlines of the router that the faults below run into, seconds.
-FIRST_BYTE_S, IDLE_S = 1.0, 0.5
+#: Deadlines of the router that the faults below run into, seconds; so long that a busy machine runs into none.
+FIRST_BYTE_S, IDLE_S = 4.0, 2.0
 
 #: What an engine may do, and how a request that met it last may end for its client. A status alone is an answer in one
 #: piece; `whole` a stream to its end; `told` a stream that ends with an error event and without its end mark.

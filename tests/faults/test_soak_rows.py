@@ -72,7 +72,7 @@ class Paced:
     streams: deque[Call] = field(default_factory=deque)
 
     async def script(self, call: Call) -> None:
-        await call.stream(delta("first"), end=False)
+        await call.stream(delta("x" * 8192), end=False)  # fills what the router keeps of a stream
         self.streams.append(call)
         await asyncio.Event().wait()
 
