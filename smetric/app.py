@@ -25,6 +25,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
+from smetric.live.stack import LiveStack
 from smetric.policy_file import Origin, PolicyFile, watch
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
@@ -35,6 +36,7 @@ from smetric.proxy.draining import drain_routes
 from smetric.proxy.endpoints import Door, UnderWay, data_app
 from smetric.proxy.intake import Intake
 from smetric.proxy.limits import admin_limits, data_limits
+from smetric.proxy.live import live_routes
 from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.plane import Deadlines, Plane
@@ -162,6 +164,7 @@ class Application:
             lambda: self.fleet.instances,
         )
         self.metrics.register(CacheGauges(lambda: self.fleet.instances, self.caches.disagreements))
+        self.live = LiveStack(self.telemetry, self.fleet, self.routes.files, settings.trace.ui_url)
         self.tokens = TokenRatio()
         self.upstream = Upstream(
             connect_timeout_s=settings.forward.connect_timeout, resolve=resolve_within(settings.instance_networks)
@@ -250,6 +253,7 @@ class Application:
             caches=self.caches,
             is_ready=lambda: self.is_ready,
             routes=[
+                *live_routes(self.live),
                 *drain_routes(self.fleet, self.drains),
                 *policy_routes(self.routes, self.telemetry.decisions),
                 *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
@@ -267,6 +271,7 @@ class Application:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
             await self.knows.scraper.first_look(FIRST_LOOK_S)
         await self.admission.overload.start()
+        await self.live.feed.start()
         self._watch = asyncio.create_task(watch(self.routes.files()), name="policy-watch")
         self.is_ready = True
         log.info("smetric.ready")
@@ -286,6 +291,7 @@ class Application:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        await _end("Feed", self.live.feed.stop())
         for part in (self.admission.overload, *self.knows.background, self.request_tokens):
             await _end(type(part).__name__, part.stop())
         await _end("Upstream", self.upstream.close())

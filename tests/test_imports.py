@@ -16,6 +16,7 @@ LAYERS = (
     {"serving"},
     {"app"},
     {"proxy"},
+    {"live"},
     {"router", "routes", "root", "shadow", "trial", "policy_file"},
     {"sources", "fleet", "features", "telemetry", "records", "policy_folder"}
     | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}

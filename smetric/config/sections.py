@@ -27,6 +27,11 @@ _ENDPOINT = Text(
     empty=True,
 )
 _SECRET_FILE = PathRef(empty=True, what="a file")
+_TRACE_URL = Text(
+    r"https?://[\x21-\x7e]{0,1000}\{trace_id\}[\x21-\x7e]{0,1000}",
+    "an http or https URL with {trace_id} in it, such as http://localhost:6006/redirects/traces/{trace_id}",
+    empty=True,
+)
 _TOPIC = Text(r"[\x21-\x7e]{0,256}", "at most 256 printable ASCII characters", empty=True)
 
 
@@ -324,6 +329,11 @@ class Trace:
 
     candidates: int = setting(Integer(0, 32), "Rows of the candidate table in a decision's span.", 8)
     ui_hints: bool = setting(Flag(), "Add the OpenInference attributes that tracing UIs show first.", True)
+    ui_url: str = setting(
+        _TRACE_URL,
+        "Where a tracing UI shows one trace, with `{trace_id}` in it; linked by the live page. No links when not set.",
+        "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

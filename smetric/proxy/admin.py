@@ -116,11 +116,11 @@ def admin_app(
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/admin/decisions", list_decisions),
+            *routes,
             Route("/admin/decisions/{id}", one_decision),
             Route("/admin/instances", instances),
             Route("/admin/policy", policy),
             Route("/admin/cache", cache),
-            *routes,
         ],
         exception_handlers={HTTPException: refuse},
     )

@@ -18,11 +18,14 @@ from cachetools import LRUCache
 from smetric.config.credential import Credential
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.headers import first
+from smetric.proxy.live import PAGE
 from smetric.sources.peers import PATH as PLACEMENTS
 
 log = structlog.get_logger("smetric.admin")
 
-OPEN = frozenset({"/metrics", "/healthz", "/readyz", PLACEMENTS})
+OPEN = frozenset({"/metrics", "/healthz", "/readyz", PLACEMENTS, PAGE})
+#: The files of the live page, which asks for the token itself.
+_PAGE_FILES = f"{PAGE}/"
 #: So many refusals of one address in so many seconds; beyond them it is not even compared, and not logged.
 MOST_REFUSALS, WINDOW_S = 10, 60.0
 _READING = frozenset({"GET", "HEAD"})
@@ -48,7 +51,7 @@ class AdminGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse."""
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or scope["path"] in OPEN or scope["path"].startswith(_PAGE_FILES):
             await self._app(scope, receive, send)
             return
         client = (scope.get("client") or ("unknown", 0))[0]

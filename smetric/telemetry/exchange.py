@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from smetric.telemetry import attributes, names, shadowed
 from smetric.telemetry.access_log import AccessLog
+from smetric.telemetry.activity import Activity
 from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.metrics import Metrics
@@ -80,6 +81,8 @@ class Telemetry:
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
         self.salt = os.urandom(16)
         self.access = AccessLog()
+        #: What has happened since the live page's feed last looked.
+        self.activity = Activity()
 
     def begin(self, scope: Mapping[str, Any], route: str, *, trusted: bool) -> Exchange:
         """A request arrived.
@@ -172,6 +175,7 @@ class Exchange:
         telemetry = self.telemetry
         telemetry.metrics.decided(record, telemetry.models.of(record.request.model))
         telemetry.decisions.add(record)
+        telemetry.activity.decided(record)
         if telemetry.recorder is not None:
             telemetry.recorder.decided(record, previous)
         if telemetry.traffic is not None and previous is None:
@@ -245,6 +249,7 @@ class Exchange:
                 telemetry.recorder.ended(record)
             if telemetry.traffic is not None:
                 telemetry.traffic.ended(record, self.arrival_ns)
+            telemetry.activity.ended(record)
             # The record outlives the request in the decision log, and must not keep its body alive.
             record.request.let_go()
         telemetry.metrics.ended(

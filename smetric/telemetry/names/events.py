@@ -107,6 +107,7 @@ RECORD_FAILED_EVENT = Event(
 RECORD_RESUMED_EVENT = Event("smetric.record.resumed", "Info: a record that could not be written is written again.")
 READY_EVENT = Event("smetric.ready", "Info: requests are served.")
 DRAINING_EVENT = Event("smetric.draining", "Info: told to end; requests under way are finished.")
+LIVE_FAILED_EVENT = Event("smetric.live.failed", "Error: what the live page shows could not be made: a bug.")
 HYPERCORN_EVENT = Event(
     "smetric.hypercorn.unknown", "Warning: a Hypercorn this version does not know; its own HTTP/1.1 serves instead."
 )

@@ -1,0 +1,43 @@
+"""A decision as one row of the stream, and what is added to it when its request has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smetric.live.migration import moved_from
+from smetric.live.wish import margin_of
+from smetric.telemetry import attributes
+from smetric.telemetry.decisions import brief
+
+if TYPE_CHECKING:
+    from smetric.telemetry.record import DecisionRecord
+
+
+def row(record: DecisionRecord) -> dict[str, Any]:
+    """The row."""
+    decision = record.decision
+    moved, hit, margin = moved_from(record), record.hit(), margin_of(record)
+    return {
+        **brief(record),
+        "time_ms": record.time_ns // 1_000_000,
+        "rank": record.rank,
+        "sentence": attributes.summary_of(record),
+        "failed_guard": decision.failed_guard if decision is not None else None,
+        "moved_from": moved[0] if moved is not None else None,
+        "left_behind": moved[1] if moved is not None else None,
+        "hit": hit[0] if hit is not None else None,
+        "margin": round(margin, 4) if margin is not None else None,
+    }
+
+
+def ending(record: DecisionRecord) -> dict[str, Any]:
+    """What became of the request."""
+    usage = record.usage
+    return {
+        "id": record.id,
+        "status": record.status,
+        "ttft_s": record.ttft_s,
+        "duration_s": record.duration_s,
+        "error_type": record.error_type or None,
+        "cached": usage.cached_tokens if usage is not None else None,
+    }

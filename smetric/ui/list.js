@@ -1,0 +1,166 @@
+// The list of decisions, newest first: bounded, its rows are used again, and it goes with the arrow keys.
+
+import { count, make, percent, put, seconds, time } from "./text.js";
+
+/** Rows in the page, and decisions that wait while it is paused. */
+const MOST = 200;
+
+export class List {
+  constructor(onOpen, onHold) {
+    this.box = document.getElementById("list");
+    this.empty = document.getElementById("list-empty");
+    this.onOpen = onOpen;
+    this.onHold = onHold;
+    /** Decisions shown, newest first, each with its row. */
+    this.shown = [];
+    this.byId = new Map();
+    this.waiting = [];
+    this.missed = 0;
+    this.isHeld = false;
+    this.selected = null;
+    this.opened = null;
+    this.made = 0;
+    this.box.addEventListener("click", (event) => {
+      const row = event.target.closest(".row");
+      const found = row && this.shown.find((one) => one.row.element === row);
+      if (found) this.open(found);
+    });
+  }
+
+  /** More decisions, oldest first. */
+  add(decisions) {
+    if (this.isHeld) {
+      this.waiting.push(...decisions);
+      const gone = Math.max(0, this.waiting.length - MOST);
+      this.missed += gone;
+      this.waiting.splice(0, gone);
+      this.onHold(true, this.waiting.length + this.missed);
+      return;
+    }
+    const fresh = decisions.filter((one) => !this.byId.has(one.id)).slice(-MOST);
+    if (!fresh.length) return;
+    const rows = document.createDocumentFragment();
+    const used = [];
+    while (this.shown.length && this.shown.length + fresh.length > MOST) used.push(this.drop());
+    for (const data of fresh) {
+      const one = { data, row: used.pop() ?? this.make() };
+      this.shown.unshift(one);
+      this.byId.set(data.id, one);
+      this.fill(one);
+      rows.prepend(one.row.element);
+    }
+    this.box.prepend(rows);
+    this.empty.hidden = true;
+  }
+
+  drop() {
+    const last = this.shown.pop();
+    this.byId.delete(last.data.id);
+    if (this.selected === last.data.id) this.select(null);
+    return last.row;
+  }
+
+  /** Requests of decisions shown before have ended. */
+  end(endings) {
+    const waiting = new Map(this.waiting.map((data) => [data.id, data]));
+    for (const ending of endings) {
+      const one = this.byId.get(ending.id);
+      const data = one?.data ?? waiting.get(ending.id);
+      if (data) Object.assign(data, ending);
+      if (one) this.fill(one);
+    }
+  }
+
+  /** Begin anew, as another filter does. */
+  clear(why) {
+    for (const { row } of this.shown) row.element.remove();
+    this.shown = [];
+    this.byId.clear();
+    this.waiting = [];
+    this.missed = 0;
+    this.select(null);
+    put(this.empty, why);
+    this.empty.hidden = false;
+  }
+
+  hold(isHeld) {
+    if (this.isHeld === isHeld) return;
+    this.isHeld = isHeld;
+    if (!isHeld) {
+      const waiting = this.waiting;
+      this.waiting = [];
+      this.missed = 0;
+      this.add(waiting);
+    }
+    this.onHold(isHeld, 0);
+  }
+
+  make() {
+    const cells = Object.fromEntries(["at", "who", "rule", "about", "hit", "why", "end"].map((name) => [name, make("span", { class: name })]));
+    const element = make("div", { class: "row", role: "option", id: `row-${this.made++}`, "aria-selected": "false" }, ...Object.values(cells));
+    return { element, cells };
+  }
+
+  fill({ data, row: { element, cells } }) {
+    put(cells.at, time(data.time_ms));
+    put(cells.who, data.instance ?? data.outcome.replace("_", " "));
+    put(cells.rule, data.rule ?? data.outcome);
+    put(cells.about, `${data.turn === null ? "" : data.turn === 0 ? "first turn, " : `turn ${data.turn}, `}${count(data.prompt_len)} tokens`);
+    put(cells.hit, data.hit === null ? "" : `hit ${count(data.hit)}`);
+    const why = data.moved_from ? `moved from ${data.moved_from}` : (data.failed_guard ?? "");
+    put(cells.why, why && data.failed_guard ? `✗ ${data.failed_guard}${data.moved_from ? `: ${why}` : ""}` : why);
+    cells.why.classList.toggle("no", Boolean(data.moved_from));
+    cells.why.title = data.sentence;
+    const failed = data.error_type || (data.status !== null && data.status >= 400);
+    put(cells.end, data.status === null ? "…" : failed ? `${data.status} ${data.error_type ?? ""}` : `TTFT ${seconds(data.ttft_s)}`);
+    cells.end.classList.toggle("no", Boolean(failed));
+    element.dataset.outcome = data.outcome;
+    element.classList.toggle("close", data.margin !== null && data.margin <= 0.05);
+    element.title = data.margin === null ? data.sentence : `${data.sentence} (margin ${percent(data.margin, 1)})`;
+    this.mark(element, data.id);
+  }
+
+  mark(element, id) {
+    element.setAttribute("aria-selected", String(id === this.selected));
+    element.classList.toggle("opened-row", id === this.opened);
+  }
+
+  select(id) {
+    this.selected = id;
+    for (const { data, row } of this.shown) this.mark(row.element, data.id);
+    const one = this.byId.get(id);
+    if (one) {
+      this.box.setAttribute("aria-activedescendant", one.row.element.id);
+      one.row.element.scrollIntoView({ block: "nearest" });
+    } else {
+      this.box.removeAttribute("aria-activedescendant");
+    }
+  }
+
+  /** Go *by* rows; reading holds the list. */
+  move(by) {
+    if (!this.shown.length) return;
+    this.hold(true);
+    const at = this.shown.findIndex((one) => one.data.id === this.selected);
+    const next = at < 0 ? 0 : Math.max(0, Math.min(this.shown.length - 1, at + by));
+    this.select(this.shown[next].data.id);
+    if (this.opened) this.open(this.shown[next]);
+  }
+
+  openSelected() {
+    const one = this.byId.get(this.selected) ?? this.shown[0];
+    if (one) this.open(one);
+  }
+
+  open(one) {
+    this.hold(true);
+    this.opened = one.data.id;
+    this.select(one.data.id);
+    this.onOpen(one.data.id);
+  }
+
+  close() {
+    this.opened = null;
+    this.select(this.selected);
+  }
+}

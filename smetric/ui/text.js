@@ -1,0 +1,43 @@
+// How values are written, and elements made. Everything that comes from outside becomes text, never markup.
+
+/** An element; `attributes` with a null value are left out, `children` are elements or text. */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "class") element.className = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Put `text` into an element unless it stands there already. */
+export function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function count(value) {
+  if (value === null || value === undefined) return "–";
+  return value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : String(Math.round(value * 10) / 10);
+}
+
+export function percent(share, digits = 0) {
+  return share === null || share === undefined ? "–" : `${(share * 100).toFixed(digits)} %`;
+}
+
+/** Seconds in the unit that suits them. */
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
+  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  return value < 100 ? `${value.toFixed(1)} s` : `${Math.round(value / 60)} min`;
+}
+
+/** Local time of day with milliseconds. */
+export function time(ms) {
+  const at = new Date(ms);
+  const two = (n) => String(n).padStart(2, "0");
+  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+}

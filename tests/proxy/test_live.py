@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from smetric.config.settings import Admin
+from smetric.live.feed import MOST_VIEWERS
+from smetric.live.wish import Wish
+from tests.fakes import FakeEngine
+from tests.faults.harness import Running, running
+
+FILES = [file.name for file in (Path(__file__).parents[2] / "smetric" / "ui").iterdir()]
+TOKEN = "a-token-of-some-length"
+
+
+def fresh(*engines: FakeEngine, **settings: Any) -> AbstractAsyncContextManager[Running]:
+    """A router that has decided nothing yet."""
+    return running(*engines, policy="smetric", warm=False, check_after=False, **settings)
+
+
+@asynccontextmanager
+async def stream(router: Running, query: str = "", token: str = "") -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
+    """The events of the feed, as name and data."""
+
+    async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Any]]:
+        name = ""
+        async for line in answer.content:
+            if line.startswith(b"event: "):
+                name = line[7:].decode().strip()
+            elif line.startswith(b"data: "):
+                yield name, orjson.loads(line[6:])
+
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with (
+        asyncio.timeout(10),
+        aiohttp.ClientSession(read_bufsize=1 << 20) as client,
+        client.get(f"{router.admin_url}/admin/decisions/stream{query}", headers=headers) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield events(answer)
+
+
+async def of_kind(events: AsyncIterator[tuple[str, Any]], kind: str) -> Any:
+    async for name, data in events:
+        if name == kind:
+            return data
+    raise AssertionError(f"the stream ended without {kind}")
+
+
+async def test_the_page_and_its_files_come_with_a_policy_that_lets_nothing_else_in() -> None:
+    async with fresh(FakeEngine()) as router:
+        for path in ("/admin/ui", *(f"/admin/ui/{name}" for name in FILES)):
+            answer = await router.admin(path)
+            assert answer.status == 200, path
+            assert answer.value("content-security-policy").startswith("default-src 'self'; ")
+            assert answer.value("x-content-type-options") == "nosniff"
+        page = (await router.admin("/admin/ui")).body
+        assert b"<style" not in page
+        assert b" style=" not in page
+        assert b"http" not in page
+        assert (await router.admin("/admin/ui/nothing.js")).status == 404
+        assert (await router.admin("/admin/ui/..%2Fapp.py")).status == 404
+
+
+async def test_a_page_that_is_known_is_not_sent_again() -> None:
+    async with fresh(FakeEngine()) as router:
+        tag = (await router.admin("/admin/ui/main.js")).value("etag")
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get(f"{router.admin_url}/admin/ui/main.js", headers={"if-none-match": tag}) as answer,
+        ):
+            assert (answer.status, await answer.read()) == (304, b"")
+
+
+async def test_the_stream_begins_with_the_past_and_goes_on_with_what_happens() -> None:
+    async with fresh(FakeEngine()) as router:
+        first = (await router.chat()).value("x-smetric-decision-id")
+        async with stream(router) as events:
+            history = await of_kind(events, "history")
+            assert set(history) == {"times_ms", "loads", "series"}
+            state = await of_kind(events, "state")
+            assert [row["id"] for row in state["instances"]] == ["e0"]
+            assert state["policies"][0]["name"] == "smetric"
+            assert "bailian" in state["what_if"]
+            assert [row["id"] for row in (await of_kind(events, "decisions"))["rows"]] == [first]
+            second = (await router.chat()).value("x-smetric-decision-id")
+            (row,) = (await of_kind(events, "decisions"))["rows"]
+            assert (row["id"], row["instance"], row["rule"]) == (second, "e0", "balance")
+            assert row["sentence"].startswith("balance: e0")
+
+
+async def test_how_a_request_ended_follows_its_decision() -> None:
+    async with fresh(FakeEngine()) as router:
+        gate = asyncio.Event()
+        answer_well = router.engines[0].script
+
+        async def script(call: Any) -> None:
+            await gate.wait()
+            await answer_well(call)
+
+        async with stream(router, "?history=0") as events:
+            await of_kind(events, "state")
+            router.engines[0].script = script
+            asked = asyncio.create_task(router.chat())
+            (row,) = (await of_kind(events, "decisions"))["rows"]
+            assert row["status"] is None
+            gate.set()
+            (end,) = await of_kind(events, "ended")
+            assert (end["id"], end["status"]) == (row["id"], 200)
+            assert end["duration_s"] > 0
+            await asked
+
+
+async def test_a_filter_chooses_before_the_router_samples() -> None:
+    async with fresh(FakeEngine(), FakeEngine()) as router:
+        ids = {(answer := await router.chat()).value("x-smetric-instance"): answer for _ in range(2)}
+        assert set(ids) == {"e0", "e1"}
+        async with stream(router, "?history=0&instance=e1&rule=balance") as events:
+            data = await of_kind(events, "decisions")
+            assert [row["instance"] for row in data["rows"]] == ["e1"]
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("outcome=good", "outcome='good': one of routed, pinned, held, rejected, no_candidate, error, or odd"),
+        ("margin=7", "margin='7': a share between 0 and 1, such as 0.05"),
+        ("migrated=yes", "migrated='yes': 0 or 1"),
+        (f"text={'x' * 201}", "text: longer than 200 characters"),
+    ],
+)
+async def test_a_filter_that_makes_no_sense_is_refused(query: str, problem: str) -> None:
+    async with fresh(FakeEngine()) as router:
+        answer = await router.admin(f"/admin/decisions/stream?{query}")
+        assert (answer.status, orjson.loads(answer.body)) == (400, {"error": problem})
+
+
+async def test_a_viewer_that_goes_leaves_nothing_behind() -> None:
+    async with running(FakeEngine()) as router, stream(router) as events:
+        await of_kind(events, "state")
+        assert (await router.chat()).status == 200
+        await of_kind(events, "decisions")
+
+
+async def test_there_may_only_be_so_many_viewers_and_who_leaves_makes_room() -> None:
+    async with fresh(FakeEngine()) as router:
+        feed = router.application.live.feed
+        async with stream(router, "?history=0") as events:
+            await of_kind(events, "state")
+            others = [feed.join(Wish(), history=False) for _ in range(MOST_VIEWERS - 1)]
+            answer = await router.admin("/admin/decisions/stream")
+            assert (answer.status, orjson.loads(answer.body)["error"]) == (503, "16 watch already; close a page")
+            for one in others:
+                feed.leave(one)
+        async with stream(router, "?history=0") as events:
+            assert await of_kind(events, "state")
+
+
+async def test_with_a_token_the_page_is_open_and_what_it_shows_is_not() -> None:
+    async with fresh(FakeEngine(), admin=Admin(port=0, token=TOKEN)) as router:
+        id = (await router.chat()).value("x-smetric-decision-id")
+        assert (await router.admin("/admin/ui")).status == 200
+        assert (await router.admin("/admin/ui/main.js")).status == 200
+        for path in ("state", "decisions/stream", f"decisions/{id}/account", f"decisions/{id}/what-if?policy=bailian"):
+            assert (await router.admin(f"/admin/{path}")).status == 401, path
+        async with stream(router, token=TOKEN) as events:
+            assert await of_kind(events, "state")
+
+
+async def test_a_decision_is_told_in_full() -> None:
+    async with fresh(FakeEngine(), FakeEngine()) as router:
+        id = (await router.chat()).value("x-smetric-decision-id")
+        account = orjson.loads((await router.admin(f"/admin/decisions/{id}/account")).body)
+        stick, balance = account["rules"]
+        assert [guard["held"] for guard in stick["guards"]] == [False, None, None]
+        assert stick["guards"][0]["numbers"] == "req.turn is 0"
+        assert (stick["fired"], balance["fired"]) == (False, True)
+        first, last = balance["lines"]
+        assert account["text"].splitlines()[first - 1 : last] == ["route rr_argmin(l)                       as balance"]
+        assert [column["name"] for column in account["table"]["columns"]] == ["requests"]
+        assert [row.get("chosen", False) for row in account["table"]["rows"]] == [True, False]
+        assert (await router.admin("/admin/decisions/nothing/account")).status == 404
+
+
+async def test_another_policy_is_asked_what_it_would_have_chosen() -> None:
+    async with fresh(FakeEngine(), FakeEngine()) as router:
+        answer = await router.chat()
+        id, instance = answer.value("x-smetric-decision-id"), answer.value("x-smetric-instance")
+
+        async def would(policy: str) -> Any:
+            return orjson.loads((await router.admin(f"/admin/decisions/{id}/what-if?policy={policy}")).body)
+
+        # A first turn looks no hit up, and what was not read is not made up.
+        assert (await would("bailian"))["why"] == "not answerable: hit_len not read"
+        found = await would("load_only")
+        assert found["answerable"]
+        assert found["instance"] in ("e0", "e1")
+        same = await would("in%20force:%20default")
+        assert (same["instance"], same["agrees"], same["rule"]) == (instance, True, "balance")
+        assert (await would("nothing"))["error"].startswith("no such policy; there are ")
