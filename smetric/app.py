@@ -26,6 +26,7 @@ from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
 from smetric.live.stack import LiveStack
+from smetric.guardrail import Guardrail, band_of
 from smetric.policy_file import Origin, PolicyFile, watch
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
@@ -131,6 +132,11 @@ class Application:
             on_source_failed=self.metrics.source_failed,
             observed=observed,
         )
+        self.guardrail = (
+            Guardrail(self.routes, lambda: self.fleet.instances, band_of(settings), self.metrics.restored)
+            if settings.guardrail.enabled
+            else None
+        )
         self.tracing = Tracing(
             environ,
             candidates=settings.trace.candidates,
@@ -145,6 +151,7 @@ class Application:
             instances=lambda: self.fleet.instances,
             recorder=self.records.decisions,
             traffic=self.records.traffic,
+            watched=self.guardrail.ended if self.guardrail is not None else None,
             answered=self.request_tokens.answered,
         )
         self.metrics.register(
@@ -186,6 +193,8 @@ class Application:
         )
         if error is None:
             self.router.reloaded(file)
+            if self.guardrail is not None:
+                self.guardrail.swapped(file)
             self.admission.queue.reloaded()
 
     def _restarted(self, instance: Instance) -> None:
@@ -272,6 +281,8 @@ class Application:
             await self.knows.scraper.first_look(FIRST_LOOK_S)
         await self.admission.overload.start()
         await self.live.feed.start()
+        if self.guardrail is not None:
+            await self.guardrail.start()
         self._watch = asyncio.create_task(watch(self.routes.files()), name="policy-watch")
         self.is_ready = True
         log.info("smetric.ready")
@@ -292,6 +303,8 @@ class Application:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         await _end("Feed", self.live.feed.stop())
+        if self.guardrail is not None:
+            await _end("Guardrail", self.guardrail.stop())
         for part in (self.admission.overload, *self.knows.background, self.request_tokens):
             await _end(type(part).__name__, part.stop())
         await _end("Upstream", self.upstream.close())

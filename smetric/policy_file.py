@@ -185,7 +185,7 @@ class PolicyFile:
         """The generation that acted before the one that acts now was read from the file; None if none is kept."""
         return next((one for one in reversed(self.generations) if one.number < self.current.of), None)
 
-    def restore(self, origin: Origin, number: int | None = None) -> Generation:
+    def restore(self, origin: Origin, number: int | None = None, *, reason: str = "") -> Generation:
         """Let an earlier generation act again, as a new one, until the file changes; by default the one before.
 
         The file is not written.
@@ -193,6 +193,7 @@ class PolicyFile:
         Args:
             origin: on whose behalf.
             number: which one.
+            reason: why, in words; empty for none of ours.
 
         Raises:
             NoGeneration: it is not kept, or acts already.
@@ -211,8 +212,9 @@ class PolicyFile:
         left = self.current
         self._put_aside = self._seen
         self._swap(wanted.policy, origin, wanted.of)
+        why = f"{origin}: {reason}" if reason else origin.value
         self.problem = (
-            f"generation {left.number} was replaced by {self.current.of} ({origin}); the file acts when it changes"
+            f"generation {left.number} was replaced by {self.current.of} ({why}); the file acts when it changes"
         )
         tell = log.error if origin is Origin.GUARDRAIL else log.warning
         tell(
@@ -224,6 +226,7 @@ class PolicyFile:
             of=wanted.of,
             instead_of=left.number,
             by=origin.value,
+            **({"reason": reason} if reason else {}),
         )
         self._on_reload(self, None)
         return self.current

@@ -1,4 +1,4 @@
-"""The sections of the configuration that say which policy serves which request."""
+"""The sections that say which policy serves which request, and what watches over a change of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smetric.config.address import PolicyRef
-from smetric.config.kind import Choice, Number, ParamValue, Text
+from smetric.config.kind import Choice, Flag, Integer, Number, ParamValue, Text
+from smetric.config.quantity import Duration
 from smetric.config.section import ListOf, MapOf, OneOrMore, Section, setting
 from smetric.config.sections import MODEL
 
@@ -82,3 +83,21 @@ class RouteSettings:
     canary: CanarySettings = setting(
         Section(CanarySettings), "A policy for a share of its conversations.", CanarySettings()
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardrailSettings:
+    """Restoring the policy that was there before, when load or errors leave their band after a policy file changed."""
+
+    enabled: bool = setting(Flag(), "Whether it is done.", True)
+    imbalance_percent: int = setting(
+        Integer(110, 100_000),
+        "Requests on the busiest instance, of the mean of those for the same models, from which load is out of band; "
+        "a quarter more than before the change if that is more.",
+        300,
+    )
+    errors_percent: int = setting(
+        Integer(1, 100), "Share of requests answered 429 or 5xx, more than before the change, that is out of band.", 20
+    )
+    window: float = setting(Duration("100ms", "10m"), "Time over which both are taken.", 10.0)
+    watch: float = setting(Duration("1s", "24h"), "Time after a change in which it is watched.", 600.0)

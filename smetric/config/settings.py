@@ -17,7 +17,7 @@ from smetric.config.kind import Flag, Integer, ParamValue, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.overload import OverloadSettings
 from smetric.config.raw import Table
-from smetric.config.routing import MOST_SHADOWS, CanarySettings, RouteSettings, ShadowSettings
+from smetric.config.routing import MOST_SHADOWS, CanarySettings, GuardrailSettings, RouteSettings, ShadowSettings
 from smetric.config.section import ListOf, MapOf, Section, setting
 from smetric.config.sections import (
     HEADER,
@@ -50,6 +50,7 @@ __all__ = [
     "CanarySettings",
     "Drain",
     "Forward",
+    "GuardrailSettings",
     "HealthSettings",
     "InstanceSettings",
     "KvEventsSettings",
@@ -105,6 +106,11 @@ class Settings:
         ListOf(Section(RouteSettings), most=64),
         "Policies by model, tenant or path: the first that matches decides, and `policy` where none does.",
         (),
+    )
+    guardrail: GuardrailSettings = setting(
+        Section(GuardrailSettings),
+        "Undoing a change of a policy file after which load or errors leave their band.",
+        GuardrailSettings(),
     )
     models: Mapping[str, str] = setting(
         MapOf(MODEL), "Model aliases: the name a client sends, and the name that is sent on.", {}

@@ -86,6 +86,7 @@ class Metrics:
         self._shadow_seconds = self._histograms(names.SHADOW_SECONDS)
         self._arm_requests = self._counts(names.ARM_REQUESTS)
         self._arm_first_chunk_seconds = self._histograms(names.ARM_FIRST_CHUNK_SECONDS)
+        self._guardrail_restores = self._counts(names.GUARDRAIL_RESTORES)
         self._policy_errors = _Children(self._counter(names.POLICY_ERRORS))
         self._policy_reloads = _Children(self._counter(names.POLICY_RELOADS))
         build = self._gauge(names.BUILD_INFO)
@@ -215,6 +216,10 @@ class Metrics:
     def reloaded(self, result: str) -> None:
         """A policy file changed, or was undone: *result* is one of `names.RELOADS`."""
         self._policy_reloads.of(result).inc()
+
+    def restored(self, route: str, reason: str) -> None:
+        """The guardrail restored the policy of *route* for *reason*, one of `names.OUT_OF_BAND`."""
+        self._guardrail_restores.of(route, reason).inc()
 
     def shadowed(self, one: Shadowed) -> None:
         """A policy in shadow was asked about a decision."""

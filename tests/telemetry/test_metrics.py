@@ -169,6 +169,7 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.cache_broke("system", "changed")
     app.metrics.recorded("decisions", names.RECORD_WRITTEN, 3)
     app.metrics.reloaded(names.RELOAD_OK)
+    app.metrics.restored("default", names.ERRORS)
     made = record()
     assert made.decision is not None
     made.arm, made.status, made.ttft_s = names.CANARY, 200, 0.1

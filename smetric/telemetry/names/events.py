@@ -11,6 +11,10 @@ RESTORED_EVENT = Event(
     "smetric.policy.restored",
     "Warning: an operator restored an earlier generation of a policy. Error: the guardrail did, after a change.",
 )
+GUARDRAIL_FAILED_EVENT = Event(
+    "smetric.guardrail.failed",
+    "Error: a policy out of its band could not be restored, or looking at them raised: a bug.",
+)
 SHADOW_FAILED_EVENT = Event(
     "smetric.shadow.failed",
     "Error: a policy in shadow raised: a bug. Once a minute for each; `kept_back` counts the rest.",

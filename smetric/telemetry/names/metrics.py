@@ -207,6 +207,12 @@ ARM_FIRST_CHUNK_SECONDS = Metric(
     "Arrival to the first body byte upstream on each arm, where a route has two.",
     _TTFT,
 )
+GUARDRAIL_RESTORES = Metric(
+    "smetric_guardrail_restores_total",
+    "counter",
+    ("route", "reason"),
+    "Times a policy was restored after a change, by what left its band: `errors` or `imbalance`.",
+)
 IMBALANCE = Metric("smetric_load_imbalance_ratio", "gauge", ("model",), "Largest over mean load of its instances.")
 POLICY_INFO = Metric(
     "smetric_policy_info", "gauge", ("route", "name", "hash", "generation"), "1 for each policy that acts or shadows."

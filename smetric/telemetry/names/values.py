@@ -52,6 +52,11 @@ RELOAD_ROLLBACK = "rollback"
 RELOAD_GUARDRAIL = "guardrail"
 RELOADS = (RELOAD_OK, RELOAD_KEPT, RELOAD_ROLLBACK, RELOAD_GUARDRAIL)
 
+# What makes the guardrail restore a policy.
+ERRORS = "errors"
+IMBALANCED = "imbalance"
+OUT_OF_BAND = (ERRORS, IMBALANCED)
+
 # What a request is refused for before it is decided; the first two by the fleet's want of room, the others by our own.
 REFUSALS = ("in_flight", "queue", "bytes", "lag", "memory", "files")
 #: The type of the error that clients are told for the latter.

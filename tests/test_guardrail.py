@@ -1,0 +1,290 @@
+"""What goes wrong after a change of policy is undone once, and said; what was wrong before is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+from structlog.testing import capture_logs
+
+from smetric.config.routing import GuardrailSettings
+from smetric.features import VOCABULARY
+from smetric.fleet.instance import Instance, Lease
+from smetric.guardrail import Band, Guardrail
+from smetric.policy_file import Origin, PolicyFile
+from smetric.routes import Match, Route, Routes
+from tests.fakes import Call, FakeEngine, healthy, until
+from tests.faults.harness import Running, running
+from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.records.drive import Fleet, policy
+
+GOOD = "policy p\nroute rr_argmin(requests) as least\n"
+BAD = "policy p\nroute argmax(requests) as most\n"
+WORSE = "policy p\nroute argmax(requests) as busiest\n"
+LOOK_S = 1.0
+
+
+class World:
+    """Four instances, one policy, and a clock; each step is one look."""
+
+    def __init__(
+        self, tmp_path: Path, *, models: Sequence[str] = ("m",) * 4, match: str = "", band: Band | None = None
+    ):
+        self.now = 1000.0
+        self.path = tmp_path / "p.policy"
+        self.path.write_text(GOOD)
+        self.instances = [Instance(f"gpu-{i}", f"http://{i}", models=[model]) for i, model in enumerate(models)]
+        self.file = PolicyFile(self.path, VOCABULARY, on_reload=self._reloaded)
+        self.told: list[tuple[str, str]] = []
+        route = Route("r", self.file, match=Match(models=frozenset({match} if match else ())))
+        self.guardrail = Guardrail(
+            Routes([route]),
+            lambda: self.instances,
+            band or Band(),
+            lambda *what: self.told.append(what),
+            clock=lambda: self.now,
+        )
+        self._leases: list[Lease] = []
+
+    def _reloaded(self, file: PolicyFile, error: str | None) -> None:
+        if error is None:
+            self.guardrail.swapped(file)
+
+    def load(self, *requests: int) -> None:
+        for lease in self._leases:
+            lease.release()
+        self._leases = [
+            instance.charge(1, 1)
+            for instance, count in zip(self.instances, requests, strict=True)
+            for _ in range(count)
+        ]
+
+    def swap(self, text: str) -> None:
+        self.path.write_text(text)
+        assert self.file.refresh()
+
+    def answer(self, count: int, status: int, generation: int | None = None) -> None:
+        made = Fleet(random.Random(1), 2).decide(policy(GOOD), generation=generation or self.file.current.number)
+        for _ in range(count):
+            made.route, made.status = "r", status
+            self.guardrail.ended(made)
+
+    def pass_s(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> float:
+        """Let time pass; after how many seconds a policy was restored, or the whole of it."""
+        before = len(self.told)
+        for second in range(round(seconds)):
+            meanwhile()
+            self.now += LOOK_S
+            self.guardrail.look()
+            if len(self.told) > before:
+                return second + 1
+        return seconds
+
+
+def test_a_policy_that_piles_everything_on_one_instance_is_undone_within_seconds(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.load(3, 3, 3, 3)
+    world.pass_s(20)
+    world.swap(BAD)
+    world.load(12, 0, 0, 0)
+    with capture_logs() as logs:
+        assert world.pass_s(60) <= 12
+    assert world.file.current.policy.source == GOOD
+    assert (world.file.current.number, world.file.current.of, world.file.current.origin) == (3, 1, Origin.GUARDRAIL)
+    assert world.told == [("r", "imbalance")]
+    (line,) = logs
+    assert (line["event"], line["log_level"], line["by"]) == ("smetric.policy.restored", "error", "guardrail")
+    assert line["reason"].startswith("the busiest instance had ")
+    assert "guardrail: the busiest" in (world.file.problem or "")
+
+
+@pytest.mark.parametrize("count", [2, 3, 32])
+def test_it_does_so_however_many_instances_there_are(tmp_path: Path, count: int) -> None:
+    world = World(tmp_path, models=("m",) * count)
+    world.load(*[2] * count)
+    world.pass_s(20)
+    world.swap(BAD)
+    world.load(2 * count, *[0] * (count - 1))
+    assert world.pass_s(60) <= 20
+
+
+def test_what_it_has_undone_it_leaves_alone_until_the_file_changes_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.swap(WORSE)
+    world.load(12, 0, 0, 0)
+    world.swap(BAD)
+    assert world.pass_s(60) <= 12
+    assert world.file.current.policy.source == WORSE
+    assert world.pass_s(600) == 600  # however bad that is too
+    assert not world.file.refresh()
+    world.swap(BAD + "# again\n")
+    assert world.pass_s(60) <= 12
+    assert len(world.told) == 2
+
+
+def test_what_an_operator_restored_is_not_undone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.swap(BAD)
+    world.file.restore(Origin.ROLLBACK, 1)
+    world.file.restore(Origin.ROLLBACK, 2)
+    world.load(12, 0, 0, 0)
+    assert world.pass_s(600) == 600
+
+
+def test_an_imbalance_that_was_there_before_is_not_the_changes_fault(tmp_path: Path) -> None:
+    world = World(tmp_path, models=("m",) * 8)
+    world.load(12, 1, 1, 1, 1, 1, 1, 1)
+    world.pass_s(20)
+    world.swap(BAD)
+    assert world.pass_s(600) == 600
+
+
+def test_few_requests_are_no_load(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.swap(BAD)
+    world.load(3, 0, 0, 0)
+    assert world.pass_s(600) == 600
+
+
+def test_a_change_that_held_for_long_enough_is_watched_no_more(tmp_path: Path) -> None:
+    world = World(tmp_path, band=Band(watch_s=30))
+    world.load(3, 3, 3, 3)
+    world.swap(BAD)
+    world.pass_s(31)
+    world.load(12, 0, 0, 0)
+    assert world.pass_s(600) == 600
+
+
+def test_instances_of_other_models_are_compared_with_each_other_only(tmp_path: Path) -> None:
+    world = World(tmp_path, models=("m", "m", "other", "other"))
+    world.swap(BAD)
+    world.load(9, 9, 1, 1)
+    assert world.pass_s(60) == 60
+    world.load(1, 1, 9, 0)
+    assert world.pass_s(60) <= 12
+
+
+def test_a_route_for_one_model_answers_for_its_instances_only(tmp_path: Path) -> None:
+    world = World(tmp_path, models=("m", "m", "other", "other"), match="m")
+    world.swap(BAD)
+    world.load(2, 2, 9, 0)
+    assert world.pass_s(60) == 60
+    world.load(9, 0, 2, 2)
+    assert world.pass_s(60) <= 12
+
+
+def test_instances_that_are_ill_or_drained_are_no_imbalance(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.swap(BAD)
+    world.load(12, 0, 0, 0)
+    for instance in world.instances[1:]:
+        instance.draining = True
+    assert world.pass_s(60) == 60
+
+
+# ── errors ───────────────────────────────────────────────────────────────────
+
+
+def test_a_policy_that_sheds_everybody_is_undone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.pass_s(20, lambda: world.answer(5, 200))
+    world.swap(BAD)
+    assert world.pass_s(60, lambda: world.answer(5, 429)) <= 12
+    assert world.told == [("r", "errors")]
+    assert "100% of the requests failed, 0% before" in (world.file.problem or "")
+
+
+def test_errors_that_were_there_before_are_not_the_changes_fault(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    def a_third_fails() -> None:
+        world.answer(4, 200)
+        world.answer(2, 503)
+
+    world.pass_s(20, a_third_fails)
+    world.swap(BAD)
+    assert world.pass_s(60, a_third_fails) == 60
+
+
+def test_requests_that_the_policy_before_decided_do_not_count(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.swap(BAD)
+    assert world.pass_s(60, lambda: world.answer(5, 503, generation=1)) == 60
+
+
+def test_clients_that_leave_and_bad_requests_are_no_failures(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.swap(BAD)
+
+    def odd() -> None:
+        for status in (499, 400, 404):
+            world.answer(5, status)
+
+    assert world.pass_s(60, odd) == 60
+
+
+def test_a_few_failures_are_no_share(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.swap(BAD)
+    world.answer(12, 503)
+    assert world.pass_s(60) == 60
+    world.answer(10, 503)
+    assert world.pass_s(60) <= 2
+
+
+# ── the whole router ─────────────────────────────────────────────────────────
+
+
+async def slow(call: Call) -> None:
+    await asyncio.sleep(0.1)
+    await healthy(call)
+
+
+async def test_a_policy_pushed_under_load_that_takes_the_fullest_is_undone(tmp_path: Path) -> None:
+    path = tmp_path / "p.policy"
+    path.write_text(GOOD)
+    async with running(
+        *(FakeEngine(slow) for _ in range(4)),
+        policy=str(path),
+        guardrail=GuardrailSettings(window=1.0),
+        check_after=False,
+    ) as router:
+        stop = asyncio.Event()
+
+        async def client() -> None:
+            while not stop.is_set():
+                assert (await router.chat()).status == 200
+
+        clients = [asyncio.create_task(client()) for _ in range(12)]
+        try:
+            await asyncio.sleep(1.0)
+            began = asyncio.get_running_loop().time()
+            path.write_text(BAD)
+            await until(lambda: acting(router) is Origin.FILE, within_s=10)
+            await until(lambda: acting(router) is Origin.GUARDRAIL, within_s=30)
+            assert asyncio.get_running_loop().time() - began < 30
+        finally:
+            stop.set()
+            await asyncio.gather(*clients)
+        answer = await router.chat()
+        assert answer.value("x-smetric-rule") == "least"
+        (line,) = router.lines("smetric.policy.restored")
+        assert (line["level"], line["by"], line["of"]) == ("error", "guardrail", 1)
+        page = (await router.admin("/metrics")).body
+        assert b'smetric_guardrail_restores_total{reason="imbalance",route="default"} 1.0' in page
+        shown = orjson.loads((await router.admin(f"/admin/decisions/{answer.value('x-smetric-decision-id')}")).body)
+        assert (shown["policy_origin"], shown["generation"]) == ("guardrail", 3)
+
+
+def acting(router: Running) -> Origin:
+    return router.application.policy_file.current.origin
+
+
+async def test_it_can_be_turned_off() -> None:
+    async with running(FakeEngine(), guardrail=GuardrailSettings(enabled=False)) as router:
+        assert router.application.guardrail is None
+        assert router.application.telemetry.watched is None
