@@ -25,8 +25,8 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
-from smetric.live.stack import LiveStack
 from smetric.guardrail import Guardrail, band_of
+from smetric.live.stack import LiveStack
 from smetric.policy_file import Origin, PolicyFile, watch
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
