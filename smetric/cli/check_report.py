@@ -80,8 +80,8 @@ def as_github(examined: Sequence[Examined], verbose: bool) -> None:
                 "title": found.code,
             }
             properties = ",".join(f"{name}={_property(str(value))}" for name, value in where.items())
-            help_text = f"\n{found.help}" if found.help else ""
-            click.echo(f"::{found.severity.value} {properties}::{_data(found.message + help_text)}")
+            text = _data(found.message + "\n" + found.way_out)
+            click.echo(f"::{found.severity.value} {properties}::{text}")
         for broken in each.broken:
             title = f"file={_property(each.source.path)},title=counterexample"
             click.echo(f"::error {title}::{_data(_said(broken))}%0A{_data(broken.as_test())}")
@@ -153,7 +153,7 @@ def _document(each: Examined) -> dict[str, Any]:
                 "severity": finding.severity.value,
                 "code": finding.code,
                 "message": finding.message,
-                "help": finding.help,
+                "help": finding.way_out,
                 **_place(each, finding),
             }
             for finding in each.findings

@@ -18,7 +18,6 @@ from smetric.errors import ConfigError
 
 if TYPE_CHECKING:
     from smetric.policy import Decision, Policy
-    from smetric.records.reader import Recorded
 
 _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 
@@ -30,16 +29,14 @@ _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 )
 @set_option()
 @click.option("--decision", metavar="ID", help="A decision of a running router or of a record: x-smetric-decision-id.")
-@click.option(
-    "--record", metavar="FILE", type=click.Path(path_type=Path), help="A file that the setting `record` made."
-)
+@click.option("--record", "records", metavar="FILE", multiple=True, help="Look for it there; repeat it for more files.")
 @admin_option
 def explain(
     policy: str | None,
     snapshot: str | None,
     params: tuple[str, ...],
     decision: str | None,
-    record: Path | None,
+    records: tuple[str, ...],
     admin: str,
 ) -> None:
     """Say why a policy decides as it does, how far ahead its pick is, and what would change it.
@@ -50,11 +47,11 @@ def explain(
     smetric explain --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --set OVERLOAD=1.5
     smetric explain bailian --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
     """
-    if record is not None and decision is not None and snapshot is None:
-        click.echo(_account(_recorded(record, _checked_id(decision), policy, params)))
-    elif decision is not None and policy is None and snapshot is None and record is None and not params:
+    if records and decision is not None and snapshot is None:
+        click.echo(_recorded(records, _checked_id(decision), policy, params))
+    elif decision is not None and policy is None and snapshot is None and not records and not params:
         click.echo(_kept(_checked_id(decision), admin))
-    elif policy is not None and snapshot is not None and decision is None and record is None:
+    elif policy is not None and snapshot is not None and decision is None and not records:
         click.echo(_account(_decided(policy, snapshot, params)))
     else:
         raise click.UsageError(
@@ -104,12 +101,18 @@ def _loaded(source: PolicySource, settings: Mapping[str, float | str | bool]) ->
 # ── records ──────────────────────────────────────────────────────────────────
 
 
-def _recorded(path: Path, decision: str, name: str | None, params: tuple[str, ...]) -> Decision:
+def _recorded(records: tuple[str, ...], decision: str, name: str | None, params: tuple[str, ...]) -> str:
     """A recorded decision, made again by its own policy or by the policy *name*, perhaps set differently."""
     from smetric.policy import PolicyError
+    from smetric.records.account import ending, why
+    from smetric.records.reader import find
     from smetric.records.situation import Judge, NotRecorded, policy_of
 
-    recorded = _found(path, decision)
+    recorded = find(map(Path, records), decision)
+    if recorded is None:
+        raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
+    if not recorded.line.ids:
+        return f"{why(recorded)}\n{ending(recorded.line)}"
     settings = param_values(params)
     if name is None:
         try:
@@ -118,22 +121,11 @@ def _recorded(path: Path, decision: str, name: str | None, params: tuple[str, ..
             raise click.ClickException(f"the policy of decision {decision} does not check\n\n{error}") from error
     else:
         policy = _loaded(read_one(name), settings)
-    decided = Judge(policy, is_recorded=name is None and not settings).decide(recorded)
+    is_recorded = name is None and not settings
+    decided = Judge(policy, is_recorded=is_recorded).decide(recorded)
     if isinstance(decided, NotRecorded):
         raise click.ClickException(f"decision {decision}: {decided}, so {policy.name} cannot decide it")
-    return decided
-
-
-def _found(path: Path, decision: str) -> Recorded:
-    """The recorded decision of this id."""
-    from smetric.records.reader import find
-
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; give a file that the setting `record` made")
-    recorded = find([path], decision)
-    if recorded is None:
-        raise click.ClickException(f"decision {decision} is not in {path}")
-    return recorded
+    return f"{_account(decided)}\n{ending(recorded.line)}" if is_recorded else _account(decided)
 
 
 # ── a running router ─────────────────────────────────────────────────────────
@@ -149,7 +141,7 @@ def _kept(decision: str, admin: str) -> str:
     """The explanation that the router at *admin* keeps of a decision."""
     status, document = ask(admin, "GET", f"/admin/decisions/{decision}")
     if status == 404:
-        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}")
+        raise click.ClickException(f"decision {decision} is not among the last ones of {admin}; is there a --record?")
     try:
         return str(document.get("explanation") or document["summary"])  # where no policy ran there is no table
     except (KeyError, AttributeError) as error:

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from smetric.policy.codes import WAYS_OUT
 from smetric.policy.tree import Span
 
 #: Errors reported of one file; a file with more is cut short and says so.
@@ -36,7 +37,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding: a stable code for tools, a sentence, the place, and help where there is any.
+    """One finding: a stable code for tools, a sentence, the place, and help of its own where there is any.
 
     `source` is the library it was found in; None for the file that was asked about.
     """
@@ -47,6 +48,11 @@ class Diagnostic:
     help: str = ""
     severity: Severity = Severity.ERROR
     source: Source | None = None
+
+    @property
+    def way_out(self) -> str:
+        """The help, or what helps with all findings of this code."""
+        return self.help or WAYS_OUT[self.code]
 
     def within(self, source: Source) -> Diagnostic:
         """The same finding, in the library *source*."""
@@ -78,8 +84,7 @@ class Diagnostic:
             f"{line} | {shown}",
             f"{margin} | {indent}{'^' * width}",
         ]
-        if self.help:
-            lines.append(f"{margin} = help: {self.help}")
+        lines.append(f"{margin} = help: {self.way_out}")
         return "\n".join(line.rstrip() for line in lines)
 
 

@@ -10,7 +10,7 @@ from smetric.records.situation import Judge, NotRecorded, policy_of
 
 def account(recorded: Recorded) -> str:
     """The explanation of *recorded*, and how its request ended."""
-    return f"{why(recorded)}\n{_ending(recorded.line)}"
+    return f"{why(recorded)}\n{ending(recorded.line)}"
 
 
 def why(recorded: Recorded) -> str:
@@ -25,7 +25,8 @@ def why(recorded: Recorded) -> str:
     return str(decided) if isinstance(decided, NotRecorded) else explain.explain(decided)
 
 
-def _ending(line: DecisionLine) -> str:
+def ending(line: DecisionLine) -> str:
+    """How the request of *line* ended."""
     if line.status is None:
         return "not answered: another decision of the same request followed"
     said = [f"answered {line.status}" + (f" after {line.duration_s:.3g} s" if line.duration_s is not None else "")]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import smetric.policy
-from smetric.policy.codes import ERRORS, WARNINGS
+from smetric.policy.codes import ERRORS, WARNINGS, WAYS_OUT
 
 _MADE = re.compile(r"(?:\.error|\.warn|_fail|fail|Diagnostic)\(\s*\"([a-z0-9-]+)\"")
 
@@ -21,6 +21,7 @@ def test_a_code_is_an_error_or_a_warning_and_says_what_it_is_about() -> None:
     assert not ERRORS.keys() & WARNINGS.keys()
     assert list(ERRORS) == sorted(ERRORS)
     assert list(WARNINGS) == sorted(WARNINGS)
+    assert list(WAYS_OUT) == [*ERRORS, *WARNINGS]
     assert all(text.endswith(".") for text in (*ERRORS.values(), *WARNINGS.values()))
 
 

@@ -6,13 +6,13 @@ from smetric.policy.tree import Span
 
 def test_a_caret_stays_on_the_first_line_of_what_it_marks() -> None:
     text = "policy p\nroute a\n  when b\n"
-    found = Diagnostic("x", "wrong", Span(9, 25)).render(text, "f")
-    assert found == "error: wrong\n --> f:2:1\n  |\n2 | route a\n  | ^^^^^^^"
+    found = Diagnostic("unused", "wrong", Span(9, 25)).render(text, "f")
+    assert found == "error: wrong\n --> f:2:1\n  |\n2 | route a\n  | ^^^^^^^\n  = help: take it out"
 
 
 def test_tabs_keep_the_caret_in_place_and_strange_characters_do_not_reach_the_terminal() -> None:
     text = "\tlet\tx\x1b[2J = 1"
-    lines = Diagnostic("x", "wrong", Span(5, 6), severity=Severity.WARNING).render(text, "f").split("\n")
+    lines = Diagnostic("unused", "wrong", Span(5, 6), severity=Severity.WARNING).render(text, "f").split("\n")
     assert lines[0] == "warning: wrong"
     assert lines[3] == "1 | \tlet\tx�[2J = 1"
     assert lines[4] == "  | \t   \t^"
@@ -20,13 +20,13 @@ def test_tabs_keep_the_caret_in_place_and_strange_characters_do_not_reach_the_te
 
 def test_a_long_line_is_shown_around_the_caret() -> None:
     text = "a" * 5000 + "!" + "b" * 5000
-    lines = Diagnostic("x", "wrong", Span(5000, 5001)).render(text, "f").split("\n")
+    lines = Diagnostic("unused", "wrong", Span(5000, 5001)).render(text, "f").split("\n")
     assert len(lines[3]) < 200
     assert lines[3][lines[4].index("^")] == "!"
 
 
 def test_an_error_holds_each_finding_once_in_the_order_of_the_text() -> None:
-    late, early = Diagnostic("x", "late", Span(5, 6)), Diagnostic("x", "early", Span(1, 2))
+    late, early = Diagnostic("unused", "late", Span(5, 6)), Diagnostic("unused", "early", Span(1, 2))
     error = PolicyError([late, early, late], "abcdefgh", "f")
     assert error.diagnostics == (early, late)
     assert str(error).index("early") < str(error).index("late")
