@@ -103,20 +103,16 @@ class Belief:
             self.lost(now)
         if self._instance.seen_empty and not self._has_lost:
             return True
-        capacity = self.capacity
         entered_then, then = self._loss
+        if now - then >= warm_up_s:
+            return True
         # It forgets what was used longest ago first, so by now everything from before has made room.
-        is_renewed = capacity is not None and self.held.entered - entered_then >= capacity
-        return is_renewed or now - then >= warm_up_s
+        capacity = self.capacity
+        return capacity is not None and self.held.entered - entered_then >= capacity
 
     def reach(self, cut: Cut, depth: int) -> int:
         """Units of *cut* held where its leading *depth* blocks are, with the reply where replies are found again."""
-        if self._replies_found < REPLIES:
-            return depth * cut.grain
-        return self._with_reply(cut, depth)
-
-    def _with_reply(self, cut: Cut, depth: int) -> int:
-        return cut.reach(depth, self.held.depth)
+        return depth * cut.grain if self._replies_found < REPLIES else cut.reach(depth, self.held.depth)
 
     def judge(self, cut: Cut, before: tuple[list[tuple[int, int]], int], share: float) -> None:
         """Learn from how much of a prompt was in the cache before: *share* of it.
@@ -136,9 +132,11 @@ class Belief:
         runs, tick = before
         if share:
             self._reports, self._zeros = True, 0
+        if cut.size <= DOUBT_BLOCKS * cut.grain:
+            return  # nothing that can be said of it contradicts anything
         depth = runs[-1][0]
         believed, actual = depth * cut.grain, share * cut.size
-        with_reply = self._with_reply(cut, depth)
+        with_reply = cut.reach(depth, self.held.depth)
         if with_reply - believed > cut.grain:
             is_found = abs(actual - with_reply) < abs(actual - believed)
             self._replies_found += (is_found - self._replies_found) * REPLY_WEIGHT

@@ -37,10 +37,9 @@ class Cut(ABC):
 
     __slots__ = ("blocks", "grain", "size")
 
-    def __init__(self, blocks: Sequence[int], grain: int, size: int) -> None:
-        self.blocks = blocks
-        self.grain = grain
-        self.size = size
+    blocks: Sequence[int]
+    grain: int
+    size: int
 
     @property
     @abstractmethod
@@ -68,11 +67,14 @@ class Cut(ABC):
 class TextCut(Cut):
     """By rendered text. A follow-up whose question was answered counts as held with all of its history."""
 
-    __slots__ = ("_prompt",)
+    __slots__ = ("_hashes", "_prompt")
 
     def __init__(self, prompt: Prompt) -> None:
-        super().__init__(prompt.blocks, BLOCK_BYTES, prompt.size)
         self._prompt = prompt
+        self._hashes = hashes = prompt.hashes
+        self.blocks = hashes.blocks
+        self.grain = BLOCK_BYTES
+        self.size = prompt.size
 
     @property
     def units_per_token(self) -> float:
@@ -86,14 +88,14 @@ class TextCut(Cut):
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
         """The blocks, or the whole history where the question before it was answered there."""
         prompt, reach = self._prompt, depth * BLOCK_BYTES
-        question = prompt.hashes.question
+        question = self._hashes.question
         if question and depth >= prompt.question_bytes // BLOCK_BYTES and held((question,)):
             return max(reach, prompt.history_bytes)
         return reach
 
     def reply(self, usage: Usage | None) -> Sequence[int]:
         """The prompt itself, as a question that was answered."""
-        return array("Q", [self._prompt.hashes.whole])
+        return (self._hashes.whole,)
 
 
 class TokenCut(Cut):
@@ -106,7 +108,9 @@ class TokenCut(Cut):
     __slots__ = ("_question", "_whole")
 
     def __init__(self, blocks: Sequence[int], grain: int, size: int, prompt: Prompt) -> None:
-        super().__init__(blocks, grain, size)
+        self.blocks = blocks
+        self.grain = grain
+        self.size = size
         self._question = prompt.hashes.question
         self._whole = prompt.hashes.whole
 

@@ -97,6 +97,8 @@ class Held:
 
         The last run is (number held, 0).
         """
+        if not blocks:
+            return [(0, 0)]
         found: list[tuple[int, int]] = []
         tick, place = None, 0
         for run, common in _path(self._first, blocks):
@@ -112,11 +114,10 @@ class Held:
 
     def depth(self, blocks: Sequence[int]) -> int:
         """How many of the leading *blocks* it holds."""
-        place = 0
-        for run, common in _path(self._first, blocks):
-            if run not in self.runs_at:
-                break
-            place += common
+        first, runs_at = self._first, self.runs_at
+        place, end = 0, len(blocks)
+        while place < end and (run := first.get(blocks[place])) is not None and run in runs_at:
+            place += run.common(blocks, place)
         return place
 
     def newer_than(self, tick: int, most: int) -> int:
@@ -148,6 +149,8 @@ class Holdings:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        #: Blocks of a single holder for which there is memory.
+        self.most_blocks = max_bytes // (BYTES_PER_BLOCK + BYTES_PER_HOLDING)
         self.tick = 0
         #: Blocks that at least one holder holds.
         self.blocks = 0
@@ -166,11 +169,6 @@ class Holdings:
         """Memory the table takes, by the costs above."""
         blocks = self.blocks * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
         return blocks + len(self._first) * BYTES_PER_RUN + self._held_runs * BYTES_PER_HELD_RUN
-
-    @property
-    def most_blocks(self) -> int:
-        """Blocks of a single holder for which there is memory."""
-        return self.max_bytes // (BYTES_PER_BLOCK + BYTES_PER_HOLDING)
 
     def open(self) -> Held:
         """A new holder, of nothing."""
@@ -212,7 +210,8 @@ class Holdings:
         What does not fit there, or in the memory allowed here, is forgotten, oldest first.
         """
         room = min(room, self.most_blocks)
-        blocks = blocks[:room]
+        if len(blocks) > room:
+            blocks = blocks[:room]
         self.tick += 1
         self.changes += 1
         before = held.size
@@ -226,7 +225,8 @@ class Holdings:
         for run in path:
             self._hold(held, run, self.tick)
         held.entered += held.size - before
-        self._fit(held, room)
+        if held.size > room or self.memory_bytes > self.max_bytes:
+            self._fit(held, room)
 
     def merge(self, held: Held, blocks: array[int], runs: Sequence[tuple[int, int]], room: int) -> int:
         """*held* came to hold *blocks* before all that is known here of it; returns how many are new.
@@ -267,9 +267,10 @@ class Holdings:
         """The runs that *blocks* begin with, the last of them cut where they part, and the blocks behind them."""
         path: list[Run] = []
         at = 0
-        for run, common in _path(self._first, blocks):
-            path.append(run if common == len(run.keys) else self._split(run, common))
-            at += common
+        if blocks and blocks[0] in self._first:
+            for run, common in _path(self._first, blocks):
+                path.append(run if common == len(run.keys) else self._split(run, common))
+                at += common
         return path, array("Q", blocks[at:])
 
     def _split(self, run: Run, at: int) -> Run:
@@ -301,7 +302,11 @@ class Holdings:
         else:
             self._leave(held, run, before)
         held.runs_at[run] = tick
-        held.ticks.setdefault(tick, []).append(run)
+        entered = held.ticks.get(tick)
+        if entered is None:
+            held.ticks[tick] = [run]
+        else:
+            entered.append(run)
 
     @staticmethod
     def _leave(held: Held, run: Run, tick: int) -> None:

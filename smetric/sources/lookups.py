@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import structlog
 
@@ -56,11 +55,15 @@ class Lookups:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limit = LogLimit(clock)
-        spared = [(source, _Spared(source.name, on_failed, limit)) for source in sources]
-        self._sources = [(source, one) for source, one in spared if source.fills]
-        self._followers = [(source, one) for source, one in spared if isinstance(source, Follower)]
-        self._describers = [(source, one) for source, one in self._followers if source.describes]
-        self._learners = [(source, one) for source, one in spared if isinstance(source, Learner)]
+        known = [(source, _Failures(source.name, on_failed, limit)) for source in sources]
+        followers = [(source, failures) for source, failures in known if isinstance(source, Follower)]
+        self._forgetful = [(one, failures) for one, failures in known if one.fills or isinstance(one, Follower)]
+        self._sources = [(source, failures) for source, failures in known if source.fills]
+        self._describers = [(follower, failures) for follower, failures in followers if follower.describes]
+        # Most followers follow one thing only, and most requests pass them all.
+        self._sent = [(one.sent, failures) for one, failures in followers if _has_own(one, "sent")]
+        self._first_token = [(one.first_token, failures) for one, failures in followers if _has_own(one, "first_token")]
+        self._learners = [(source, failures) for source, failures in known if isinstance(source, Learner)]
         self._deadline = deadline
 
     async def of(
@@ -71,11 +74,12 @@ class Lookups:
         Cells that a source does not know fall to the next.
         """
         columns = {name: Column(candidates) for name in wanted}
+        unknown: Collection[str] = wanted
         deadline: float | None = None
-        for source, spared in self._sources:
-            if not any(name in source.fills and column.open for name, column in columns.items()):
+        for source, failures in self._sources:
+            if source.fills.isdisjoint(unknown):
                 continue
-            with spared:
+            try:
                 answer = source.lookup(request, candidates)
                 if not isinstance(answer, Mapping):
                     if deadline is None:
@@ -88,51 +92,68 @@ class Lookups:
                 for name, cells in answer.items():
                     if name in columns:
                         columns[name].fill(cells, source.name)
+            except Exception as error:
+                failures.add(error)
+            unknown = [name for name in unknown if columns[name].open]
         return columns, deadline is not None
 
     def describe(self, request: InferenceRequest, fields: frozenset[str]) -> None:
         """Fill those of *fields* of *request* that followers know."""
-        for follower, spared in self._describers:
+        for follower, failures in self._describers:
             if not follower.describes.isdisjoint(fields):
-                with spared:
+                try:
                     follower.describe(request)
+                except Exception as error:
+                    failures.add(error)
 
     def sent(self, request: InferenceRequest, lease: Lease) -> None:
         """*request* was charged to an instance."""
-        for follower, spared in self._followers:
-            with spared:
-                follower.sent(request, lease)
+        for tell, failures in self._sent:
+            try:
+                tell(request, lease)
+            except Exception as error:
+                failures.add(error)
 
     def first_token(self, lease: Lease, seconds: float) -> None:
         """The stream of a charged request began after *seconds*."""
-        for follower, spared in self._followers:
-            with spared:
-                follower.first_token(lease, seconds)
+        for tell, failures in self._first_token:
+            try:
+                tell(lease, seconds)
+            except Exception as error:
+                failures.add(error)
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """*instance* has prefilled *request*."""
-        for source, spared in self._sources:
-            with spared:
+        for source, failures in self._sources:
+            try:
                 source.prefilled(request, instance)
+            except Exception as error:
+                failures.add(error)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """*instance* has answered *request* to the end."""
-        for learner, spared in self._learners:
-            with spared:
+        for learner, failures in self._learners:
+            try:
                 learner.settled(request, instance, usage)
+            except Exception as error:
+                failures.add(error)
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted."""
-        for source, spared in (*self._sources, *self._followers):
-            with spared:
+        for source, failures in self._forgetful:
+            try:
                 source.forget(instance)
+            except Exception as error:
+                failures.add(error)
 
 
-class _Spared:
-    """What one source raises within is counted, and logged unless something of it was logged just now.
+def _has_own(follower: Follower, name: str) -> bool:
+    """Whether *follower* does anything when it is told of *name*."""
+    return getattr(type(follower), name) is not getattr(Follower, name)
 
-    One object for each source, entered anew each time: it keeps nothing in between.
-    """
+
+class _Failures:
+    """What one source raises is counted, and logged unless something of it was logged just now."""
 
     __slots__ = ("_limit", "_on_failed", "_source")
 
@@ -141,21 +162,17 @@ class _Spared:
         self._on_failed = on_failed
         self._limit = limit
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
-        if not isinstance(error, Exception):
-            return False
+    def add(self, error: Exception) -> None:
+        """The source raised *error*."""
         self._on_failed(self._source)
         if (kept_back := self._limit.passes(self._source)) is not None:
             log.error("smetric.source.failed", source=self._source, kept_back=kept_back, exc_info=error)
-        return True
 
 
 class Column:
     """One look-up feature over the candidates it was asked for, and which source gave each cell."""
 
-    __slots__ = ("candidates", "cells", "open", "origins")
+    __slots__ = ("_is_empty", "candidates", "cells", "open", "origins")
 
     def __init__(self, candidates: Sequence[Instance]) -> None:
         self.candidates = candidates
@@ -163,12 +180,14 @@ class Column:
         self.origins: list[str] = [""] * len(candidates)
         #: Whether a cell is still unknown.
         self.open = True
+        self._is_empty = True
 
     def fill(self, cells: Cells, source: str) -> None:
         """Take the cells that are still unknown: sources are asked best first, so what is known stays."""
-        if all(cell is None for cell in self.cells):
+        if self._is_empty:
+            self._is_empty = False
             self.cells = list(cells)
-            self.origins = [source if cell is not None else "" for cell in cells]
+            self.origins = [source] * len(cells) if None not in cells else ["" if c is None else source for c in cells]
         else:
             for i, cell in enumerate(cells):
                 if self.cells[i] is None and cell is not None:

@@ -94,7 +94,7 @@ class PrefixIndex:
     @property
     def is_restoring(self) -> bool:
         """Whether something waits for an instance to say which process it is."""
-        return bool(self._restoring)
+        return bool(self._restoring.waiting)
 
     async def start(self) -> None:
         """Nothing to begin."""
@@ -107,12 +107,18 @@ class PrefixIndex:
 
         An instance that has answered the very request that this one follows holds its reply too.
         """
-        if self.cutting.of(request) is None:
+        cut = self.cutting.of(request)
+        if cut is None:
             return {"hit_len": [None] * len(instances)}
+        asked = [self._of(instance) for instance in instances]
+        now = self._clock()
         cells: list[float | None] = []
-        for hit, instance in zip(self.least(request, instances), instances, strict=True):
-            stands = hit and not (self._yields and is_part(hit, request))
-            cells.append(hit if stands or self.misses_are_known(instance) else None)
+        for hit, known in zip(self._hits(cut, asked), asked, strict=True):
+            if not hit or (self._yields and is_part(hit, request)):
+                stands = self._sees_all and known.misses_are_known(now, self._warm_up_s)
+            else:
+                stands = True
+            cells.append(hit if stands else None)
         return {"hit_len": cells}
 
     def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
@@ -123,11 +129,15 @@ class PrefixIndex:
     def least(self, request: InferenceRequest, instances: Sequence[Instance]) -> list[int]:
         """Tokens of *request*'s prompt that each of *instances* is known to hold; it may hold more."""
         cut = self.cutting.of(request)
-        if cut is None:
-            return [0] * len(instances)
-        asked = [self._of(instance) for instance in instances]
-        depths = self.table.depths(cut.blocks, [known.held for known in asked])
-        return [cut.tokens(known.reach(cut, depths[known.held.bit])) for known in asked]
+        return self._hits(cut, [self._of(instance) for instance in instances]) if cut else [0] * len(instances)
+
+    def _hits(self, cut: Cut, asked: Sequence[Belief]) -> list[int]:
+        if cut.blocks:
+            depths = self.table.depths(cut.blocks, [known.held for known in asked])
+            reached = [known.reach(cut, depths[known.held.bit]) for known in asked]
+        else:
+            reached = [known.reach(cut, 0) for known in asked]
+        return [cut.tokens(units) if units else 0 for units in reached]
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Enter the request's blocks as held by *instance*, as the most recent it was sent."""
@@ -199,19 +209,25 @@ class PrefixIndex:
             self.forget(instance)
             units = 1.0 if self.cutting.tokens else INITIAL
             known = self._known[instance] = Belief(instance, self.table, self.cutting.grain, units, self._clock())
+        if self._restoring.waiting:
+            self._take_in(instance, known)
+        return known
+
+    def _take_in(self, instance: Instance, known: Belief) -> None:
         for image in self._restoring.of(instance):
             is_same = instance.is_incarnation(image.started_at)
             new = 0
             if is_same:
                 new = self.table.merge(known.held, image.blocks, image.runs, known.room)
             log.info("smetric.index.restored", instance=instance.id, is_same_process=is_same, blocks=new)
-        return known
 
     def misses_are_known(self, instance: Instance) -> bool:
         """Whether *instance* holds nothing but what it is known to hold."""
         return self._sees_all and self._of(instance).misses_are_known(self._clock(), self._warm_up_s)
 
     def _place(self, instance: Instance, known: Belief, blocks: Sequence[int]) -> None:
+        if not blocks:
+            return
         self.table.enter(known.held, blocks, known.room)
         if self.on_placed is not None:
             self.on_placed(instance, blocks, self.cutting.tokens)

@@ -16,25 +16,23 @@ MAX_INSTANCES_WAITING = 1024
 
 
 class Restoring:
-    """Images by instance id; true while there are any."""
+    """Images that wait."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[InstanceImage]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        #: By instance id.
+        self.waiting: dict[str, list[InstanceImage]] = {}
 
     def add(self, images: Iterable[InstanceImage]) -> None:
         """Keep *images*, the latest of each instance."""
         for one in images:
-            if one.id not in self._waiting and len(self._waiting) >= MAX_INSTANCES_WAITING:
+            if one.id not in self.waiting and len(self.waiting) >= MAX_INSTANCES_WAITING:
                 continue
-            waiting = self._waiting.setdefault(one.id, [])
+            waiting = self.waiting.setdefault(one.id, [])
             waiting.append(one)
             del waiting[:-MAX_WAITING]
 
     def of(self, instance: Instance) -> list[InstanceImage]:
         """Those of *instance*, once, and none before it is known which process answers."""
-        if instance.id not in self._waiting or (instance.scrape is None and instance.started_at is None):
+        if instance.id not in self.waiting or (instance.scrape is None and instance.started_at is None):
             return []
-        return self._waiting.pop(instance.id)
+        return self.waiting.pop(instance.id)

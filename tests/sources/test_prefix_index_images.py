@@ -78,6 +78,6 @@ def test_images_of_instances_nobody_knows_do_not_pile_up() -> None:
     for number in range(50):
         strangers = [InstanceImage(f"{number}-{i}", 1000.0, known.packed, known.runs) for i in range(100)]
         again.restore(IndexImage(0.0, BLOCK_BYTES, strangers))
-    assert len(again._restoring._waiting) <= MAX_INSTANCES_WAITING
+    assert len(again._restoring.waiting) <= MAX_INSTANCES_WAITING
     again.restore(IndexImage(0.0, BLOCK_BYTES, [known] * 50))
-    assert sum(map(len, again._restoring._waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
+    assert sum(map(len, again._restoring.waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
