@@ -123,7 +123,8 @@ class Application:
         )
         self.knows = source_stack(settings, self.fleet, self.metrics, self.token_ids, deadline.of, self._restarted)
         observed = [PolicyFile(policy_path(name), VOCABULARY).current.policy for name in settings.observe]
-        self.records = RecordStack(settings, observed, self.metrics.recorded)
+        shadows = [file.current.policy for file in self.routes.shadows()]
+        self.records = RecordStack(settings, [*observed, *shadows], self.metrics.recorded)
         self.router = Router(
             self.fleet,
             self.routes,

@@ -162,6 +162,10 @@ class Routes:
         """All policies."""
         return [file for route in self.all for file in route.files()]
 
+    def shadows(self) -> list[PolicyFile]:
+        """Those in shadow."""
+        return [file for route in self.all if route.shadows is not None for file in route.shadows.files]
+
     def acting(self) -> list[tuple[Route, Arm]]:
         """All arms."""
         return [(route, arm) for route in self.all for arm in (route.control, route.canary) if arm is not None]

@@ -286,7 +286,8 @@ async def test_records_are_made_again_where_several_policies_act(tmp_path: Path)
     found = Comparison(RECORDED, "")
     replay(Reading([path]), Judges(None), None, found)
     assert (found.compared, found.agreed) == (10, 10)  # two of them warmed it up
-    assert {one.policy.name for one in Reading([path])} == {"bailian", "load_only"}
+    made = {(one.policy.name, one.line.route, one.line.arm, one.line.origin) for one in Reading([path])}
+    assert made == {("bailian", "b", "", "live"), ("load_only", "default", "", "live")}
 
 
 def test_a_held_request_is_not_judged(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ class Forwarding:
             beside=((routing.beside, None),) if routing.beside is not None else (),
             route=routing.route.name,
             arm=routing.arm.name if routing.decision is not None else "",
-            origin=generation.origin.value,
+            policy_origin=generation.origin.value,
             judge=shadows.judge if shadows is not None and routing.decision is not None else None,
         )
 

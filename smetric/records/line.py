@@ -110,6 +110,9 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
         rank: how many decisions of the same request came before it.
         outcome: as in traces: routed, pinned, held, rejected, no_candidate, error.
         reason: what settled it.
+        origin: where the decision comes from: `live` for a request that was served.
+        route: the entry of `routes` that the request fell under.
+        arm: `control` or `canary` where the route has a canary; empty elsewhere.
         instance: who was chosen.
         rule: the label of the rule that fired; empty where no policy ran.
         api: the wire format of the request.
@@ -139,6 +142,9 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
     rank: int = 0
     outcome: str
     reason: str = ""
+    origin: str = "live"
+    route: str = "default"
+    arm: str = ""
     instance: str | None = None
     rule: str = ""
     api: str = ""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smetric.policy import explain
-from smetric.telemetry import attributes, candidates, names, shadowed
+from smetric.telemetry import attributes, candidates, shadowed
 from smetric.telemetry.record import DecisionRecord
 
 #: Decisions kept.
@@ -52,7 +52,7 @@ def brief(record: DecisionRecord) -> dict[str, Any]:
         "id": record.id,
         "time": datetime.fromtimestamp(record.time_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
         "trace_id": record.trace_id or None,
-        "origin": names.LIVE,
+        "origin": record.origin,
         "outcome": record.outcome,
         "route": record.route,
         "arm": record.arm or None,
@@ -83,7 +83,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
     result |= {
         "reason": record.reason,
         "generation": record.generation,
-        "policy_origin": record.origin,
+        "policy_origin": record.policy_origin,
         "evaluate_s": record.evaluate_s,
         "lookup_s": record.lookup_s,
         "held_s": record.held_s,

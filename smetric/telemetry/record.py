@@ -70,7 +70,8 @@ class DecisionRecord:
             seconds after the decision at which it was looked up, None for with the decision.
         route: which of the configured routes it fell under.
         arm: one of `names.ARMS`; empty where the route has no canary, or no policy ran.
-        origin: how the policy came to act, as `names.POLICY_ORIGIN` says.
+        origin: one of `names.ORIGINS`.
+        policy_origin: how the policy came to act, as `names.POLICY_ORIGIN` says.
         judge: evaluates the policies in shadow; let go when it has.
     """
 
@@ -88,7 +89,8 @@ class DecisionRecord:
     beside: tuple[tuple[Snapshot, float | None], ...] = ()
     route: str = "default"
     arm: str = ""
-    origin: str = "start"
+    origin: str = names.LIVE
+    policy_origin: str = "start"
     judge: Callable[[DecisionRecord], tuple[Shadowed, ...]] | None = None
 
     id: str = field(init=False)

@@ -123,6 +123,8 @@ def span_of(shadowed: Shadowed, *, top: int, limit: int, ui_hints: bool) -> dict
             result[names.INSTANCE_ID.name] = decision.instance
         if decision.score is not None and decision.index >= 0:
             result[names.SCORE_CHOSEN.name] = float(decision.score[decision.index])
+        if (margin := decision.margin) is not None:
+            result[names.SCORE_MARGIN.name] = float(margin)
     result[names.SUMMARY.name] = summary
     if ui_hints:
         result[names.UI_KIND.name] = "CHAIN"

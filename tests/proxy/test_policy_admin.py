@@ -76,7 +76,7 @@ async def test_one_call_lets_the_policy_act_again_that_acted_before_and_the_file
         reloads = (await router.admin("/metrics")).body
         assert b'smetric_policy_reloads_total{result="rollback"} 1.0' in reloads
         record = router.application.telemetry.decisions.recent(1)[0]
-        assert (record.origin, record.generation) == ("rollback", 3)
+        assert (record.origin, record.policy_origin, record.generation) == ("live", "rollback", 3)
         reload(router, path, BAD.replace("most", "busiest"))
         assert await acting(router) == "busiest"
         assert (await policies(router))["default"]["kept_because"] is None
