@@ -55,12 +55,14 @@ from smetric.sources.lookups import LookupDeadline
 from smetric.sources.stack import grains, require_token_ids, source_stack
 from smetric.telemetry import names
 from smetric.telemetry.cache_gauges import CacheGauges
+from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import Gauges
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.overload_gauges import OverloadGauges
+from smetric.telemetry.service_level import ServiceLevel
 from smetric.telemetry.tracing import Tracing
 from smetric.token_ids import TokenIds
 from smetric.tokenize.request_tokens import request_tokens
@@ -142,12 +144,15 @@ class Application:
             environ,
             candidates=settings.trace.candidates,
             ui_hints=settings.trace.ui_hints,
+            keep=settings.trace.keep,
             resource={"smetric.policy.default": self.policy_file.current.policy.name},
         )
+        level = ServiceLevel(settings.slo.ttft_base, settings.slo.ttft_per_1k_tokens / 1000, settings.slo.tpot)
         self.telemetry = Telemetry(
             tracing=self.tracing,
             metrics=self.metrics,
             decisions=DecisionLog(),
+            consequences=Consequences(level, self.knows.rates.rate, self.fleet.get),
             models=ModelLabels(self._models),
             instances=lambda: self.fleet.instances,
             recorder=self.records.decisions,

@@ -119,6 +119,11 @@ class Prompt:
         return self.hashes.blocks[0] if self.hashes.blocks else self.hashes.whole
 
     @property
+    def is_hashed(self) -> bool:
+        """Whether somebody asked for its hashes while its text was there."""
+        return self._hashes is not None
+
+    @property
     def hashes(self) -> Hashes:
         """Computed when first asked for, in one pass over the text."""
         if self._hashes is None:

@@ -13,6 +13,9 @@ from smetric.config.kind import Choice, Flag, Integer, Secret, Text
 from smetric.config.quantity import Duration, Size
 from smetric.config.section import ListOf, MapOf, setting
 
+#: Outcomes out of the ordinary, and later turns that went elsewhere: `smetric.telemetry.names.KEPT`.
+TRACES_KEPT = ("held", "rejected", "no_candidate", "error", "migration")
+
 _HOST = Text(r"[A-Za-z0-9.:_-]{1,253}", "a host name or an IP address")
 _PORT = Integer(0, 65535)
 _LABEL = Text(r"[A-Za-z0-9._:/\[\]-]{0,128}", "at most 128 of A-Z a-z 0-9 . _ : / [ ] -", empty=True)
@@ -325,8 +328,14 @@ class Tenants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What stands in spans; where they go is set by the `OTEL_…` variables."""
+    """What stands in spans, and which are kept; where they go is set by the `OTEL_…` variables."""
 
+    keep: tuple[str, ...] = setting(
+        ListOf(Choice(*TRACES_KEPT), most=len(TRACES_KEPT)),
+        "What is traced whatever `OTEL_TRACES_SAMPLER` says. A policy that moves most turns makes that most requests: "
+        "leave `migration` out then.",
+        TRACES_KEPT,
+    )
     candidates: int = setting(Integer(0, 32), "Rows of the candidate table in a decision's span.", 8)
     ui_hints: bool = setting(Flag(), "Add the OpenInference attributes that tracing UIs show first.", True)
     ui_url: str = setting(

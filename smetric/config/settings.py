@@ -42,6 +42,7 @@ from smetric.config.sections import (
     TokenizerSettings,
     Trace,
 )
+from smetric.config.service_level import SloSettings
 from smetric.errors import ConfigError
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "Scrape",
     "Settings",
     "ShadowSettings",
+    "SloSettings",
     "Tenants",
     "TokenizerSettings",
     "Trace",
@@ -141,6 +143,7 @@ class Settings:
         Section(OverloadSettings), "How much is taken at once, and what becomes of the rest.", OverloadSettings()
     )
     trace: Trace = setting(Section(Trace), "What stands in spans.", Trace())
+    slo: SloSettings = setting(Section(SloSettings), "What counts as answered in time, in metrics.", SloSettings())
     record: RecordSettings = setting(
         Section(RecordSettings, shorthand="path"), "Writing decisions and traffic to files.", RecordSettings()
     )

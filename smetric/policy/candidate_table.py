@@ -80,7 +80,7 @@ def _sources(decision: Decision, feature: str, order: Iterable[int]) -> str:
 
 
 def _ages(decision: Decision, features: Iterable[str], order: list[int]) -> list[str]:
-    """`requests, kv_usage 0.4 s old`, of what was measured before the decision; what was measured together is told so."""
+    """`requests, kv_usage 0.4 s old`, of what was measured earlier; what was measured together is told so."""
     snapshot = decision.snapshot
     together: dict[str, list[str]] = {}
     for feature in features:

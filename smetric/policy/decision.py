@@ -264,18 +264,30 @@ class Decision:
         return sorted(self.candidates, key=lambda i: (i != self.index, 0 if score is None else sign * score[i], ids[i]))
 
     @property
+    def runner_up_index(self) -> int | None:
+        """Index of the best of those not chosen, ties in order of ids."""
+        chosen = self.index
+        others = [i for i in self.candidates if i != chosen] if chosen >= 0 else []
+        if not others:
+            return None
+        score = self.score
+        if score is not None and len(others) > 1:
+            values = [score[i] for i in others]
+            best = max(values) if self.direction == "max" else min(values)
+            others = [i for i, value in zip(others, values, strict=True) if value == best]
+        return others[0] if len(others) == 1 else min(others, key=self.snapshot.ids.__getitem__)
+
+    @property
     def runner_up(self) -> str | None:
         """The id of the best of those not chosen."""
-        ranked = self.ranked
-        return self.snapshot.ids[ranked[1]] if len(ranked) > 1 and self.index >= 0 else None
+        at = self.runner_up_index
+        return None if at is None else self.snapshot.ids[at]
 
     @property
     def margin(self) -> float | None:
         """How much worse the score of the runner-up is."""
-        ranked = self.ranked
-        if self.score is None or self.index < 0 or len(ranked) < 2:
-            return None
-        return abs(self.score[ranked[1]] - self.score[self.index])
+        at = self.runner_up_index
+        return None if at is None or self.score is None else abs(self.score[at] - self.score[self.index])
 
     @property
     def tied(self) -> int:

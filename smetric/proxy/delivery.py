@@ -169,8 +169,9 @@ class Delivery:
             plane.router.settled(request, instance, usage)
             assert self._exchange.record is not None
             plane.caches.answered(self._exchange.record, usage, self._scope["headers"])
-        self._attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage)
-        self._exchange.end(status, bytes_out=observer.size, usage=usage)
+        reason = observer.finish_reason() if self._attempt.is_recorded and status == 200 else ""
+        self._attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage, finish_reason=reason)
+        self._exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage)
 
     async def _break_off(self, result: str) -> None:
         """The answer ended early and the client has seen some of it: say so in the stream, end without its end mark.

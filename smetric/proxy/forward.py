@@ -148,6 +148,7 @@ class Forwarding:
             outcome=HELD if permit.held is not None and routing.lease is not None else routing.outcome,
             request=self._request,
             held_s=permit.waited_s,
+            held_by=permit.held.decision if permit.held is not None else None,
             policy=generation.policy,
             generation=generation.number,
             decision=routing.decision,

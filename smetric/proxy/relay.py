@@ -31,6 +31,9 @@ _OVERLAP = 32
 ENGINE_ERROR = (b'\ndata: {"error":', b'\ndata:{"error":')
 #: How an engine that is told to stop ends what it was generating. No text of a model can hold it: JSON escapes quotes.
 ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
+#: Why an answer ended, as each API says it; what it says is a word.
+_REASON = re.compile(rb'"(?:finish_reason|stop_reason)": ?"([a-z_]{1,32})"')
+_RESPONSE_STATUS = re.compile(rb'"status": ?"(completed|incomplete|failed|cancelled)"')
 
 
 class _Details(msgspec.Struct):
@@ -61,7 +64,7 @@ class Observer:
         is_stream: the answer is a stream of events.
     """
 
-    __slots__ = ("_api", "_head", "_marker", "_tail", "ended", "is_stream", "size")
+    __slots__ = ("_api", "_head", "_marker", "_tail", "ended", "events", "is_stream", "size")
 
     def __init__(self, api: Api, *, is_stream: bool) -> None:
         self._api = api
@@ -73,8 +76,9 @@ class Observer:
         self._tail = bytearray(b"\n")
         #: The stream's own end mark has passed; True for what has none.
         self.ended = self._marker is None
-        #: Bytes passed.
+        #: Bytes passed, and ends of events among them.
         self.size = 0
+        self.events = 0
 
     def passed(self, piece: bytes) -> None:
         """*piece* is on its way to the client."""
@@ -85,6 +89,8 @@ class Observer:
         tail = self._tail
         seam = len(tail) - _OVERLAP
         tail += piece
+        if self.is_stream:
+            self.events += piece.count(b"\n\n")
         if not self.ended and self._marker is not None:
             self.ended = self._marker.search(tail, max(0, seam)) is not None
         if len(tail) > TAIL_BYTES + HEAD_BYTES:
@@ -114,6 +120,12 @@ class Observer:
             # Anthropic counts cached tokens apart, OpenAI within.
             prompt += (found.cache_read_input_tokens or 0) + (found.cache_creation_input_tokens or 0)
         return Usage(prompt, found.output_tokens, cached)
+
+    def finish_reason(self) -> str:
+        """Why the instance ended its answer, e.g. `stop`, `length`, `end_turn`; empty where it did not say."""
+        pattern = _RESPONSE_STATUS if self._api is Api.RESPONSES else _REASON
+        found = pattern.findall(self._tail)
+        return found[-1].decode() if found else ""
 
     def response_id(self) -> str:
         """The id of a Responses API answer, or empty."""

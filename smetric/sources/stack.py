@@ -46,6 +46,7 @@ class SourceStack:
         scraper: reads the instances' `/metrics`.
         sources: all sources, best first.
         indexes: the prefix index, where it is on: of text, and of token ids where there are any.
+        rates: how fast instances prefill, as far as that is known.
         peers: the exchange of placements with other routers, where there are any.
         background: everything that starts and stops with the application, in that order.
     """
@@ -53,6 +54,7 @@ class SourceStack:
     scraper: VllmSource
     sources: list[Source]
     indexes: list[PrefixIndex]
+    rates: PrefillRates
     peers: Peers | None
     background: list[Background]
 
@@ -107,7 +109,8 @@ def source_stack(
     if settings.lmcache.url:
         sources += lmcache_tiers(settings, token_ids, deadline, metrics)
         sources += [PrefixPart(one) for one in prefixes if isinstance(one, PrefixIndex)]
-    followers = _followers(settings, fleet)
+    rates = PrefillRates()
+    followers = _followers(settings, fleet, rates)
     sources += followers
     measures: list[Measure] = [*indexes, *followers]
     for measure in measures:
@@ -124,12 +127,11 @@ def source_stack(
         urls, token = settings.peers.urls, settings.peers.token
         peers = Peers(indexes, fleet, urls, token=token, interval_s=settings.peers.interval)
         background.append(peers)
-    return SourceStack(scraper, sources, indexes, peers, background)
+    return SourceStack(scraper, sources, indexes, rates, peers, background)
 
 
-def _followers(settings: Settings, fleet: Fleet) -> list[Follower]:
-    """What learns from where requests go and when they are answered."""
-    rates = PrefillRates()
+def _followers(settings: Settings, fleet: Fleet, rates: PrefillRates) -> list[Follower]:
+    """What learns from where requests go and when they are answered, *rates* among them."""
     return [
         rates,
         FetchRates(rates, configured=settings.prefill.fetch_rate),

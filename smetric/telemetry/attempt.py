@@ -83,13 +83,21 @@ class Attempt:
         assert instance is not None
         self._exchange.telemetry.metrics.attempted(instance.id, names.RESENT)
 
-    def end(self, result: str, *, status: int | None = None, usage: Usage | None = None) -> None:
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it has a span, which more can be told of."""
+        return self._span is not None
+
+    def end(
+        self, result: str, *, status: int | None = None, usage: Usage | None = None, finish_reason: str = ""
+    ) -> None:
         """The attempt is over; only the first call counts.
 
         Args:
             result: one of `names.RESULTS`.
             status: what the instance answered, None if it did not.
             usage: tokens as it counted them.
+            finish_reason: why it ended its answer, as it says; for the span.
         """
         if self.result:
             return
@@ -98,9 +106,11 @@ class Attempt:
         assert instance is not None
         self._exchange.telemetry.metrics.attempted(instance.id, result)
         if self._span is not None:
-            self._finish_span(self._span, result, status, usage)
+            self._finish_span(self._span, result, status, usage, finish_reason)
 
-    def _finish_span(self, span: Span, result: str, status: int | None, usage: Usage | None) -> None:
+    def _finish_span(
+        self, span: Span, result: str, status: int | None, usage: Usage | None, finish_reason: str
+    ) -> None:
         from opentelemetry.trace import StatusCode
 
         about: dict[str, Any] = {names.RESULT.name: result}
@@ -108,6 +118,8 @@ class Attempt:
             about[names.HTTP_STATUS.name] = status
         if self.ttfc_s is not None:
             about[names.GEN_AI_TTFC.name] = self.ttfc_s
+        if finish_reason:
+            about[names.GEN_AI_FINISH.name] = [finish_reason]
         if usage is not None:
             counts = (
                 (names.GEN_AI_INPUT.name, usage.prompt_tokens),

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from smetric.policy.figure import clipped, figure
 from smetric.policy.vocabulary import NEVER
 from smetric.request import Api
 from smetric.telemetry import candidates as candidate_rows
@@ -95,6 +96,8 @@ def of_attempt(record: DecisionRecord, method: str, path: str, number: int) -> d
     }
     if parts.port is not None:
         result[names.SERVER_PORT.name] = parts.port
+    if (hit := record.hit()) is not None:
+        result[names.HIT_TOKENS.name] = hit[0]
     if number > 1:
         result[names.HTTP_RESEND.name] = number - 1
     return result
@@ -182,6 +185,7 @@ def of_decision(
             result[names.FILTER_REASONS.name] = left_out
         _add_score(result, decision)
         _add_snapshot(result, decision)
+        _add_outlook(result, record)
         result |= shadowed.attributes_of(record.shadowed)
         result[names.CANDIDATES_JSON.name] = candidate_rows.as_json(decision, top, limit)
     hit = record.hit()
@@ -198,7 +202,7 @@ def of_decision(
         ).decode()
         result[names.UI_INPUT_TYPE.name] = "application/json"
         result[names.UI_OUTPUT.name] = (
-            summary if decision is None else candidate_rows.as_text(decision, summary, top, limit)
+            summary if decision is None else candidate_rows.as_text(decision, summary, top, limit, notes_of(record))
         )
         result[names.UI_OUTPUT_TYPE.name] = "text/plain"
         if session:
@@ -217,6 +221,21 @@ def summary_of(record: DecisionRecord) -> str:
     if record.instance is not None:
         return f"{record.instance.id}: no inference, so any instance serves it and no policy ran"
     return "no instance may serve this request"
+
+
+def notes_of(record: DecisionRecord) -> list[str]:
+    """What else is to be told of a decision: whom it left, and what was expected of it."""
+    notes = []
+    migration, forecast = record.migration, record.forecast
+    if migration is not None:
+        left = "" if migration.left_tokens is None else f", which keeps {migration.left_tokens} tokens more"
+        notes.append(f"moved    from {clipped(migration.source)}{left}: {clipped(migration.guard)}")
+    if forecast is not None and forecast.ttft_s is not None:
+        other = ""
+        if forecast.other_ttft_s is not None:
+            other = f", {figure(forecast.other_ttft_s)} s on {clipped(forecast.other)}"
+        notes.append(f"expected {figure(forecast.ttft_s)} s to the first token{other}")
+    return notes
 
 
 def params_of(policy: Policy) -> str:
@@ -246,11 +265,29 @@ def _add_score(result: dict[str, Any], decision: Decision) -> None:
     result[names.SCORE_CHOSEN.name] = float(score[chosen])
     result[names.SCORE_DIRECTION.name] = "min" if lowest else "max"
     result[names.SCORE_WORST.name] = float(max(values) if lowest else min(values))
-    others = [score[index] for index in decision.candidates if index != chosen]
-    if others:
-        runner_up = min(others) if lowest else max(others)
-        result[names.SCORE_RUNNER_UP.name] = float(runner_up)
-        result[names.SCORE_MARGIN.name] = float(abs(runner_up - score[chosen]))
+    at = decision.runner_up_index
+    if at is not None:
+        result[names.RUNNER_UP.name] = decision.snapshot.ids[at]
+        result[names.SCORE_RUNNER_UP.name] = float(score[at])
+        result[names.SCORE_MARGIN.name] = float(abs(score[at] - score[chosen]))
+
+
+def _add_outlook(result: dict[str, Any], record: DecisionRecord) -> None:
+    """Whom a later turn left, and what was expected of the chosen instance and of the other one."""
+    migration, forecast = record.migration, record.forecast
+    if migration is not None:
+        result[names.MIGRATED_FROM.name] = migration.source
+        result[names.MIGRATION_GUARD.name] = migration.guard[:CLIENT_TEXT_MAX]
+        if migration.left_tokens is not None:
+            result[names.MIGRATION_TOKENS.name] = migration.left_tokens
+    if forecast is None:
+        return
+    if forecast.ttft_s is not None:
+        result[names.FORECAST_TTFT.name] = forecast.ttft_s
+    if forecast.other:
+        result[names.FORECAST_OTHER.name] = forecast.other
+    if forecast.other_ttft_s is not None:
+        result[names.FORECAST_OTHER_TTFT.name] = forecast.other_ttft_s
 
 
 def _add_snapshot(result: dict[str, Any], decision: Decision) -> None:

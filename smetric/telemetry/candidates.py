@@ -1,17 +1,20 @@
 """The foremost candidates of a decision as JSON rows and as text, both bounded by construction.
 
 Tracing backends cut long attributes (Tempo at 2,048 bytes); a row is left out before anything is cut in half. The
-words of the summary and the table are `smetric.policy.explain`'s.
+words of the summary, the rules and the table are `smetric.policy.explain`'s.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from smetric.policy import explain
+from smetric.policy.flip import lead
+from smetric.policy.vocabulary import NEVER
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 LIMIT = 2000
 _ID_MAX = 200
 _SUMMARY_MAX = 480
+#: Of the rules: characters of one, and lines; of more the last ones are shown, among them the one that fired.
+_RULE_MAX = 160
+_RULES_MAX = 4
 
 
 def foremost(decision: Decision, top: int) -> list[int]:
@@ -34,25 +40,36 @@ def foremost(decision: Decision, top: int) -> list[int]:
 
 
 def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
-    """One object per candidate: id, score, the features the policy read, and which of them were unknown.
+    """One object per candidate: id, rank, score, the features the policy read, and which of them were unknown.
 
-    Beside a feature that was looked up stands who knew it, as in `"hit_len_source": "lmcache:host"`.
+    Beside a feature that was looked up stands who knew it, as in `"hit_len_source": "lmcache:host"`; beside one that
+    was measured how long ago, in seconds, as in `"requests_age": 0.4`. Those that a filter left out come last, with its
+    label as `filtered_by` instead of a rank.
     """
     snapshot = decision.snapshot
     score = decision.score
     columns = list(snapshot.columns.items())
     gaps = {name: known for name, known in snapshot.known.items() if known is not None}
+    ages = {name: snapshot.age(name) for name in snapshot.stamps if name in snapshot.columns}
+    ranked = foremost(decision, top)
+    left_out = _left_out(decision) if len(ranked) < top else {}
     result = []
-    for index in foremost(decision, top):
+    for rank, index in enumerate([*ranked, *list(left_out)[: top - len(ranked)]]):
         row: dict[str, Any] = {"id": snapshot.ids[index][:_ID_MAX]}
         if index == decision.index:
             row["chosen"] = True
+        if index in left_out:
+            row["filtered_by"] = left_out[index][:_ID_MAX]
+        else:
+            row["rank"] = rank
         if score is not None:
             row["score"] = _short(score[index])
         for name, column in columns:
             row[name] = _short(column[index])
             if source := snapshot.origin(name, index):
                 row[f"{name}_source"] = source
+            if name in ages and ages[name][index] < NEVER:
+                row[f"{name}_age"] = round(ages[name][index], 3)
         unknown = [name for name, known in gaps.items() if not known[index]]
         if unknown:
             row["unknown"] = unknown
@@ -79,14 +96,44 @@ def summary(decision: Decision) -> str:
     return text if len(text) <= _SUMMARY_MAX else text[: _SUMMARY_MAX - 1] + "…"
 
 
-def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT) -> str:
-    """*head*, a blank line, and the aligned table; at most *limit* bytes."""
+def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT, notes: Sequence[str] = ()) -> str:
+    """*head*, the rules with their guards, what is to be noted, and the aligned table; at most *limit* bytes.
+
+    What does not fit is left out from the end; of the table, its last rows.
+    """
     if top == 0:
         return head
-    room = limit - len(head.encode()) - 2
-    if room <= 0:
-        return head
-    return f"{head}\n\n{explain.table(decision, top=top, limit_bytes=room)}"
+    lines = _rules(decision)
+    if margin := lead(decision):
+        lines.append(f"  lead     {margin}")
+    lines += [f"  {note}" for note in notes]
+    room = limit - len(head.encode())
+    text = head
+    body = "\n\n" + "\n".join(lines)
+    if lines and len(body.encode()) < room:
+        text += body
+    room = limit - len(text.encode()) - 2
+    table = explain.table(decision, top=top, limit_bytes=room) if room > 0 else ""
+    return f"{text}\n\n{table}" if table else text
+
+
+def _rules(decision: Decision) -> list[str]:
+    """The rules that led to the outcome, the last of which fired; each bounded."""
+    lines = [line if len(line) <= _RULE_MAX else line[: _RULE_MAX - 1] + "…" for line in explain.rules(decision)]
+    hidden = len(lines) - _RULES_MAX
+    return lines if hidden <= 0 else [f"    … {hidden} more before", *lines[-_RULES_MAX:]]
+
+
+def _left_out(decision: Decision) -> dict[int, str]:
+    """Candidates that filters left out, in order of ids, and which filter did first."""
+    ids = decision.snapshot.ids
+    found: dict[int, str] = {}
+    for narrowed in decision.filters:
+        left = set(narrowed.left)
+        for i in range(len(ids)):
+            if i not in left:
+                found.setdefault(i, narrowed.label)
+    return dict(sorted(found.items(), key=lambda one: ids[one[0]]))
 
 
 def _short(value: Any) -> Any:

@@ -87,10 +87,26 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
         "evaluate_s": record.evaluate_s,
         "lookup_s": record.lookup_s,
         "held_s": record.held_s,
+        "held_by": record.held_by.rule if record.held_by is not None else None,
         "rank": record.rank,
         "error_type": record.error_type or None,
         "summary": attributes.summary_of(record),
         "hit": {"tokens": hit[0], "source": hit[1] or None} if hit is not None else None,
+        "migration": {
+            "from": migration.source,
+            "guard": migration.guard,
+            "left_tokens": migration.left_tokens,
+        }
+        if (migration := record.migration) is not None
+        else None,
+        "forecast": {
+            "ttft_s": forecast.ttft_s,
+            "other": forecast.other or None,
+            "other_ttft_s": forecast.other_ttft_s,
+            "other_hit": forecast.other_hit,
+        }
+        if (forecast := record.forecast) is not None
+        else None,
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,

@@ -22,14 +22,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smetric.telemetry import attributes, names, shadowed
+from smetric.telemetry import attributes, names
 from smetric.telemetry.access_log import AccessLog
 from smetric.telemetry.activity import Activity
 from smetric.telemetry.attempt import Attempt
+from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.route_spans import make_spans
 from smetric.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Telemetry:
         tracing: makes spans, or none.
         metrics: counts.
         decisions: the last decisions.
+        consequences: what decisions come to.
         models: model names as labels.
         instances: all instances, for the counts on a `route` span.
         recorder: writes decisions down; None for not at all.
@@ -62,6 +65,7 @@ class Telemetry:
         tracing: Tracing,
         metrics: Metrics,
         decisions: DecisionLog,
+        consequences: Consequences,
         models: ModelLabels,
         instances: Callable[[], Sequence[Instance]],
         recorder: Recorder | None = None,
@@ -72,6 +76,9 @@ class Telemetry:
         self.tracing = tracing
         self.metrics = metrics
         self.decisions = decisions
+        self.consequences = consequences
+        for collector in consequences.collectors():
+            metrics.register(collector)
         self.models = models
         self.instances = instances
         self.recorder = recorder
@@ -159,6 +166,16 @@ class Exchange:
         return method
 
     @property
+    def route(self) -> str:
+        """The matched route template."""
+        return self._route
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts there were."""
+        return self._attempts
+
+    @property
     def sampled(self) -> bool:
         """Whether this request's trace is recorded."""
         return self.server is not None
@@ -174,6 +191,7 @@ class Exchange:
         record.trace_id = self.trace_id
         telemetry = self.telemetry
         telemetry.metrics.decided(record, telemetry.models.of(record.request.model))
+        telemetry.consequences.decided(record)
         telemetry.decisions.add(record)
         telemetry.activity.decided(record)
         if telemetry.recorder is not None:
@@ -183,8 +201,8 @@ class Exchange:
         if not telemetry.tracing.enabled:
             return
         # Decided once; only an outcome out of the ordinary reopens the question on a retry.
-        if self.server is None and (previous is None or record.outcome not in names.ORDINARY):
-            self.server = self._start_server(record.outcome)
+        if self.server is None and (previous is None or record.is_odd):
+            self.server = self._start_server(*record.kinds)
         if self.server is not None:
             self._note_route(self.server, record)
 
@@ -197,21 +215,29 @@ class Exchange:
         return Attempt(self, self.record, path, self._attempts)
 
     def answering(self) -> None:
-        """The answer has begun, or will not: what the policies in shadow would have decided is found out, once."""
-        record = self.record
-        if record is None or record.judge is None:
+        """The chosen instance has begun to answer; called once, and only where it is no refusal."""
+        if self.record is not None:
+            self.telemetry.consequences.answering(self.record)
+            self._judge(self.record)
+
+    def _judge(self, record: DecisionRecord) -> None:
+        """Find out what the policies in shadow would have decided, once."""
+        if record.judge is None:
             return
         judge, record.judge = record.judge, None
         record.shadowed = judge(record)
         for one in record.shadowed:
             self.telemetry.metrics.shadowed(one)
 
-    def end(self, status: int, *, bytes_out: int = 0, usage: Usage | None = None, error_type: str = "") -> None:
+    def end(
+        self, status: int, *, bytes_out: int = 0, events: int = 0, usage: Usage | None = None, error_type: str = ""
+    ) -> None:
         """The answer has ended; only the first call counts.
 
         Args:
             status: what the client was sent; 499 if it left before.
             bytes_out: bytes of the body sent to it.
+            events: events of the stream sent to it.
             usage: tokens as the instance counted them.
             error_type: what went wrong, from a closed list; empty for nothing.
         """
@@ -219,28 +245,34 @@ class Exchange:
             return
         self._ended = True
         duration_s = self.elapsed_s()
-        self.answering()
         telemetry, record = self.telemetry, self.record
+        if record is not None:
+            self._judge(record)
         failed = status >= 500 or bool(error_type and status < 400)
         if telemetry.tracing.enabled and self.server is None:
             if record is None:
                 # What an overloaded router refuses is the ordinary case then, and a span of each would be more of it.
                 is_odd = failed and error_type != names.OVERLOADED
-                self.server = self._start_server(names.ERROR if is_odd else None)
+                self.server = self._start_server(*((names.ERROR,) if is_odd else ()))
             elif failed:
                 self.server = self._start_server(names.ERROR)
                 if self.server is not None:
                     self._note_route(self.server, record)
         if self.server is not None:
-            self._make_routes(self.server)
+            for one, configured, left_out in self._routes:
+                make_spans(telemetry.tracing, self.server, one, configured, left_out, telemetry.salt)
             self._finish_server(self.server, status, error_type, failed, duration_s)
         model = ""
+        gap_s = None
+        if events > 1 and self.ttft_s is not None:
+            gap_s = (duration_s - self.ttft_s) / (events - 1)
         if record is not None:
             model = telemetry.models.of(record.request.model)
             record.status, record.ttft_s, record.duration_s = status, self.ttft_s, duration_s
             record.usage, record.error_type = usage, error_type
             if usage is not None and telemetry.answered is not None:
                 telemetry.answered(record.request, usage)
+            telemetry.consequences.ended(record, gap_s)
             if record.arm:
                 telemetry.metrics.arm_ended(record)
             if telemetry.watched is not None:
@@ -258,11 +290,12 @@ class Exchange:
             status=status,
             duration_s=duration_s,
             ttft_s=self.ttft_s,
+            gap_s=gap_s,
             usage=usage,
             exemplar={"trace_id": self.trace_id} if self.server is not None else None,
         )
         if telemetry.access.is_on:
-            self._log(status, bytes_out, error_type, duration_s)
+            telemetry.access.ended(self, status, bytes_out, error_type, duration_s)
 
     def own_trace_id(self) -> int:
         """The id of the trace that begins here, 128 bits; drawn when it is first asked for."""
@@ -274,11 +307,12 @@ class Exchange:
         parent = self.parent
         return parent.sampled if parent is not None and parent.trusted else None
 
-    def _start_server(self, outcome: str | None) -> Span | None:
+    def _start_server(self, *kinds: str) -> Span | None:
+        """Begin the SERVER span of a request of these *kinds*, if the sampler keeps it."""
         tracing, parent = self.telemetry.tracing, self.parent
         trusted = parent is not None and parent.trusted
         trace_id = int(self.trace_id, 16) if trusted else self.own_trace_id()
-        if not tracing.sampler.keeps(trace_id, self._continued_flag(), outcome):
+        if not tracing.sampler.keeps(trace_id, self._continued_flag(), kinds):
             return None
         about = attributes.of_request(self._scope, self._route)
         name = f"{about[names.HTTP_METHOD.name]} {self._route}"
@@ -291,34 +325,6 @@ class Exchange:
         left_out = attributes.left_out(decision, instances, record.request.model) if decision is not None else ""
         self._routes.append((record, len(instances), left_out))
 
-    def _make_routes(self, server: Span) -> None:
-        from opentelemetry.trace import SpanKind
-
-        tracing = self.telemetry.tracing
-        for record, configured, left_out in self._routes:
-            about = attributes.of_decision(
-                record,
-                configured=configured,
-                left_out=left_out,
-                top=tracing.candidates,
-                limit=tracing.value_limit,
-                ui_hints=tracing.ui_hints,
-                salt=self.telemetry.salt,
-            )
-            start_ns = record.time_ns - int(record.evaluate_s * 1e9)
-            if record.held_s:
-                hold = tracing.child("hold", server, SpanKind.INTERNAL, {}, start_ns - int(record.held_s * 1e9))
-                hold.end(start_ns)
-            span = tracing.child(f"route {record.policy.name}", server, SpanKind.INTERNAL, about, start_ns)
-            span.end(record.time_ns)
-            for one in record.shadowed:
-                about = shadowed.span_of(
-                    one, top=tracing.candidates, limit=tracing.value_limit, ui_hints=tracing.ui_hints
-                )
-                end_ns = record.time_ns + int(one.evaluate_s * 1e9)
-                span = tracing.child(f"shadow {one.policy.name}", server, SpanKind.INTERNAL, about, record.time_ns)
-                span.end(end_ns)
-
     def _finish_server(self, server: Span, status: int, error_type: str, failed: bool, duration_s: float) -> None:
         from opentelemetry.trace import StatusCode
 
@@ -328,30 +334,3 @@ class Exchange:
         if failed:
             server.set_status(StatusCode.ERROR)
         server.end(self.arrival_ns + int(duration_s * 1e9))
-
-    def _log(self, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
-        record = self.record
-        fields: dict[str, Any] = {
-            "route": self._route,
-            "status": status,
-            "bytes": bytes_out,
-            "duration_s": round(duration_s, 6),
-        }
-        trace_id = self.trace_id
-        if trace_id:
-            fields["trace_id"] = trace_id
-        if self.ttft_s is not None:
-            fields["ttft_s"] = round(self.ttft_s, 6)
-        if error_type:
-            fields["error_type"] = error_type
-        if record is not None:
-            safe = attributes.safe
-            fields["decision_id"] = record.id
-            fields["outcome"] = record.outcome
-            fields["policy"] = record.policy.name
-            fields["rule"] = safe(record.rule)
-            fields["instance"] = safe(record.instance.id) if record.instance is not None else ""
-            fields["api"] = record.request.api.value
-            fields["model"] = safe(record.request.model)
-            fields["attempts"] = self._attempts
-        self.telemetry.access.write(fields)

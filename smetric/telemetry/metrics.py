@@ -55,6 +55,7 @@ class Metrics:
         self._requests = self._counts(names.REQUESTS)
         self._request_seconds = self._histograms(names.REQUEST_SECONDS)
         self._first_chunk_seconds = self._histograms(names.FIRST_CHUNK_SECONDS)
+        self._chunk_seconds = self._histograms(names.TIME_PER_CHUNK)
         self._overhead_seconds = self._histograms(names.OVERHEAD_SECONDS).of()
         self._attempts = self._counts(names.ATTEMPTS)
         self._ejections = _Children(self._counter(names.EJECTIONS))
@@ -160,15 +161,21 @@ class Metrics:
         status: int,
         duration_s: float,
         ttft_s: float | None,
+        gap_s: float | None = None,
         usage: Usage | None,
         exemplar: Mapping[str, str] | None,
     ) -> None:
-        """A request ended; *route* is a template and *model* a label. *exemplar* names a trace that is recorded."""
+        """A request ended; *route* is a template and *model* a label. *exemplar* names a trace that is recorded.
+
+        *gap_s* are the seconds between two events of its stream, on average.
+        """
         self._in_progress -= 1
         self._requests.of(route, str(status) if 100 <= status <= 599 else "other").inc()
         self._request_seconds.of(route, model).observe(duration_s, exemplar)
         if ttft_s is not None:
             self._first_chunk_seconds.of(model).observe(ttft_s, exemplar)
+        if gap_s is not None:
+            self._chunk_seconds.of(model).observe(gap_s, exemplar)
         if usage is not None and usage.cached_tokens is not None:
             self._actual_hit_tokens.of(model).inc(usage.cached_tokens)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from smetric.policy.policy import Policy
     from smetric.policy.snapshot import Snapshot
     from smetric.request import InferenceRequest
+    from smetric.telemetry.forecast import Forecast
+    from smetric.telemetry.migration import Migration
     from smetric.telemetry.shadowed import Shadowed
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -73,6 +75,7 @@ class DecisionRecord:
         origin: one of `names.ORIGINS`.
         policy_origin: how the policy came to act, as `names.POLICY_ORIGIN` says.
         judge: evaluates the policies in shadow; let go when it has.
+        held_by: the decision by which a rule held the request before; None where none did.
     """
 
     time_ns: int
@@ -92,6 +95,7 @@ class DecisionRecord:
     origin: str = names.LIVE
     policy_origin: str = "start"
     judge: Callable[[DecisionRecord], tuple[Shadowed, ...]] | None = None
+    held_by: Decision | None = None
 
     id: str = field(init=False)
     #: 32 hex digits, empty without a trace.
@@ -100,6 +104,9 @@ class DecisionRecord:
     rank: int = field(default=0, init=False)
     #: What the policies in shadow would have decided.
     shadowed: tuple[Shadowed, ...] = field(default=(), init=False)
+    #: Set where a later turn went elsewhere, and where something could be said of the time it would take.
+    migration: Migration | None = field(default=None, init=False)
+    forecast: Forecast | None = field(default=None, init=False)
     status: int | None = field(default=None, init=False)
     ttft_s: float | None = field(default=None, init=False)
     duration_s: float | None = field(default=None, init=False)
@@ -130,12 +137,31 @@ class DecisionRecord:
             return names.NO_INSTANCE if self.instance is None else names.ANY_CANDIDATE
         return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
 
+    @property
+    def is_odd(self) -> bool:
+        """Whether it is out of the ordinary, so that its trace is kept whatever the sampler says."""
+        return self.outcome not in names.ORDINARY or self.migration is not None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it is, among what traces are kept for (`names.KEPT`), or ordinary."""
+        return (self.outcome,) if self.migration is None else (self.outcome, names.MIGRATION)
+
     def best_hit(self) -> int | None:
         """Most tokens of the prompt believed cached on any candidate; None where none was looked up and known."""
         if self.decision is None or "hit_len" not in self.decision.snapshot.columns:
             return None
         hits, known = self.decision.snapshot.columns["hit_len"], self.decision.snapshot.known.get("hit_len")
         return max((int(hit) for i, hit in enumerate(hits) if known is None or known[i]), default=None)
+
+    def hit_at(self, index: int) -> int | None:
+        """Tokens of the prompt believed cached on candidate *index*, also where it was looked up for another policy."""
+        assert self.decision is not None
+        hit = self.decision.snapshot.cell("hit_len", index)
+        for snapshot, _ in self.beside if hit is None else ():
+            if (hit := snapshot.cell("hit_len", index)) is not None:
+                break
+        return None if hit is None else int(hit)
 
     def hit(self) -> tuple[int, str] | None:
         """Tokens of the prompt believed cached on the chosen instance, and the source; None where not known."""

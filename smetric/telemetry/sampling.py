@@ -1,17 +1,17 @@
 """Which traces are recorded: decided once per request, when its outcome is known, before any span exists.
 
-The rule is the user's (`OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG`), and every outcome out of the ordinary is kept
-whatever it says. The SDK's samplers need a span context per call; this one costs two comparisons. Tail sampling by
-latency is a collector's work.
+The rule is the user's (`OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG`); what is out of the ordinary is kept whatever
+it says: outcomes but `routed` and `pinned`, and migrations. The SDK's samplers need a span context per call; this one
+costs two comparisons. Tail sampling by latency is a collector's work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from smetric.errors import ConfigError
-from smetric.telemetry.names import ORDINARY
+from smetric.telemetry.names import KEPT
 
 _SAMPLERS = ("always_on", "always_off", "traceidratio")
 
@@ -23,14 +23,20 @@ class Sampler:
     Args:
         ratio: share of root traces kept, 0..1, by the low 64 bits of the trace id as the SDK does it.
         parent_based: follow the caller's sampled flag where a caller is continued.
+        keep: what is recorded whatever these say, of `names.KEPT`.
     """
 
     ratio: float = 1.0
     parent_based: bool = True
+    keep: frozenset[str] = frozenset(KEPT)
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Sampler:
+    def from_environ(cls, environ: Mapping[str, str], keep: Collection[str] = KEPT) -> Sampler:
         """Read `OTEL_TRACES_SAMPLER` and its argument; unset is `parentbased_always_on`.
+
+        Args:
+            environ: where they are read from.
+            keep: what is recorded whatever they say.
 
         Raises:
             ConfigError: an unknown sampler, or a ratio outside 0..1.
@@ -43,17 +49,17 @@ class Sampler:
         ratio = {"always_on": 1.0, "always_off": 0.0}.get(kind)
         if ratio is None:
             ratio = _ratio(environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0")
-        return cls(ratio, kind != name)
+        return cls(ratio, kind != name, frozenset(keep))
 
-    def keeps(self, trace_id: int, parent_sampled: bool | None, outcome: str | None) -> bool:
+    def keeps(self, trace_id: int, parent_sampled: bool | None, kinds: Collection[str]) -> bool:
         """Whether to record a trace.
 
         Args:
             trace_id: 128 bits.
             parent_sampled: the flag of the caller whose trace is continued, None for a root.
-            outcome: of the decision, None where there was none.
+            kinds: the outcome of the decision, and `migration`; empty where there was none.
         """
-        if outcome is not None and outcome not in ORDINARY:
+        if not self.keep.isdisjoint(kinds):
             return True
         if self.parent_based and parent_sampled is not None:
             return parent_sampled

@@ -25,9 +25,9 @@ class Count:
 
     def __init__(self) -> None:
         self.created = time.time()
-        self.value = 0
+        self.value: float = 0
 
-    def inc(self, by: int = 1) -> None:
+    def inc(self, by: float = 1) -> None:
         """Count *by* more."""
         self.value += by
 

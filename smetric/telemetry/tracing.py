@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -46,6 +46,7 @@ class Tracing:
             process's environment by itself.
         candidates: how many candidates a decision span shows.
         ui_hints: add the attributes by which tracing UIs lay a span out.
+        keep: what is recorded whatever the sampler says, of `names.KEPT`.
         resource: more resource attributes, e.g. the policy at start.
 
     Raises:
@@ -58,12 +59,13 @@ class Tracing:
         *,
         candidates: int = 8,
         ui_hints: bool = True,
+        keep: Collection[str] = names.KEPT,
         resource: Mapping[str, str] | None = None,
     ) -> None:
         self.candidates = candidates
         self.ui_hints = ui_hints
         self.propagation = Propagation.from_environ(environ)
-        self.sampler = Sampler.from_environ(environ)
+        self.sampler = Sampler.from_environ(environ, keep)
         #: Bytes of the candidates' attributes: the SDK, too, would cut what is longer than the user's limit.
         self.value_limit = LIMIT
         self._processor: BoundedProcessor | None = None

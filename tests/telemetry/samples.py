@@ -12,11 +12,13 @@ from smetric.fleet.instance import Instance, Scrape
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import names
+from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Exchange, Telemetry
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.record import DecisionRecord
+from smetric.telemetry.service_level import ServiceLevel
 from smetric.telemetry.tracing import Tracing
 
 STICKY = """
@@ -115,12 +117,17 @@ def scope(*headers: tuple[bytes, bytes], path: str = ROUTE, method: str = "POST"
 
 
 def telemetry(
-    environ: dict[str, str] | None = None, *, instances: Callable[[], Sequence[Instance]] = fleet, **options: Any
+    environ: dict[str, str] | None = None,
+    *,
+    instances: Callable[[], Sequence[Instance]] = fleet,
+    rate: Callable[[Instance], float | None] = lambda _: None,
+    **options: Any,
 ) -> Telemetry:
     return Telemetry(
         tracing=Tracing(environ or {}, **options),
         metrics=Metrics(),
         decisions=DecisionLog(),
+        consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), rate, {one.id: one for one in instances()}.get),
         models=ModelLabels(lambda: ["m"]),
         instances=instances,
     )

@@ -5,6 +5,7 @@ import weakref
 
 import orjson
 
+from smetric.prompt import Prompt
 from smetric.telemetry import names
 from smetric.telemetry.decisions import DecisionLog, brief, full
 from smetric.telemetry.record import Usage, decision_id
@@ -71,16 +72,16 @@ def test_a_rejected_decision_is_rendered() -> None:
     assert not any(row.get("chosen") for row in shown["candidates"])
 
 
-class Body:
-    """Something as large as a prompt."""
+class Body(Prompt):
+    """A prompt that can be referred to weakly."""
 
 
 def test_no_body_outlives_its_request() -> None:
     app = telemetry()
     made = record()
-    body = Body()
+    body = Body([b"how are you"], 4.0)
     gone = weakref.ref(body)
-    made.request.prompt = body  # type: ignore[assignment]
+    made.request.prompt = body
     del body
     run_one(app, made)
     gc.collect()

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from smetric.block_keys import BlockKeys
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
+from smetric.prompt import Prompt
 from smetric.telemetry import names
 from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Telemetry
@@ -269,7 +270,7 @@ def test_an_ended_request_is_one_line_and_counts_once() -> None:
 def test_the_prompt_is_let_go_and_the_result_kept_in_the_decision_log() -> None:
     app = telemetry()
     made = record()
-    made.request.prompt = object()  # type: ignore[assignment]
+    made.request.prompt = Prompt([b"how are you"], 4.0)
     made.request.block_keys[16] = BlockKeys([1] * 16, 16)
     run_one(app, made)
     kept = app.decisions.get(made.id)
@@ -294,7 +295,7 @@ async def test_the_path_is_bounded_and_the_query_never_shown(
     assert "secret" not in str(server.attributes)
 
 
-class Canary:
+class Canary(Prompt):
     def __repr__(self) -> str:
         return "canary-prompt"
 
@@ -305,8 +306,8 @@ async def test_no_prompt_session_or_credential_leaves_by_any_door(
     with capture_logs() as lines:
         app = tracing_to()
         for outcome in (names.ROUTED, names.PINNED, names.REJECTED, names.NO_CANDIDATE, names.ERROR):
-            made = record(outcome, session="canary-session", prefix="canary-prefix", tenant="canary-tenant")
-            made.request.prompt = Canary()  # type: ignore[assignment]
+            made = record(outcome, session="canary-session", tenant="canary-tenant")
+            made.request.prompt = Canary([b"canary-prompt"], 4.0)
             run_one(app, made, (b"authorization", b"Bearer canary-key"), (b"cookie", b"canary"))
         assert await app.tracing.shutdown()
     page, _ = await app.metrics.page()

@@ -9,12 +9,13 @@ from structlog.testing import capture_logs
 from smetric.fleet.instance import Instance, PrefixTokens
 from smetric.telemetry import names
 from smetric.telemetry.cache_gauges import CacheGauges
+from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import Gauges, IndexFigures, PeerFigures
 from smetric.telemetry.kv_gauges import CacheFigures, KvFigures, KvGauges
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import MOST, ModelLabels
 from smetric.telemetry.overload_gauges import OverloadFigures, OverloadGauges
-from smetric.telemetry.record import Usage
+from smetric.telemetry.record import DecisionRecord, Usage
 from smetric.telemetry.shadowed import Shadowed
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
 
@@ -36,6 +37,18 @@ def series(page: bytes) -> Iterator[tuple[str, str]]:
         for sample in family.samples:
             if not sample.name.endswith("_created"):
                 yield sample.name, str(sorted(sample.labels.items()))
+
+
+def run_stream(app: Telemetry, made: DecisionRecord) -> None:
+    """A stream of 21 events, answered to the end."""
+    exchange = begin(app)
+    exchange.decided(made)
+    attempt = exchange.attempt(ROUTE)
+    attempt.first_byte()
+    exchange.answering()
+    usage = Usage(1000, 20, 400)
+    attempt.end(names.OK, status=200, usage=usage)
+    exchange.end(200, bytes_out=99, events=21, usage=usage)
 
 
 async def test_what_passes_is_counted() -> None:
@@ -145,9 +158,11 @@ async def test_what_engines_find_in_their_caches_is_shown_once_they_have_said_it
 
 
 async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
-    app = telemetry()
+    app = telemetry(rate=lambda _: 1000.0)
     app.metrics.register(gauges(fleet()))
     app.metrics.register(KvGauges(lambda: KvFigures(1, 1, 1, {"gpu-0": CacheFigures(True, {"ok": 1}, 0, 0)})))
+    app.consequences.answering(record())
+    run_stream(app, record(loads=(2, 30, 1), stream=True))
     seen = fleet()
     seen[0].prefix_tokens = PrefixTokens(1, 1, 1)
     app.metrics.register(CacheGauges(lambda: seen, lambda: {("gpu-0", "kv_events"): False}))

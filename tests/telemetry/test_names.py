@@ -6,7 +6,8 @@ from pathlib import Path
 import smetric
 from smetric.telemetry import names
 
-TYPES = {"string", "int", "double", "bool"}
+GOLDEN = Path(__file__).with_name("names.golden")
+TYPES = {"string", "int", "double", "bool", "string[]"}
 KINDS = {"counter", "gauge", "histogram"}
 
 
@@ -29,65 +30,33 @@ def test_every_name_has_a_type_and_a_sentence() -> None:
     assert all(event.doc.endswith(".") for event in names.EVENTS)
 
 
+def golden() -> list[str]:
+    """Every name as one line: what it is, how it is called, and what else others rely on."""
+    return sorted(
+        [
+            *(f"attribute {each.name} {each.type} {each.unit}".rstrip() for each in names.ATTRIBUTES),
+            *(f"event {each.name}" for each in names.EVENTS),
+            *(f"metric {each.name} {each.kind} {','.join(each.labels)}".rstrip() for each in names.METRICS),
+            *(f"span {name}" for name in names.SPANS),
+            *(
+                f"value {group} {value}"
+                for group, values in {
+                    "outcome": names.OUTCOMES,
+                    "reason": names.REASONS,
+                    "origin": names.ORIGINS,
+                    "result": names.RESULTS,
+                    "kept": names.KEPT,
+                }.items()
+                for value in values
+            ),
+        ]
+    )
+
+
 def test_the_names_others_build_on_do_not_change_by_accident() -> None:
-    ours = sorted(each.name for each in names.ATTRIBUTES if each.name.startswith("smetric."))
-    assert ours == [
-        "smetric.arm",
-        "smetric.candidate.count",
-        "smetric.candidate.eligible_count",
-        "smetric.candidate.filter_reasons",
-        "smetric.candidate.filtered_count",
-        "smetric.candidate.tied_count",
-        "smetric.candidates.json",
-        "smetric.cursor",
-        "smetric.decision.duration",
-        "smetric.decision.id",
-        "smetric.decision.origin",
-        "smetric.decision.outcome",
-        "smetric.decision.reason",
-        "smetric.decision.summary",
-        "smetric.guard.failed",
-        "smetric.hold.duration",
-        "smetric.instance.id",
-        "smetric.instance.rank",
-        "smetric.load.kv_usage",
-        "smetric.load.requests",
-        "smetric.load.running",
-        "smetric.load.waiting",
-        "smetric.lookup.duration",
-        "smetric.policy.generation",
-        "smetric.policy.hash",
-        "smetric.policy.name",
-        "smetric.policy.origin",
-        "smetric.policy.params",
-        "smetric.policy.source",
-        "smetric.prefix.actual_hit_tokens",
-        "smetric.prefix.hit_ratio",
-        "smetric.prefix.hit_tokens",
-        "smetric.prefix.source",
-        "smetric.prompt.tokens",
-        "smetric.prompt.tokens_source",
-        "smetric.request.est_hit",
-        "smetric.request.turn",
-        "smetric.route",
-        "smetric.rule",
-        "smetric.score.chosen",
-        "smetric.score.direction",
-        "smetric.score.margin",
-        "smetric.score.runner_up",
-        "smetric.score.worst",
-        "smetric.seed",
-        "smetric.session.id_hash",
-        "smetric.shadow.agrees",
-        "smetric.shadow.instance.id",
-        "smetric.shadow.policy",
-        "smetric.shadow.regret",
-        "smetric.shadow.session_diverged",
-        "smetric.telemetry.chosen_age",
-        "smetric.telemetry.max_age",
-        "smetric.upstream.attempt",
-        "smetric.upstream.result",
-    ]
+    written = GOLDEN.read_text().splitlines()
+    told = "dashboards, alerts and queries rest on names: add the new ones to names.golden, and change none"
+    assert golden() == written, told
 
 
 def test_every_log_event_is_in_the_table() -> None:

@@ -19,28 +19,28 @@ def sampler(name: str, argument: str = "") -> Sampler:
 @given(IDS, st.sampled_from(["0", "0.01", "0.05", "0.5", "1"]))
 def test_a_ratio_keeps_what_the_sdk_keeps(trace_id: int, ratio: str) -> None:
     theirs = TraceIdRatioBased(float(ratio)).should_sample(None, trace_id, "x").decision is Decision.RECORD_AND_SAMPLE
-    assert sampler("traceidratio", ratio).keeps(trace_id, None, names.ROUTED) == theirs
+    assert sampler("traceidratio", ratio).keeps(trace_id, None, (names.ROUTED,)) == theirs
 
 
 @given(IDS, st.booleans())
 def test_parent_based_samplers_follow_the_caller_and_others_do_not(trace_id: int, flag: bool) -> None:
-    assert sampler("parentbased_always_on").keeps(trace_id, flag, names.ROUTED) is flag
-    assert sampler("parentbased_always_off").keeps(trace_id, flag, names.PINNED) is flag
-    assert sampler("always_on").keeps(trace_id, flag, names.ROUTED)
-    assert not sampler("always_off").keeps(trace_id, flag, names.ROUTED)
+    assert sampler("parentbased_always_on").keeps(trace_id, flag, (names.ROUTED,)) is flag
+    assert sampler("parentbased_always_off").keeps(trace_id, flag, (names.PINNED,)) is flag
+    assert sampler("always_on").keeps(trace_id, flag, (names.ROUTED,))
+    assert not sampler("always_off").keeps(trace_id, flag, (names.ROUTED,))
 
 
 @pytest.mark.parametrize("outcome", sorted(set(names.OUTCOMES) - names.ORDINARY))
 @pytest.mark.parametrize("flag", [None, False, True])
 def test_every_outcome_out_of_the_ordinary_is_kept(outcome: str, flag: bool | None) -> None:
-    assert sampler("always_off").keeps(1, flag, outcome)
-    assert sampler("parentbased_traceidratio", "0").keeps(1 << 64 - 1, flag, outcome)
+    assert sampler("always_off").keeps(1, flag, (outcome,))
+    assert sampler("parentbased_traceidratio", "0").keeps(1 << 64 - 1, flag, (outcome,))
 
 
 def test_unset_keeps_everything_and_follows_the_caller() -> None:
     default = Sampler.from_environ({})
-    assert default.keeps(7, None, None)
-    assert not default.keeps(7, False, None)
+    assert default.keeps(7, None, ())
+    assert not default.keeps(7, False, ())
 
 
 def test_a_sampler_that_does_not_exist_is_named() -> None:

@@ -8,7 +8,7 @@ dots into trees.
 from __future__ import annotations
 
 from smetric.telemetry.names.kind import Attribute
-from smetric.telemetry.names.values import ORIGINS, OUTCOMES, REASONS, RESULTS
+from smetric.telemetry.names.values import HOLD_REASONS, LEFT_OUT, NOT_PICKED, ORIGINS, OUTCOMES, REASONS, RESULTS
 
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
@@ -26,6 +26,9 @@ SUMMARY = Attribute("smetric.decision.summary", "string", "", "The decision in o
 LOOKUP_DURATION = Attribute("smetric.lookup.duration", "double", "s", "Time spent on look-ups before the decision.")
 HOLD_DURATION = Attribute(
     "smetric.hold.duration", "double", "s", "Time in the queue before the decision, by a rule or for want of a place."
+)
+HOLD_REASON = Attribute(
+    "smetric.hold.reason", "string", "", f"What it waited for: {', '.join(HOLD_REASONS)}; on the `hold` span."
 )
 ORIGIN = Attribute("smetric.decision.origin", "string", "", f"Where the decision comes from: {', '.join(ORIGINS)}.")
 ROUTE = Attribute("smetric.route", "string", "", "Which entry of `routes` the request fell under; `default` for none.")
@@ -55,6 +58,29 @@ CURSOR = Attribute("smetric.cursor", "string", "", "Cursors the decision advance
 SEED = Attribute("smetric.seed", "int", "", "Seed of the decision's random draws.")
 INSTANCE_ID = Attribute("smetric.instance.id", "string", "", "The chosen instance.")
 INSTANCE_RANK = Attribute("smetric.instance.rank", "int", "", "0 for the first choice, 1 after a retry.")
+RUNNER_UP = Attribute("smetric.instance.runner_up", "string", "", "The best of the others by score.")
+MIGRATED_FROM = Attribute(
+    "smetric.migration.from",
+    "string",
+    "",
+    "Set where a later turn went elsewhere: the instance with most of its prompt, else the one of the last turn.",
+)
+MIGRATION_GUARD = Attribute(
+    "smetric.migration.guard",
+    "string",
+    "",
+    f"What took it away: a guard, a filter, `{LEFT_OUT}` (it was no candidate) or `{NOT_PICKED}`.",
+)
+MIGRATION_TOKENS = Attribute(
+    "smetric.migration.left_tokens", "int", "tokens", "Prompt tokens left behind there, where that is known."
+)
+FORECAST_TTFT = Attribute(
+    "smetric.forecast.ttft", "double", "s", "Time to first token that was expected of the chosen instance."
+)
+FORECAST_OTHER = Attribute(
+    "smetric.forecast.other", "string", "", "The instance it is compared with: the one a migration left, else the next."
+)
+FORECAST_OTHER_TTFT = Attribute("smetric.forecast.other_ttft", "double", "s", "The same of that one.")
 CANDIDATES = Attribute("smetric.candidate.count", "int", "", "Instances configured.")
 ELIGIBLE = Attribute("smetric.candidate.eligible_count", "int", "", "Instances the policy was given.")
 FILTERED = Attribute("smetric.candidate.filtered_count", "int", "", "Of those, how many its filters left out.")
@@ -112,6 +138,9 @@ GEN_AI_MODEL = Attribute("gen_ai.request.model", "string", "", "The model asked 
 GEN_AI_STREAM = Attribute("gen_ai.request.stream", "bool", "", "Whether the answer is streamed.")
 GEN_AI_TTFC = Attribute(
     "gen_ai.response.time_to_first_chunk", "double", "s", "From sending the attempt to its first body byte."
+)
+GEN_AI_FINISH = Attribute(
+    "gen_ai.response.finish_reasons", "string[]", "", "Why the instance ended its answer: `stop`, `length`, …."
 )
 GEN_AI_INPUT = Attribute("gen_ai.usage.input_tokens", "int", "tokens", "Prompt tokens the instance counted.")
 GEN_AI_OUTPUT = Attribute("gen_ai.usage.output_tokens", "int", "tokens", "Tokens it generated.")

@@ -5,6 +5,11 @@ from __future__ import annotations
 from smetric.telemetry.names.kind import Event
 
 REQUEST_EVENT = Event("request", "Info: one line per request, when it has ended.")
+MIGRATION_EVENT = Event(
+    "smetric.migration",
+    "Info: a later turn went elsewhere than where most of its prompt is, or than the last one: `from`, `to`, `rule`, "
+    "`guard`, `left_tokens`. Once a minute for each `from`, rule and guard; `kept_back` counts the rest.",
+)
 RELOADED_EVENT = Event("smetric.policy.reloaded", "Info: the policy file changed and its new policy acts.")
 KEPT_EVENT = Event("smetric.policy.kept", "Error: the policy file changed but cannot be used; the last good one stays.")
 RESTORED_EVENT = Event(

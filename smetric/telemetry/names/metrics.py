@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 from smetric.telemetry.names.kind import Metric
-from smetric.telemetry.names.values import ANSWERS, BROKEN_PARTS, CHANGES, EJECTION_REASONS, REFUSALS, RELOADS, STATES
+from smetric.telemetry.names.values import (
+    ANSWERS,
+    BROKEN_PARTS,
+    CHANGES,
+    EJECTION_REASONS,
+    PLACES,
+    REFUSALS,
+    RELOADS,
+    STATES,
+)
 
 _MS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _MICRO = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, *_MS)
 _LAG = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_CHUNK = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+)
+_SHARE = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
 
 DECISIONS = Metric("smetric_decisions_total", "counter", ("policy", "outcome", "reason"), "Decisions.")
@@ -48,6 +79,73 @@ TOKENIZE_CHECKS = Metric(
     "counter",
     ("result",),
     "Answers whose prompt tokens the instance counted, against the number of ids: `equal` or `different`.",
+)
+SCORE_MARGIN_RATIO = Metric(
+    "smetric_score_margin_ratio",
+    "histogram",
+    ("policy",),
+    "How much worse the runner-up's score is than the chosen one's, of the larger of the two.",
+    _SHARE,
+)
+GUARD_OUTCOMES = Metric(
+    "smetric_guard_outcomes_total",
+    "counter",
+    ("policy", "rule", "guard", "held"),
+    "Guards evaluated, by whether they held.",
+)
+MIGRATIONS = Metric(
+    "smetric_migrations_total",
+    "counter",
+    ("policy", "rule", "guard"),
+    "Later turns that went elsewhere than to most of their prompt, or than the last turn, by what took them away.",
+)
+MIGRATION_LEFT_TOKENS = Metric(
+    "smetric_migration_left_tokens_total", "counter", ("policy", "rule"), "Prompt tokens they left behind, where known."
+)
+SESSION_TURNS = Metric(
+    "smetric_session_turns_total",
+    "counter",
+    ("policy", "place"),
+    f"Later turns whose last turn is remembered, by whether they went to the same instance: {', '.join(PLACES)}.",
+)
+HIT_PLACES = Metric(
+    "smetric_hit_tokens_total",
+    "counter",
+    ("policy", "found"),
+    "Prompt tokens routed, where hits were looked up: held by the chosen instance (`local`), only by others "
+    "(`global`), by nobody (`missed`).",
+)
+SLO_TOKENS = Metric(
+    "smetric_slo_tokens_total",
+    "counter",
+    ("policy", "arm", "met"),
+    "Prompt and output tokens of streams that ended, by whether time to first token and per token were within `slo`.",
+)
+SAVINGS_TOKENS = Metric(
+    "smetric_savings_tokens_total",
+    "counter",
+    ("policy", "rule", "effect"),
+    "Prompt tokens found cached above (`saved`) or below (`lost`) what the other instance was believed to hold.",
+)
+SAVINGS_SECONDS = Metric(
+    "smetric_savings_seconds_total",
+    "counter",
+    ("policy", "rule", "effect"),
+    "Time to first token below (`saved`) or above (`lost`) what was expected of the other instance.",
+)
+FORECAST_SECONDS = Metric(
+    "smetric_forecast_ttft_seconds_total",
+    "counter",
+    ("policy", "kind"),
+    "Times to first token, as they were expected (`predicted`) and as they came (`actual`), of the same requests.",
+)
+FORECASTS = Metric("smetric_forecasts_total", "counter", ("policy",), "How many requests these are.")
+TIME_PER_CHUNK = Metric(
+    "smetric_time_per_output_chunk_seconds",
+    "histogram",
+    ("model",),
+    "Time between two events of a stream, the mean of each stream.",
+    _CHUNK,
 )
 REQUESTS = Metric("smetric_requests_total", "counter", ("route", "code"), "Requests answered.")
 REQUEST_SECONDS = Metric(
@@ -180,7 +278,7 @@ SHADOW_REGRET_RATIO = Metric(
     "histogram",
     ("policy",),
     "Where it would have chosen otherwise: how much worse it finds what was chosen, of the larger of the two scores.",
-    (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0),
+    _SHARE,
 )
 SHADOW_SESSIONS = Metric(
     "smetric_shadow_sessions_total", "counter", ("policy",), "Conversations it was asked about, as far as remembered."

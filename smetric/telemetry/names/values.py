@@ -14,6 +14,32 @@ NO_CANDIDATE = "no_candidate"
 ERROR = "error"
 OUTCOMES = (ROUTED, PINNED, HELD, REJECTED, NO_CANDIDATE, ERROR)
 ORDINARY = frozenset({ROUTED, PINNED})
+#: What else a trace is kept for: a later turn went elsewhere than where most of its prompt is, or than the last one.
+MIGRATION = "migration"
+KEPT = (HELD, REJECTED, NO_CANDIDATE, ERROR, MIGRATION)
+
+# What took a later turn away where no guard did.
+LEFT_OUT = "left out"
+NOT_PICKED = "not picked"
+
+# Why a request waited in the queue.
+HELD_BY_RULE = "rule"
+HELD_FOR_PLACE = "place"
+HOLD_REASONS = (HELD_BY_RULE, HELD_FOR_PLACE)
+
+# Where a later turn went, beside the last one; and where a prompt's tokens were believed to be, when it was decided.
+SAME_INSTANCE = "same"
+OTHER_INSTANCE = "other"
+PLACES = (SAME_INSTANCE, OTHER_INSTANCE)
+HELD_HERE = "local"
+HELD_ELSEWHERE = "global"
+HELD_NOWHERE = "missed"
+HOLDERS = (HELD_HERE, HELD_ELSEWHERE, HELD_NOWHERE)
+
+# What a decision did beside the other one it might have been.
+SAVED = "saved"
+LOST = "lost"
+EFFECTS = (SAVED, LOST)
 
 # Why a decision came out as it did.
 BY_POLICY = "policy"

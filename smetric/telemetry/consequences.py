@@ -1,0 +1,106 @@
+"""What decisions come to, seen from the paper's side: guards, stickiness, migrations, service levels, savings.
+
+Told of each decision, answer and end by `exchange.py`. What each of them counts is in its own file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smetric.telemetry import names
+from smetric.telemetry.forecast import ById, Forecasts, Rate
+from smetric.telemetry.guard_outcomes import GuardOutcomes
+from smetric.telemetry.migration import Migrations, migration_of
+from smetric.telemetry.savings import Savings
+from smetric.telemetry.series import Counts, Histograms
+from smetric.telemetry.service_level import ServiceLevel
+from smetric.telemetry.sessions import Sessions
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+    from smetric.policy.decision import Decision
+    from smetric.telemetry.record import DecisionRecord
+
+
+class Consequences:
+    """Hands what happens to those who count it.
+
+    Args:
+        service_level: the objective that streams are measured by.
+        rate: tokens of cost that an instance computes in a second, None while unknown.
+        by_id: the instance that has an id, or None.
+    """
+
+    def __init__(self, service_level: ServiceLevel, rate: Rate, by_id: ById) -> None:
+        self.sessions = Sessions()
+        self.migrations = Migrations()
+        self.savings = Savings()
+        self._guards = GuardOutcomes()
+        self._level = service_level
+        self._forecasts = Forecasts(rate, by_id)
+        self._hit_places = Counts(names.HIT_PLACES)
+        self._margins = Histograms(names.SCORE_MARGIN_RATIO)
+
+    def collectors(self) -> list[Collector]:
+        """Their series."""
+        savings, migrations = self.savings, self.migrations
+        return [
+            self._guards,
+            self._level.tokens,
+            self._hit_places,
+            self._margins,
+            self.sessions.turns,
+            migrations.migrations,
+            migrations.left_tokens,
+            savings.tokens,
+            savings.seconds,
+            savings.forecasts,
+            savings.forecast_seconds,
+        ]
+
+    def decided(self, record: DecisionRecord) -> None:
+        """A decision was made, in the tick it was made in: what it comes to is noted in *record*."""
+        decision = record.decision
+        if decision is None:
+            return
+        self._guards.decided(decision)
+        if record.instance is None:
+            return
+        record.migration = migration_of(record, self.sessions.last(record.request))
+        if record.migration is not None:
+            self.migrations.note(record, record.migration)
+        runner_up = decision.runner_up_index if decision.score is not None else None
+        if runner_up is not None:
+            self._count_margin(record.policy.name, decision, runner_up)
+        if record.rank == 0:
+            self._count_hits(record, decision)
+        record.forecast = self._forecasts.of(record, runner_up)
+
+    def answering(self, record: DecisionRecord) -> None:
+        """The chosen instance has begun to answer."""
+        if record.instance is not None:
+            self.sessions.served(record.request, record.instance.id, record.policy.name)
+
+    def ended(self, record: DecisionRecord, gap_s: float | None) -> None:
+        """The request has ended, *gap_s* seconds between the events of its stream on average."""
+        self._level.ended(record, gap_s)
+        self.savings.settle(record)
+
+    def _count_margin(self, policy: str, decision: Decision, runner_up: int) -> None:
+        assert decision.score is not None
+        mine, theirs = decision.score[decision.index], decision.score[runner_up]
+        largest = max(abs(mine), abs(theirs))
+        self._margins.of(policy).observe(abs(theirs - mine) / largest if largest else 0.0)
+
+    def _count_hits(self, record: DecisionRecord, decision: Decision) -> None:
+        """Where the prompt's tokens are, if the policy looked."""
+        best = record.best_hit()
+        if best is None:
+            return
+        policy, here = record.policy.name, int(decision.snapshot.cell("hit_len", decision.index) or 0)
+        length = max(record.request.prompt_len, best)
+        of = self._hit_places.of
+        of(policy, names.HELD_HERE).inc(here)
+        of(policy, names.HELD_ELSEWHERE).inc(max(0, best - here))
+        of(policy, names.HELD_NOWHERE).inc(length - max(best, here))

@@ -1,0 +1,87 @@
+"""What times to first token a decision could expect: of the chosen instance, and of the other one it might have been.
+
+The estimate is the prompts' cost that stands before the first token, by the rate the instance computes at
+(`smetric.fleet.prefill_cost`, `smetric.sources.prefill_rate`). What came of it is settled in `savings.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smetric.fleet.prefill_cost import prefill_cost, twice_attended
+
+if TYPE_CHECKING:
+    from smetric.fleet.instance import Instance
+    from smetric.policy.decision import Decision
+    from smetric.telemetry.record import DecisionRecord
+
+#: Tokens of cost that an instance computes in a second, None while unknown; and the instance that has an id.
+Rate = Callable[["Instance"], float | None]
+ById = Callable[[str], "Instance | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Times in seconds, tokens of the prompt; None where unknown.
+
+    Args:
+        ttft_s: expected of the chosen instance.
+        other: the id of the other one: the one a migration left, else the runner-up; empty where there is none.
+        other_ttft_s: expected of that one.
+        other_hit: tokens believed cached there.
+    """
+
+    ttft_s: float | None
+    other: str = ""
+    other_ttft_s: float | None = None
+    other_hit: int | None = None
+
+
+class Forecasts:
+    """Makes them, in the tick of the decision, after the chosen instance was charged.
+
+    Args:
+        rate: of instances.
+        by_id: finds them.
+    """
+
+    def __init__(self, rate: Rate, by_id: ById) -> None:
+        self._rate = rate
+        self._by_id = by_id
+
+    def of(self, record: DecisionRecord, runner_up: int | None) -> Forecast | None:
+        """The forecast of *record*; None where nothing can be said, as no hit was looked up.
+
+        Args:
+            record: the decision.
+            runner_up: index of the best of the others by score, None without one.
+        """
+        decision, instance = record.decision, record.instance
+        if decision is None or instance is None or record.request.prompts != 1:
+            return None
+        if record.hit_at(decision.index) is None:
+            return None
+        rate = self._rate(instance)
+        ttft_s = instance.unprefilled_cost() / rate if rate else None
+        at = _left(record, decision)
+        at = runner_up if at is None else at
+        if at is None:
+            return Forecast(ttft_s)
+        id, hit = decision.snapshot.ids[at], record.hit_at(at)
+        other, other_ttft_s = self._by_id(id), None
+        if other is not None and hit is not None and (rate := self._rate(other)):
+            length = record.request.prompt_len
+            new = max(0, length - hit)
+            own = prefill_cost(new, twice_attended(new, length), other.attention_tokens)
+            other_ttft_s = (other.unprefilled_cost() + own) / rate
+        return Forecast(ttft_s, id, other_ttft_s, hit)
+
+
+def _left(record: DecisionRecord, decision: Decision) -> int | None:
+    """Index of the instance that a migration left; None without one, or if it was no candidate."""
+    ids, migration = decision.snapshot.ids, record.migration
+    if migration is None or migration.source not in ids:
+        return None
+    return list(ids).index(migration.source)

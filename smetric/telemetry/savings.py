@@ -1,0 +1,154 @@
+"""What decisions cost or saved, by policy, rule and day: forecasts, settled by what became of the requests.
+
+Tokens are those found cached, beside what the other instance was believed to hold; seconds are the time to the first
+token, beside what was expected of that one. Forecasts are made in `forecast.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smetric.telemetry import names
+from smetric.telemetry.series import Counts
+
+if TYPE_CHECKING:
+    from smetric.telemetry.record import DecisionRecord
+
+#: Days kept, and accounts of all of them; the oldest goes first.
+MOST_DAYS = 31
+MOST_ACCOUNTS = 4096
+
+
+@dataclass(slots=True)
+class Account:
+    """One rule of one policy on one day.
+
+    Args:
+        decisions: its decisions whose requests have ended, forecast or not.
+        compared_tokens: those whose tokens could be compared.
+        saved_tokens: by how many more tokens were found cached; below 0 for fewer.
+        compared_seconds: those whose times could be compared.
+        saved_s: by how much sooner first tokens came; below 0 for later.
+        forecast: those whose own time was forecast.
+        predicted_s: the sum of these forecasts.
+        actual_s: the sum of what became of them.
+        migrations: those that went elsewhere.
+        left_tokens: what these left behind.
+    """
+
+    decisions: int = 0
+    compared_tokens: int = 0
+    saved_tokens: int = 0
+    compared_seconds: int = 0
+    saved_s: float = 0.0
+    forecast: int = 0
+    predicted_s: float = 0.0
+    actual_s: float = 0.0
+    migrations: int = 0
+    left_tokens: int = 0
+
+
+class Savings:
+    """Keeps the accounts.
+
+    Args:
+        now: Unix seconds; days are those of UTC.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._accounts: OrderedDict[tuple[str, str, str], Account] = OrderedDict()
+        self._day = ""
+        self._day_ends = 0.0
+        self.tokens = Counts(names.SAVINGS_TOKENS)
+        self.seconds = Counts(names.SAVINGS_SECONDS)
+        self.forecasts = Counts(names.FORECASTS)
+        self.forecast_seconds = Counts(names.FORECAST_SECONDS)
+
+    def settle(self, record: DecisionRecord) -> None:
+        """The request of *record* has ended."""
+        decision, request, forecast = record.decision, record.request, record.forecast
+        if decision is None or record.status != 200 or record.error_type:
+            return
+        account = self._account(record.policy.name, record.rule)
+        account.decisions += 1
+        if (migration := record.migration) is not None:
+            account.migrations += 1
+            account.left_tokens += migration.left_tokens or 0
+        if forecast is None:
+            return
+        if forecast.other_hit is not None:
+            usage, hit = record.usage, record.hit_at(decision.index)
+            found = usage.cached_tokens if usage is not None and usage.cached_tokens is not None else hit
+            if found is not None:
+                self._saved_tokens(record, account, found - forecast.other_hit)
+        # Only of a stream is the first byte the first token; a second attempt began late.
+        if not request.stream or record.rank or record.ttft_s is None:
+            return
+        actual_s = record.ttft_s - record.held_s - record.lookup_s
+        if forecast.ttft_s is not None:
+            account.forecast += 1
+            account.predicted_s += forecast.ttft_s
+            account.actual_s += actual_s
+            self.forecasts.of(record.policy.name).inc()
+            self.forecast_seconds.of(record.policy.name, "predicted").inc(forecast.ttft_s)
+            self.forecast_seconds.of(record.policy.name, "actual").inc(actual_s)
+        if forecast.other_ttft_s is not None:
+            saved_s = forecast.other_ttft_s - actual_s
+            account.compared_seconds += 1
+            account.saved_s += saved_s
+            effect = names.SAVED if saved_s >= 0 else names.LOST
+            self.seconds.of(record.policy.name, record.rule, effect).inc(abs(saved_s))
+
+    def report(self) -> list[dict[str, Any]]:
+        """All accounts as JSON values, the latest day first."""
+        rows = []
+        for (day, policy, rule), account in reversed(self._accounts.items()):
+            share = account.actual_s / account.predicted_s if account.predicted_s else None
+            rows.append(
+                {
+                    "day": day,
+                    "policy": policy,
+                    "rule": rule,
+                    "decisions": account.decisions,
+                    "tokens": {"compared": account.compared_tokens, "saved": account.saved_tokens},
+                    "seconds": {"compared": account.compared_seconds, "saved": round(account.saved_s, 3)},
+                    "forecast": {
+                        "count": account.forecast,
+                        "predicted_s": round(account.predicted_s, 3),
+                        "actual_s": round(account.actual_s, 3),
+                        "actual_of_predicted": round(share, 3) if share is not None else None,
+                    },
+                    "migrations": {"count": account.migrations, "left_tokens": account.left_tokens},
+                }
+            )
+        return rows
+
+    def _saved_tokens(self, record: DecisionRecord, account: Account, saved: int) -> None:
+        account.compared_tokens += 1
+        account.saved_tokens += saved
+        effect = names.SAVED if saved >= 0 else names.LOST
+        self.tokens.of(record.policy.name, record.rule, effect).inc(abs(saved))
+
+    def _account(self, policy: str, rule: str) -> Account:
+        now = self._now()
+        if now >= self._day_ends:
+            self._begin_day(now)
+        key = self._day, policy, rule
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = Account()
+            if len(self._accounts) > MOST_ACCOUNTS:
+                self._accounts.popitem(last=False)
+        return account
+
+    def _begin_day(self, now: float) -> None:
+        self._day = time.strftime("%Y-%m-%d", time.gmtime(now))
+        self._day_ends = (now // 86_400 + 1) * 86_400
+        oldest = time.strftime("%Y-%m-%d", time.gmtime(now - MOST_DAYS * 86_400))
+        while self._accounts and next(iter(self._accounts))[0] <= oldest:
+            self._accounts.popitem(last=False)

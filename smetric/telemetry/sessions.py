@@ -1,0 +1,65 @@
+"""Where each conversation was served last: for telemetry alone, no decision rests on it.
+
+Bounded; hashes only. How a prompt is hashed is in `smetric.prompt`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from smetric.telemetry import names
+from smetric.telemetry.series import Counts
+
+if TYPE_CHECKING:
+    from smetric.request import InferenceRequest
+
+#: Places remembered, by prompt and by session; the one that was asked for longest ago goes first.
+MOST = 1 << 16
+
+
+class Sessions:
+    """Remembers them, and counts whether later turns stay.
+
+    A conversation goes on from the request whose whole prompt is its own up to the last assistant turn; where a client
+    has edited its history, from the last one of the session that a header names.
+
+    Args:
+        most: places remembered.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._places: OrderedDict[int, str] = OrderedDict()
+        self.turns = Counts(names.SESSION_TURNS)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def last(self, request: InferenceRequest) -> str | None:
+        """The id of the instance that served the turn before *request*; None for a first turn, or if not known."""
+        if not request.turn:
+            return None
+        prompt = request.prompt
+        found = None
+        if prompt is not None and (question := prompt.hashes.question):
+            found = self._places.get(question)
+        if found is None and request.session:
+            found = self._places.get(hash(request.session))
+        return found
+
+    def served(self, request: InferenceRequest, instance: str, policy: str) -> None:
+        """*instance* has begun to answer *request*, which *policy* sent there."""
+        if (last := self.last(request)) is not None:
+            self.turns.of(policy, names.SAME_INSTANCE if last == instance else names.OTHER_INSTANCE).inc()
+        if request.session:
+            self._remember(hash(request.session), instance)
+        if request.prompt is not None and request.prompt.is_hashed:
+            self._remember(request.prompt.hashes.whole, instance)
+
+    def _remember(self, key: int, instance: str) -> None:
+        places = self._places
+        places[key] = instance
+        places.move_to_end(key)
+        if len(places) > self._most:
+            places.popitem(last=False)
