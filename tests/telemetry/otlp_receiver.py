@@ -19,6 +19,7 @@ class Received:
     span: Span
     attributes: dict[str, Any]
     resource: dict[str, Any]
+    scope: str
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ def receiving(status: int = 200) -> Iterator[Receiver]:
                 for scope_spans in resource_spans.scope_spans:
                     for span in scope_spans.spans:
                         attributes = {each.key: _plain(each.value) for each in span.attributes}
-                        receiver.spans.append(Received(span, attributes, resource))
+                        receiver.spans.append(Received(span, attributes, resource, scope_spans.scope.name))
             self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()
