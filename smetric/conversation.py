@@ -100,6 +100,7 @@ def render(
     last, before, previous = turns.last, turns.before, turns.previous
     least = size
     marks: list[Mark] = []
+    marked_from = known + len(decoded) - ends
     for number, message in enumerate(decoded, known):
         at, begin = len(pieces), size
         kind = text.add_message(message, number)
@@ -117,7 +118,7 @@ def render(
             previous = "result"
         else:
             previous = "other"
-        if number >= known + len(decoded) - ends:
+        if number >= marked_from:
             marks.append(Mark(number + 1, len(pieces), size, Turns(last, before, previous)))
     turn, question_bytes, history_bytes = before if previous in ("assistant", "item") else last
     if carried is not None and (not decoded or previous in ("assistant", "item") or (turn and question_bytes < least)):

@@ -151,35 +151,34 @@ def hash_of(text: bytes) -> int:
     return xxhash.xxh3_64_intdigest(text, _SALT)
 
 
+#: The hash of no text.
+NOTHING = hash_of(b"")
+
+
 def parts_of(
     pieces: Sequence[Text], outline: Outline, *, salt: int = 0, template: int = 0, before: Parts | None = None
 ) -> Parts:
     """Hash the parts of a conversation rendered as *pieces*, which go on from the parts *before*, in one pass."""
     digest_of, is_tools, is_result = xxhash.xxh3_64_intdigest, Kind.TOOLS, Kind.TOOL_RESULT  # looked up once
-    hashes: list[int] = []
-    kinds = bytearray()
-    places: list[int] = []
-    ends: list[int] = []
+    found: list[tuple[int, int, int, int]] = []  # of each part: hash, kind, place, end
     size = before.size if before is not None else 0
     messages_from = 0
     begins = outline.begins
     ahead = (*begins[1:], (len(pieces), None, 0))
     for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=False)):
         if number == outline.messages_from:
-            messages_from = len(hashes)
+            messages_from = len(found)
+        part = pieces[start:stop]
         if kind is is_tools:
-            for tool in _tools(pieces[start]):
-                hashes.append(digest_of(tool, _SALT))
-                kinds.append(kind)
-                places.append(place)
+            for tool in _tools(part[0]):
                 size += len(tool)
-                ends.append(size)
-            size = len(pieces[start])
+                found.append((digest_of(tool, _SALT), kind, place, size))
+            size = len(part[0])
             continue
         digest = _SALT
-        for piece in pieces[start:stop]:
+        for piece in part:
             digest = digest_of(piece, digest)
-            size += len(piece)
+        size += sum(map(len, part))
         # The mark of a message that begins with a tool result says nothing of its own.
         is_bare = (
             next_kind is is_result
@@ -188,35 +187,21 @@ def parts_of(
             and (number <= outline.messages_from or begins[number - 1][2] != place)
         )
         if stop > start and not is_bare:
-            hashes.append(digest)
-            kinds.append(kind)
-            places.append(place)
-            ends.append(size)
+            found.append((digest, kind, place, size))
     if outline.messages_from >= len(begins):
-        messages_from = len(hashes)
-    if before is not None:
-        return Parts(
+        messages_from = len(found)
+    hashes, kinds, places, ends = zip(*found, strict=True) if found else ((), (), (), ())
+    if before is None:
+        table = array("Q", hashes), bytes(kinds), array("I", places), array("Q", ends)
+    else:
+        messages_from = before.messages_from
+        table = (
             before.hashes + array("Q", hashes),
-            before.kinds + kinds,
+            before.kinds + bytes(kinds),
             before.places + array("I", places),
             before.ends + array("Q", ends),
-            before.messages_from,
-            outline.field,
-            size,
-            salt,
-            template,
         )
-    return Parts(
-        array("Q", hashes),
-        bytes(kinds),
-        array("I", places),
-        array("Q", ends),
-        messages_from,
-        outline.field,
-        size,
-        salt,
-        template,
-    )
+    return Parts(*table, messages_from, outline.field, size, salt, template)
 
 
 def _tools(text: Text) -> list[memoryview]:

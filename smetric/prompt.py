@@ -25,6 +25,7 @@ IMAGE_BYTES = 4096
 #: How much of a part is seen by who asks what the last message is: pieces, and bytes of each.
 _PIECES_SEEN = 4
 _BYTES_SEEN = 4096
+_NONE = array("Q")
 
 
 class Prompt:
@@ -46,6 +47,7 @@ class Prompt:
     __slots__ = (
         "_carrying",
         "_hashes",
+        "_known_bytes",
         "_outline",
         "_pieces",
         "bytes_per_token",
@@ -83,13 +85,11 @@ class Prompt:
         #: hashes of its blocks of token ids, and how many ids it has. By the tokens of a block, 0 for blocks of text.
         self.held_before: dict[int, tuple[list[tuple[int, int]], int]] = {}
         self.token_blocks: dict[int, tuple[Sequence[int], int]] = {}
+        carried = carrying.carried if carrying is not None else None
+        #: Rendered bytes before the pieces, whole blocks.
+        self._known_bytes = carried.mark.size // BLOCK_BYTES * BLOCK_BYTES if carried is not None else 0
         #: Rendered bytes.
-        self.size = self._known_bytes() + sum(map(len, pieces))
-
-    def _known_bytes(self) -> int:
-        """Rendered bytes before the pieces, whole blocks."""
-        carried = self._carrying.carried if self._carrying is not None else None
-        return carried.mark.size // BLOCK_BYTES * BLOCK_BYTES if carried is not None else 0
+        self.size = self._known_bytes + sum(map(len, pieces))
 
     def tokens(self, rendered_bytes: int) -> int:
         """How many whole tokens *rendered_bytes* of this prompt are."""
@@ -98,6 +98,8 @@ class Prompt:
 
     def whole_blocks(self, rendered_bytes: int, block_size: int) -> int:
         """How many tokens *rendered_bytes* of this prompt are, floored to blocks of *block_size* tokens."""
+        if not rendered_bytes:
+            return 0
         tokens = min(self.tokens(rendered_bytes), self.length)
         return tokens - tokens % block_size
 
@@ -109,7 +111,7 @@ class Prompt:
     @property
     def length(self) -> int:
         """Tokens of the prompt, at least 1."""
-        return max(1, self.tokens(self.size))
+        return self.tokens(self.size) or 1
 
     @property
     def beginning(self) -> int:
@@ -128,7 +130,7 @@ class Prompt:
         """Computed when first asked for, in one pass over the text."""
         if self._hashes is None:
             assert self._pieces is not None, "the text was let go before anybody asked for its hashes"
-            known, blocks = self._known_bytes(), array("Q")
+            known, blocks = self._known_bytes, _NONE
             if known:
                 assert self._carrying is not None
                 assert self._carrying.carried is not None
@@ -197,10 +199,14 @@ class Hashes(NamedTuple):
 def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int, known: array[int]) -> Hashes:
     """The hashes of a prompt that goes on with *pieces*, of *size* bytes, from the blocks that are *known*."""
     hash_of = xxhash.xxh3_64_intdigest
+    first = last = known[-1] if known else hash_of(key)
+    if size < BLOCK_BYTES:
+        text = b"".join(pieces)
+        asked = question_bytes - len(known) * BLOCK_BYTES
+        return Hashes(known, hash_of(text, first), hash_of(text[:asked], first) if question_bytes else 0)
     if size <= CHUNK_BYTES:
         pieces = (b"".join(pieces),)
     blocks: list[int] = []
-    first = last = known[-1] if known else hash_of(key)
     left = b""  # of the chunks before, and fills no block
     for chunk in _chunks(pieces) if size > CHUNK_BYTES else pieces:
         view, start = memoryview(chunk), 0

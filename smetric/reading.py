@@ -6,6 +6,7 @@ business: what it might accept passes, and what is passed on is the body as it c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -49,16 +50,20 @@ MAX_HEADER_VALUE = 256
 #: Most sequences one request is counted as; the engine judges whether it takes that many.
 MAX_PROMPTS = 65536
 #: Fields from which engines render more than the conversation itself.
-_TEMPLATE_FIELDS = (
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "reasoning",
-    "reasoning_effort",
-    "thinking",
-    "tool_choice",
+_TEMPLATE_FIELDS = frozenset(
+    {
+        "chat_template",
+        "chat_template_kwargs",
+        "documents",
+        "reasoning",
+        "reasoning_effort",
+        "thinking",
+        "tool_choice",
+    }
 )
 _REFUSED = ("kv_transfer_params", "ec_transfer_params")
+#: Found in names, each on a line, where one of them may be what `_refuse_engines_own` refuses.
+_OF_ENGINES = re.compile(r"^(?:kv_transfer_params|ec_transfer_params|bootstrap_)", re.MULTILINE)
 _QUOTE = ord('"')
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
 _STRING = msgspec.json.Decoder(str)
@@ -138,13 +143,8 @@ def _read_body(
         if api is Api.OTHER:
             return
         raise
-    for name in found:
-        if (name in _REFUSED or name.startswith("bootstrap_")) and not is_null(found[name]):
-            raise RequestError(
-                "`kv_transfer_params`, `ec_transfer_params` and `bootstrap_…` are set between engines, never by "
-                "clients; send the request without them",
-                param=name if name in _REFUSED else None,
-            )
+    if _OF_ENGINES.search("\n".join(found)) is not None:
+        _refuse_engines_own(found)
     request.model = string(found, "model")
     request.stream = bytes(found.get("stream", b"")) in _TRUE
     if api is Api.OTHER:
@@ -155,15 +155,16 @@ def _read_body(
     request.served = served = reading.aliases.get(request.model, request.model)
     bytes_per_token = ratio.of(served)
     salt = bytes(found.get("cache_salt", b""))
-    if salt.startswith(b'"'):
+    if salt[:1] == b'"':
         request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
     key = b"%b\0%b" % (served.encode(), salt)
     if api is Api.COMPLETIONS:
         prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
     else:
         prompts = 1
-        given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in _TEMPLATE_FIELDS if name in found]
-        request.template_args = b",".join(given)
+        if not _TEMPLATE_FIELDS.isdisjoint(found):
+            given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in sorted(_TEMPLATE_FIELDS & found.keys())]
+            request.template_args = b",".join(given)
         request.prompt = prompt = _conversation_prompt(request, text, found, screened, key, carried, bytes_per_token)
         request.prompt_len = prompt.length
         request.est_hit = prompt.whole_blocks(prompt.history_bytes, reading.block_size)
@@ -175,6 +176,17 @@ def _read_body(
         request.pinned_to = _pinned_to(found)
         if request.pinned_to:
             request.turn = request.est_hit = None
+
+
+def _refuse_engines_own(found: dict[str, Raw]) -> None:
+    """Refuse what engines tell each other, whoever sends it."""
+    for name, value in found.items():
+        if (name in _REFUSED or name.startswith("bootstrap_")) and not is_null(value):
+            raise RequestError(
+                "`kv_transfer_params`, `ec_transfer_params` and `bootstrap_…` are set between engines, never by "
+                "clients; send the request without them",
+                param=name if name in _REFUSED else None,
+            )
 
 
 def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], reading: Reading) -> int | None:

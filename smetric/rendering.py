@@ -137,17 +137,20 @@ class Rendering:
         pieces.append(mark)
         if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
             self._add_value(message.reasoning_content)
-        if message.content:
+        content = message.content
+        if content and self._is_plain and (text := memoryview(content))[0] == _QUOTE:
+            pieces.append(text[1:-1])
+        elif content:
             results: list[int] = []  # where each tool result begins and ends
-            self._add_content(message.content, results, 0)
+            self._add_content(content, results, 0)
             for index, boundary in enumerate(results):
                 self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
         if message.tool_calls:
             pieces.append(memoryview(message.tool_calls))
         if message.type is not None:
-            for content in (message.summary, message.name, message.arguments, message.output):
-                if content:
-                    self._add_content(content, [], 0)
+            for field in (message.summary, message.name, message.arguments, message.output):
+                if field:
+                    self._add_content(field, [], 0)
         return turn
 
     def _add_value(self, value: Raw) -> bool:

@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from smetric.block_keys import BlockKeys
-from smetric.parts import Parts, hash_of
+from smetric.parts import NOTHING, Parts, hash_of
 from smetric.prompt import Prompt
 
 
@@ -100,7 +100,8 @@ class InferenceRequest:
         """An answer has begun: nothing is looked up for this request any more, so its text is let go."""
         self.body = None
         if self.prompt is not None:
-            salt, template = hash_of(self.cache_salt.encode()), hash_of(self.template_args)
+            salt = hash_of(self.cache_salt.encode()) if self.cache_salt else NOTHING
+            template = hash_of(self.template_args) if self.template_args else NOTHING
             self.parts = self.prompt.summarise(salt=salt, template=template)
         self.template_args = b""
 

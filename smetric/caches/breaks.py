@@ -8,7 +8,6 @@ conversations, evictions and requests that were served elsewhere are no breaks.
 from __future__ import annotations
 
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +32,8 @@ SHORT_OF_PROMPT = 0.02
 #: A hit may end this share of the prompt behind the part that broke it: lengths are estimated, caches hold blocks.
 SLACK = 0.1
 
+#: Kinds of messages that a conversation without a name is known by.
+_FIRSTS = (Kind.USER, Kind.ASSISTANT)
 _TEMPLATE = ("template", "template arguments")
 _SALT = ("cache_salt", "cache_salt")
 
@@ -160,15 +161,16 @@ class CacheBreaks:
 
         A second turn may share none, if the first message was edited: then the one that shares its tools or system.
         """
+        longest = -1
         for key in keys:
             # As a rule the last request of the conversation is found at once, and this one goes on where it ended.
-            going_on = [
-                trail
-                for trail in self._by_key.get(key, ())
-                if trail.parts.salt == parts.salt and trail.parts.is_beginning_of(parts)
-            ]
-            if going_on:
-                return max(going_on, key=lambda trail: len(trail.parts.hashes))
+            going_on = None
+            for trail in self._by_key.get(key, ()):
+                theirs = trail.parts
+                if theirs.salt == parts.salt and theirs.is_beginning_of(parts) and len(theirs.hashes) > longest:
+                    going_on, longest = trail, len(theirs.hashes)
+            if going_on is not None:
+                return going_on
         alike = list({id(trail): trail for key in keys for trail in self._by_key.get(key, ())}.values())
         best: _Trail | None = None
         most = (0, False, 0)
@@ -263,8 +265,8 @@ def _keys(request: InferenceRequest, parts: Parts) -> tuple[int, ...]:
     if request.session:
         return (xxhash.xxh3_64_intdigest(request.session.encode(), xxhash.xxh3_64_intdigest(served)),)
     seed = xxhash.xxh3_64_intdigest(served, 1)
-    firsts = [parts.first(kind) for kind in (Kind.USER, Kind.ASSISTANT)]
-    return tuple(xxhash.xxh3_64_intdigest(array("Q", [first]).tobytes(), seed) for first in firsts if first is not None)
+    # What is a hash already is only told apart by the model.
+    return tuple([seed ^ first for kind in _FIRSTS if (first := parts.first(kind)) is not None])
 
 
 def _bounded(place: str) -> str:

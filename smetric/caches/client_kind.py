@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 #: What every client becomes that is not in the list, and one that does not say.
 OTHER = "other"
@@ -38,6 +39,12 @@ def client_kind(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """One of `KINDS` for a request with these *headers*, whose names are in lower case."""
     for name, value in headers:
         if name == b"user-agent":
-            product = value[:32].lower()
-            return next((kind for beginning, kind in _PRODUCTS if product.startswith(beginning)), OTHER)
+            return _kind_of(value[:32])
     return OTHER
+
+
+@lru_cache(1024)
+def _kind_of(product: bytes) -> str:
+    """Most requests come from a few kinds of clients."""
+    product = product.lower()
+    return next((kind for beginning, kind in _PRODUCTS if product.startswith(beginning)), OTHER)
