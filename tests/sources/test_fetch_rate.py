@@ -1,0 +1,108 @@
+"""How fast cached tokens come from elsewhere: what the prefill does not account for."""
+
+from __future__ import annotations
+
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.sources.fetch_rate import KEPT, LEAST_TOKENS, FetchRates
+from smetric.sources.prefill_rate import FEWEST, FRESH_S, PrefillRates
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def measured(clock: Clock, rate: float = 10_000) -> tuple[PrefillRates, Instance]:
+    """An instance that computes *rate* tokens a second, and is known to."""
+    rates, instance = PrefillRates(clock), Instance("a", "http://a", attention_tokens=1e15)
+    for _ in range(FEWEST):
+        lease = instance.charge(1, 1000, 0)
+        rates.first_token(lease, 1000 / rate)
+        lease.release()
+    return rates, instance
+
+
+def fetch(rates: FetchRates, instance: Instance, seconds: float, *, stored: int = 4000, length: int = 5000) -> None:
+    lease = instance.charge(1, length, 0, stored=stored)
+    rates.first_token(lease, seconds)
+    lease.release()
+
+
+def test_what_the_prefill_does_not_account_for_was_spent_on_the_fetch() -> None:
+    clock = Clock()
+    prefill, instance = measured(clock)
+    rates = FetchRates(prefill, clock=clock)
+    for _ in range(FEWEST):
+        fetch(rates, instance, 0.1 + 0.2)  # 1,000 tokens are computed, 4,000 fetched
+    other = Instance("b", "http://b")
+    cells, stamps = rates.measure("fetch_rate", [instance, other])
+    assert cells == [pytest.approx(20_000)] * 2
+    assert stamps == [1000.0, 1000.0]
+
+
+def test_the_prefill_that_stood_before_it_is_accounted_for_too() -> None:
+    clock = Clock()
+    prefill, instance = measured(clock)
+    rates = FetchRates(prefill, clock=clock)
+    instance.charge(1, 3000, 0)
+    for _ in range(FEWEST):
+        fetch(rates, instance, 0.3 + 0.1 + 0.2)
+    assert rates.rate() == pytest.approx(20_000)
+
+
+def test_few_fetches_small_ones_and_old_ones_say_nothing() -> None:
+    clock = Clock()
+    prefill, instance = measured(clock)
+    rates = FetchRates(prefill, clock=clock)
+    for _ in range(FEWEST - 1):
+        fetch(rates, instance, 0.3)
+    for _ in range(20):
+        fetch(rates, instance, 0.3, stored=LEAST_TOKENS - 1)
+    assert rates.rate() is None
+    fetch(rates, instance, 0.3)
+    assert rates.rate() is not None
+    clock.now += FRESH_S + 1
+    assert rates.rate() is None
+
+
+def test_without_a_prefill_rate_a_fetch_cannot_be_told_from_computing() -> None:
+    clock = Clock()
+    rates, instance = FetchRates(PrefillRates(clock), clock=clock), Instance("a", "http://a")
+    for _ in range(2 * FEWEST):
+        fetch(rates, instance, 0.3)
+    assert rates.rate() is None
+
+
+def test_the_last_fetches_count_and_one_that_took_no_time_is_no_division_by_nothing() -> None:
+    clock = Clock()
+    prefill, instance = measured(clock)
+    rates = FetchRates(prefill, clock=clock)
+    for _ in range(50):
+        fetch(rates, instance, 3.0)
+    for _ in range(KEPT):
+        fetch(rates, instance, 0.05)
+    assert rates.rate() == pytest.approx(4_000_000)
+
+
+def test_a_configured_rate_is_the_rate() -> None:
+    rates = FetchRates(PrefillRates(), configured=50_000)
+    assert rates.measure("fetch_rate", [Instance("a", "http://a")]) == ([50_000.0], None)
+
+
+def test_while_it_is_unknown_the_prefill_rate_stands_in() -> None:
+    clock = Clock()
+    prefill, instance = measured(clock)
+    fleet = Fleet([instance, Instance("b", "http://b")], VOCABULARY, clock=clock)
+    fleet.measured_by(prefill)
+    fleet.measured_by(FetchRates(prefill, clock=clock))
+    snapshot = fleet.snapshot(fleet.instances, ["fetch_rate", "prefill_rate"], {}, 100)
+    assert snapshot.columns["fetch_rate"] == snapshot.columns["prefill_rate"] == [pytest.approx(10_000)] * 2
+    assert snapshot.is_known("fetch_rate") == [False, False]
+    assert snapshot.is_known("prefill_rate") == [True, False]
