@@ -12,7 +12,7 @@ from tests.policy.mutants import Trial, mutants
 
 SHIPPED = list(shipped_policies().values())
 #: Mutants of each policy tried in a normal run.
-SAMPLE = 5
+SAMPLE = 3
 
 
 def _survivors(path: Path, sample: int | None, situations: int) -> list[str]:
@@ -25,7 +25,7 @@ def _survivors(path: Path, sample: int | None, situations: int) -> list[str]:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_some_mutants_of_a_policy_are_caught(path: Path) -> None:
-    assert _survivors(path, SAMPLE, 400) == []
+    assert _survivors(path, SAMPLE, 200) == []
 
 
 @pytest.mark.soak
@@ -37,6 +37,6 @@ def test_all_mutants_of_a_policy_are_caught(path: Path) -> None:
 def test_a_policy_without_tests_catches_nothing(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text("policy p\nroute argmin(requests) when req.turn < 3\nroute argmax(requests)\n")
-    changes = _survivors(path, None, 400)
+    changes = _survivors(path, None, 200)
     assert "line 2: `argmin` → `argmax`" in changes
     assert "line 2: `3` → `6`" in changes
