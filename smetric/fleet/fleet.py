@@ -172,6 +172,9 @@ class Fleet:
         """*snapshot*, taken in this very tick, with what was looked up since; arguments as of `snapshot`."""
         columns, known, origins = {**snapshot.columns}, {**snapshot.known}, {**snapshot.origins}
         for name, (cells, origins[name]) in found.items():
+            if None not in cells and min(cells) >= 0 and max(cells) <= prompt_len:  # as nearly always
+                columns[name], known[name] = list(cells), None
+                continue
             bounded = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
             columns[name], known[name] = self._features[name].fill(bounded)
         return Snapshot(snapshot.ids, columns, known, snapshot.stamps, origins, snapshot.now)

@@ -78,10 +78,13 @@ class Observer:
     async def _look_up(self, record: DecisionRecord, missing: frozenset[str], prompt_len: int, began: float) -> None:
         request, decision = record.request, record.decision
         assert decision is not None
-        candidates = [instance for id in decision.snapshot.ids if (instance := self._fleet.get(id)) is not None]
+        ids = decision.snapshot.ids
+        candidates = [instance for instance in map(self._fleet.get, ids) if instance is not None]
+        if len(candidates) < len(ids):
+            return  # who is gone cannot be asked
         columns, _ = await self._lookups.of(request, missing, candidates)
-        # Once an answer has begun, what sources know may be of this very prompt. And who is gone cannot be asked.
-        if request.body is not None and len(candidates) == len(decision.snapshot.ids):
+        # Once an answer has begun, what sources know may be of this very prompt.
+        if request.body is not None:
             found = {name: column.over(candidates) for name, column in columns.items()}
-            snapshot = self._fleet.snapshot(candidates, missing, found, prompt_len)
+            snapshot = self._fleet.with_found(Snapshot(ids, {}, now=self._fleet.clock()), found, prompt_len)
             record.beside = (*record.beside, (snapshot, self._clock() - began))
