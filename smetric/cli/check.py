@@ -22,7 +22,7 @@ from smetric.policy.properties import PROPERTIES, UnknownProperty, promised
 
 
 @click.command()
-@click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
+@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
 @click.option("-v", "--verbose", is_flag=True, help="Say of each policy what it reads, and when it looks things up.")
 @click.option(
     "--format",

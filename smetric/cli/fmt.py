@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from smetric.cli.policy_argument import PolicySource, read_file, read_standard_input
+from smetric.cli.policy_argument import PolicySource, policies_below, read_file, read_standard_input
 from smetric.errors import ConfigError
 from smetric.policy import PolicyError
 from smetric.policy.layout import format_text
@@ -59,9 +59,7 @@ def _policies_at(path: str) -> Iterator[Path | None]:
     if path == "-":
         yield None
     elif os.path.isdir(path):
-        for folder, below, files in os.walk(path):
-            below[:] = sorted(name for name in below if not name.startswith("."))
-            yield from (Path(folder, name) for name in sorted(files) if name.endswith(".policy"))
+        yield from policies_below(Path(path))
     elif os.path.exists(path):
         yield Path(path)
     else:

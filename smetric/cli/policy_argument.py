@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +51,31 @@ class PolicySource:
 
 
 def read_all(arguments: tuple[str, ...]) -> list[PolicySource]:
-    """The policies that *arguments* name; all shipped ones when there are none."""
-    return [read_one(argument) for argument in arguments or shipped_policies()]
+    """The policies and libraries that *arguments* name, each once; all shipped policies when there are none.
+
+    A folder stands for all policy files in it and below it.
+
+    Raises:
+        ConfigError: there is no such policy, it cannot be read, or a folder holds none.
+    """
+    found: dict[str, PolicySource] = {}
+    for argument in arguments or shipped_policies():
+        if argument not in shipped_policies() and os.path.isdir(argument):
+            files = {policy_of(path) for path in policies_below(Path(argument))}
+            if not files:
+                raise ConfigError(f"policy {argument}: no policy files in this folder")
+            sources = [read_file(path) for path in sorted(files)]
+        else:
+            sources = [read_one(argument)]
+        found |= {source.path: source for source in sources}
+    return list(found.values())
+
+
+def policies_below(folder: Path) -> Iterator[Path]:
+    """All policy files in *folder* and those below it that are not hidden."""
+    for path, below, files in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        yield from (Path(path, name) for name in sorted(files) if name.endswith(".policy"))
 
 
 def read_one(argument: str) -> PolicySource:

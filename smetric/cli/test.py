@@ -15,7 +15,7 @@ from smetric.policy.testing import TestResult, suite_of
 
 
 @click.command()
-@click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
+@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
 @click.option("-v", "--verbose", is_flag=True, help="Name the tests that passed, too.")
 @click.option("-k", "only", metavar="TEXT", help="Run the tests whose sentence contains TEXT, in any case.")
 @click.option(

@@ -103,7 +103,6 @@ def test_check_says_what_a_policy_reads_and_when_it_looks_up(good: str) -> None:
         ("smetrik", "policy smetrik: no such shipped policy; did you mean smetric?"),
         ("nothing_like_it", "; shipped: "),
         ("./none.policy", "policy none.policy: cannot be read: No such file or directory"),
-        ("/", "policy /: not a regular file"),
     ],
 )
 def test_a_policy_that_is_not_there_is_a_usage_error(argument: str, message: str) -> None:
@@ -432,6 +431,22 @@ def test_a_promise_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> None:
     result = run("check", "--prove", str(path))
     assert result.exit_code == 2
     assert f"{path}: it holds `ballanced`: no such property; did you mean balanced?" in result.output
+
+
+def test_a_folder_stands_for_all_its_policies_and_libraries(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "deep" / "p.policy").write_text(GOOD)
+    (tmp_path / "deep" / "p.test.policy").write_text("policy mine\n")
+    (tmp_path / "common.policy").write_text("library common\ndef near(x) = x\n")
+    (tmp_path / ".hidden" / "bad.policy").write_text(BAD)
+    assert run("check", str(tmp_path)).exit_code == 0
+    files = json.loads(run("check", "--format", "json", str(tmp_path)).stdout)["files"]
+    assert [file["file"] for file in files] == [f"{tmp_path}/common.policy", f"{tmp_path}/deep/p.policy"]
+    assert run("test", str(tmp_path)).stdout.endswith("1 passed, 0 failed\n")
+    (tmp_path / "none").mkdir()
+    empty = run("check", str(tmp_path / "none"))
+    assert (empty.exit_code, "no policy files in this folder" in empty.output) == (2, True)
 
 
 def test_libraries_are_found_beside_the_file_and_checked_on_their_own(tmp_path: Path) -> None:
