@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from smetric.features import VOCABULARY
 from smetric.live.migration import moved_from
-from smetric.live.row import row
+from smetric.live.row import row, shadow_of
 from smetric.policy import NEVER, Decision
 from smetric.policy.candidate_table import columns_of, score_name
-from smetric.policy.explain import guard_numbers
+from smetric.policy.explain import guard_numbers, summary
 from smetric.policy.figure import figure
 from smetric.telemetry.decisions import full
 
@@ -36,6 +36,10 @@ def account(record: DecisionRecord) -> dict[str, Any]:
         "params": {name: figure(param.value) for name, param in record.policy.params.items()},
         "hit": {"tokens": hit[0], "source": hit[1] or None} if hit is not None else None,
         "prompts": request.prompts,
+        "shadows": [
+            {**shadow_of(one), "sentence": summary(one.decision) if one.decision is not None else one.choice}
+            for one in record.shadowed
+        ],
     }
     if decision is not None:
         result |= {"rules": rules(decision), "table": table(decision, moved_from(record))}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from smetric.fleet.instance import Instance
+from smetric.telemetry import names
 
 if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
@@ -36,6 +37,8 @@ class _Second:
     predicted: int = 0
     actual: int = 0
     prompts: int = 0
+    #: By policy in shadow: how often it agreed, and how often it had an answer.
+    shadows: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -87,6 +90,10 @@ class Figures:
         for record in ended:
             if record.ttft_s is not None and len(second.ttfts) < _MOST_TIMES:
                 second.ttfts.append(record.ttft_s)
+            for one in record.shadowed:
+                if one.decision is not None:
+                    agreed, answered = second.shadows.get(one.policy.name, (0, 0))
+                    second.shadows[one.policy.name] = (agreed + (one.answer == names.AGREES), answered + 1)
             usage, hit = record.usage, record.hit()
             if hit is None or usage is None or usage.cached_tokens is None or not usage.prompt_tokens:
                 continue
@@ -147,6 +154,11 @@ class Figures:
         for second in window:
             sent.update(second.instances)
             outcomes.update(second.outcomes)
+        shadows: dict[str, tuple[int, int]] = {}
+        for second in window:
+            for name, (agreed, answered) in second.shadows.items():
+                before = shadows.get(name, (0, 0))
+                shadows[name] = (before[0] + agreed, before[1] + answered)
         decisions = sum(second.decisions for second in window)
         ttfts = sorted(time for second in window for time in second.ttfts)
         evaluations = sorted(time for second in window for time in second.evaluations)
@@ -168,6 +180,7 @@ class Figures:
             "predicted": _share(sum(second.predicted for second in window), prompts),
             "actual": _share(sum(second.actual for second in window), prompts),
             "age_s": max(ages, default=None),
+            "shadows": {name: _share(agreed, answered) for name, (agreed, answered) in sorted(shadows.items())},
             "instances": rows,
         }
 

@@ -14,8 +14,8 @@ from smetric.live.account import rules
 from smetric.policy import Policy
 from smetric.policy.explain import explain, summary
 from smetric.policy_file import PolicyFile
-from smetric.records.recent import what_if
-from smetric.records.situation import NotRecorded
+from smetric.records.ring import recorded
+from smetric.records.situation import Judge, NotRecorded, lag_of
 from smetric.telemetry.record import DecisionRecord
 
 #: Seconds for which a policy once loaded is used again, whatever its file says by then.
@@ -51,10 +51,12 @@ class Others:
         """
         policy = await self._policy(name)
         result: dict[str, Any] = {"policy": f"{policy.name}@{policy.digest}", "asked": name}
-        found = what_if(record, policy)
-        if isinstance(found, NotRecorded):
-            return result | {"answerable": False, "why": str(found)}
-        decision = found.decision
+        seen = next(recorded([record], [policy]), None)
+        if seen is None or not seen.line.ids:
+            return result | {"answerable": False, "why": "not answerable: no policy ran"}
+        decision = Judge(policy).decide(seen)
+        if isinstance(decision, NotRecorded):
+            return result | {"answerable": False, "why": str(decision)}
         chosen = record.instance.id if record.instance is not None else None
         score = decision.score
         return result | {
@@ -67,7 +69,7 @@ class Others:
             "rules": rules(decision),
             "scores": {decision.snapshot.ids[i]: score[i] for i in decision.ranked[:256]} if score is not None else {},
             "explanation": explain(decision),
-            "lag_s": found.lag_s,
+            "lag_s": lag_of(seen.line, decision),
         }
 
     async def _policy(self, name: str) -> Policy:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from smetric.live.migration import moved_from
 from smetric.live.wish import margin_of
-from smetric.telemetry import attributes
+from smetric.telemetry import attributes, names
 from smetric.telemetry.decisions import brief
 
 if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
+    from smetric.telemetry.shadowed import Shadowed
 
 
 def row(record: DecisionRecord) -> dict[str, Any]:
@@ -27,7 +28,14 @@ def row(record: DecisionRecord) -> dict[str, Any]:
         "left_behind": moved[1] if moved is not None else None,
         "hit": hit[0] if hit is not None else None,
         "margin": round(margin, 4) if margin is not None else None,
+        "shadows": [shadow_of(one) for one in record.shadowed],
     }
+
+
+def shadow_of(shadowed: Shadowed) -> dict[str, Any]:
+    """What a policy in shadow would have done; `agrees` is None where it could not answer."""
+    agrees = {names.AGREES: True, names.DIFFERS: False}.get(shadowed.answer)
+    return {"policy": shadowed.policy.name, "choice": shadowed.choice, "agrees": agrees}
 
 
 def ending(record: DecisionRecord) -> dict[str, Any]:
@@ -40,4 +48,5 @@ def ending(record: DecisionRecord) -> dict[str, Any]:
         "duration_s": record.duration_s,
         "error_type": record.error_type or None,
         "cached": usage.cached_tokens if usage is not None else None,
+        "shadows": [shadow_of(one) for one in record.shadowed],
     }

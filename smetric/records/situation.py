@@ -31,17 +31,17 @@ class NotRecorded:
         return f"not answerable: {', '.join(sorted(self.names))} not read"
 
 
-class Unread(Exception):
+class _Unread(Exception):
     """A policy got to a feature that was not recorded."""
 
 
-class Columns(dict[str, list[Any]]):
+class _Columns(dict[str, list[Any]]):
     """Features by name; asking for one that was not recorded ends the evaluation."""
 
     __slots__ = ()
 
     def __missing__(self, name: str) -> list[Any]:
-        raise Unread(name)
+        raise _Unread(name)
 
 
 class Judge:
@@ -84,7 +84,7 @@ class Judge:
         try:
             snapshot = _snapshot(line, is_recorded=self._is_recorded)
             decided = self.policy.decide(snapshot, request, cursors, line.seed)
-        except Unread as unread:
+        except _Unread as unread:
             return NotRecorded(frozenset(unread.args))
         except TypeError as error:
             raise ConfigError(
@@ -106,7 +106,7 @@ class Judge:
 
 def _snapshot(line: DecisionLine, *, is_recorded: bool) -> Snapshot:
     """The snapshot that *line* was decided on; with what was looked up later, unless *is_recorded*."""
-    columns = Columns(id=line.ids)
+    columns = _Columns(id=line.ids)
     known: dict[str, list[bool] | None] = {}
     stamps: dict[str, list[float | None]] = {}
     origins: dict[str, list[str]] = {}

@@ -79,7 +79,7 @@ export class Decision {
     } catch {
       return; // it is no longer kept; what is shown stays
     }
-    if (this.id === id) this.box.querySelector(".about")?.replaceWith(this.facts(data));
+    if (this.id === id) this.box.querySelector(".details")?.replaceWith(this.facts(data));
   }
 
   closer() {
@@ -110,7 +110,7 @@ export class Decision {
     ];
     return make(
       "dl",
-      { class: "about" },
+      { class: "details" },
       ...list.filter(Boolean).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
       make("div", {}, make("dt", {}, "decision"), make("dd", {}, copied(data.id))),
       data.trace_id ? make("div", {}, make("dt", {}, "trace"), make("dd", {}, copied(data.trace_id), " ", link)) : null,

@@ -107,8 +107,11 @@ export class List {
     put(cells.rule, data.rule ?? data.outcome);
     put(cells.about, `${data.turn === null ? "" : data.turn === 0 ? "first turn, " : `turn ${data.turn}, `}${count(data.prompt_len)} tokens`);
     put(cells.hit, data.hit === null ? "" : `hit ${count(data.hit)}`);
-    const why = data.moved_from ? `moved from ${data.moved_from}` : (data.failed_guard ?? "");
-    put(cells.why, why && data.failed_guard ? `✗ ${data.failed_guard}${data.moved_from ? `: ${why}` : ""}` : why);
+    const reasons = [
+      data.moved_from ? `✗ ${data.failed_guard ?? data.rule}, moved from ${data.moved_from}` : data.failed_guard ? `✗ ${data.failed_guard}` : "",
+      ...data.shadows.filter((one) => one.agrees === false).map((one) => `${one.policy}: ${one.choice}`),
+    ];
+    put(cells.why, reasons.filter(Boolean).join(" · "));
     cells.why.classList.toggle("no", Boolean(data.moved_from));
     cells.why.title = data.sentence;
     const failed = data.error_type || (data.status !== null && data.status >= 400);

@@ -83,6 +83,9 @@ function header(state) {
   put(byId("evaluate"), seconds(state.evaluate_p99_s));
   put(byId("rejected"), percent(state.outcomes.rejected ?? 0, 1));
   byId("rejected").classList.toggle("no", (state.outcomes.rejected ?? 0) > 0);
+  const shadows = Object.entries(state.shadows).map(([name, share]) => `${name} ${percent(share)}`);
+  put(byId("shadows"), shadows.join(", "));
+  byId("shadows").parentElement.hidden = !shadows.length;
   put(byId("fleet-note"), total > 16 ? String(total) : "");
   document.title = `SMetric: ${count(state.rate)} decisions/s, ${state.up}/${total} up`;
 }

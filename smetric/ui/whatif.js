@@ -14,7 +14,7 @@ export class WhatIf {
     this.select = make("select", { "aria-label": "Other policy" }, ...names.map((name) => make("option", { value: name }, name)));
     if (names.includes(chosen)) this.select.value = chosen;
     this.answer = make("div", { class: "answer", role: "status" });
-    this.element = make("div", { class: "what-if" }, make("h4", {}, "What would ", this.select, " have chosen?"), this.answer);
+    this.element = make("div", { class: "what-if" }, ...data.shadows.map(shadow), make("h4", {}, "What would ", this.select, " have chosen?"), this.answer);
     this.element.hidden = !names.length || !data.table;
     this.select.addEventListener("change", () => {
       sessionStorage.setItem(KEY, this.select.value);
@@ -52,4 +52,10 @@ export class WhatIf {
       ...(lag ? [lag] : []),
     );
   }
+}
+
+/** What a policy in shadow had decided on this very request. */
+function shadow(one) {
+  const kind = one.agrees === null ? "idle" : one.agrees ? "yes" : "other";
+  return make("p", { class: "shadow" }, "In shadow, ", make("b", {}, one.policy), one.agrees === null ? ": " : " would have chosen ", make("strong", { class: kind }, one.choice), one.agrees === null ? null : make("span", { class: "idle" }, ` ${one.sentence}`));
 }
