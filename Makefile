@@ -1,5 +1,6 @@
 # make demo   see agent sessions routed over emulated engines, and decisions explained
 # make test   run every test that needs nothing but the packages
+# make browser-test   the live page in Chromium (Debian: apt install chromium)
 # make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
 # make figures   measure what docs/performance.md and docs/reliability.md show, and write it there (an hour)
 
@@ -11,7 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-
 # The package itself is installed in place, so that a changed file needs no new installation.
 INSTALL := $(PIP) --no-deps --no-build-isolation --no-index --editable .
 
-.PHONY: demo test lint lock bench figures clean
+.PHONY: demo test browser-test lint lock bench figures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -19,6 +20,9 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest
+
+browser-test: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest -m browser
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .
