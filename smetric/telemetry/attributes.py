@@ -224,7 +224,7 @@ def summary_of(record: DecisionRecord) -> str:
 
 
 def notes_of(record: DecisionRecord) -> list[str]:
-    """What else is to be told of a decision: whom it left, and what was expected of it."""
+    """What else is to be told of a decision: whom it left, what was expected of it, what shadows would have chosen."""
     notes = []
     migration, forecast = record.migration, record.forecast
     if migration is not None:
@@ -235,7 +235,7 @@ def notes_of(record: DecisionRecord) -> list[str]:
         if forecast.other_ttft_s is not None:
             other = f", {figure(forecast.other_ttft_s)} s on {clipped(forecast.other)}"
         notes.append(f"expected {figure(forecast.ttft_s)} s to the first token{other}")
-    return notes
+    return notes + [f"shadow   {shadowed.note_of(one)}" for one in record.shadowed]
 
 
 def params_of(policy: Policy) -> str:

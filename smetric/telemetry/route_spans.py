@@ -7,16 +7,28 @@ from typing import TYPE_CHECKING, Any
 from smetric.telemetry import attributes, candidates, names, shadowed
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
+    from smetric.telemetry.open_span import OpenSpan
     from smetric.telemetry.record import DecisionRecord
     from smetric.telemetry.tracing import Tracing
 
+#: What UIs lay out.
+_HINTS = tuple(
+    one.name
+    for one in (
+        names.UI_KIND,
+        names.UI_INPUT,
+        names.UI_INPUT_TYPE,
+        names.UI_OUTPUT,
+        names.UI_OUTPUT_TYPE,
+        names.UI_SESSION,
+    )
+)
+
 
 def make_spans(
-    tracing: Tracing, server: Span, record: DecisionRecord, configured: int, left_out: str, salt: bytes
+    tracing: Tracing, server: OpenSpan, record: DecisionRecord, configured: int, left_out: str, salt: bytes
 ) -> None:
-    """Make those of *record* below *server*.
+    """Make those of *record* below *server*, which UIs show in lists and open first: it says the same as the decision.
 
     Args:
         tracing: makes spans.
@@ -37,6 +49,8 @@ def make_spans(
         ui_hints=tracing.ui_hints,
         salt=salt,
     )
+    if tracing.ui_hints:
+        server.set_attributes({name: about[name] for name in _HINTS if name in about})
     start_ns = record.time_ns - int(record.evaluate_s * 1e9)
     if record.held_s:
         began_ns = start_ns - int(record.held_s * 1e9)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smetric.policy import explain
+from smetric.policy.figure import clipped, figure
 from smetric.telemetry import candidates as candidate_rows
 from smetric.telemetry import names
 
@@ -78,6 +79,17 @@ def row(shadowed: Shadowed, *, top: int) -> dict[str, Any]:
             "explanation": explain.explain(decision),
         }
     return result
+
+
+def note_of(shadowed: Shadowed) -> str:
+    """What it would have chosen, in half a line."""
+    name, choice = clipped(shadowed.policy.name), clipped(shadowed.choice)
+    if shadowed.answer == names.AGREES:
+        return f"{name} would choose {choice} too"
+    if shadowed.answer != names.DIFFERS:
+        return f"{name}: {choice}"
+    regret = "" if shadowed.regret is None else f", regret {figure(shadowed.regret)}"
+    return f"{name} would choose {choice}{regret}"
 
 
 def attributes_of(all_shadowed: Sequence[Shadowed]) -> dict[str, Any]:

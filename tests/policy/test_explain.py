@@ -73,9 +73,12 @@ def test_of_several_sources_each_names_the_candidates_it_knew() -> None:
 
 
 def test_how_old_measured_values_are_is_said_below_the_rows() -> None:
-    stamps = {"requests": [99.6, 97.5, None]}
-    lines = explain(decide(SMETRIC, Snapshot(IDS, HOT.columns, stamps=stamps, now=100.0), turn=3)).splitlines()
-    assert lines[-1] == "    requests 0.4 to 2.5 s old"
+    for stamps, said in (
+        ({"requests": [99.6, 97.5, None]}, "requests 0.4 to 2.5 s old"),
+        ({"requests": [99.6, 97.5, 98.5]}, "requests 1.5 s old on gpu-2, 0.4 to 2.5 s on all"),
+    ):
+        lines = explain(decide(SMETRIC, Snapshot(IDS, HOT.columns, stamps=stamps, now=100.0), turn=3)).splitlines()
+        assert lines[-1] == f"    {said}"
     stamps = {"requests": [99.6] * 3, "kv_usage": [99.6] * 3, "hit_len": [0.0] * 3}
     body = "route argmin(norm(requests) + norm(kv_usage))"
     snapshot = Snapshot(IDS, {"requests": [1, 2, 3], "kv_usage": [0.5] * 3}, stamps=stamps, now=100.0)

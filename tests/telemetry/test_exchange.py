@@ -122,6 +122,23 @@ async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], rec
     assert len(about["smetric.session.id_hash"]) == 16
 
 
+async def test_the_span_that_uis_open_first_says_the_same_as_the_last_decision(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    exchange = begin(app)
+    exchange.decided(record())
+    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
+    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
+    exchange.attempt(ROUTE).end(names.OK, status=200)
+    exchange.end(200)
+    assert await app.tracing.shutdown()
+    (server,), (_, last) = receiver.named("POST"), receiver.named("route")
+    hints = ("openinference.span.kind", "input.value", "input.mime_type", "output.value", "output.mime_type")
+    assert {name: server.attributes[name] for name in hints} == {name: last.attributes[name] for name in hints}
+    assert server.attributes["session.id"] == last.attributes["session.id"]
+
+
 async def test_a_retry_makes_a_second_decision_and_a_second_attempt(
     tracing_to: Callable[..., Telemetry], receiver: Receiver
 ) -> None:

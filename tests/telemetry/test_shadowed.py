@@ -8,7 +8,7 @@ from smetric.features import VOCABULARY
 from smetric.policy import Decision, load
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord
-from smetric.telemetry.shadowed import Shadowed, attributes_of, span_of
+from smetric.telemetry.shadowed import Shadowed, attributes_of, note_of, span_of
 from tests.telemetry.otlp_receiver import receiving
 from tests.telemetry.samples import begin, record, telemetry
 
@@ -37,6 +37,9 @@ async def test_a_shadow_has_a_span_of_its_own_beside_the_decision(monkeypatch: p
         exchange.end(200)
         await app.tracing.shutdown()
     (route,), shadows = receiver.named("route"), receiver.named("shadow")
+    shown = route.attributes["output.value"].splitlines()
+    assert "  shadow   most would choose gpu-2, regret 0.5" in shown
+    assert "  shadow   most: not answerable: kv_usage not read" in shown
     assert [one.name for one in shadows] == ["shadow most"] * 2
     assert {one.span.parent_span_id for one in shadows} == {route.span.parent_span_id}
     assert route.attributes["smetric.decision.origin"] == "live"
@@ -76,3 +79,8 @@ def test_what_raises_is_said_without_more() -> None:
     failed = Shadowed(MOST, 1, names.SHADOW_FAILED)
     assert failed.choice == "error"
     assert span_of(failed, top=8, limit=2000, ui_hints=False)[names.SUMMARY.name] == "most (shadow): error"
+
+
+def test_a_shadow_that_agrees_is_told_in_half_a_line_too() -> None:
+    agreeing = shadowed(record(loads=(2, 1, 5)), names.AGREES)
+    assert note_of(agreeing) == "most would choose gpu-2 too"
