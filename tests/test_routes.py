@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.config.routing import PATHS
+from smetric.config.routing import PATHS, MatchSettings, RouteSettings
 from smetric.config.settings import Settings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
@@ -24,8 +25,8 @@ from smetric.request import Api, InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router
 from smetric.routes import Match, Route, Routes, routes_of
-from tests.fakes import FakeEngine
-from tests.faults.harness import Running, chat, running
+from tests.fakes import FakeEngine, until
+from tests.faults.harness import Running, chat, instances_of, running
 from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
 
 ROTATE = "policy {}\nroute rr_argmin(0) as turns\n"
@@ -195,3 +196,63 @@ async def test_a_session_never_changes_its_arm_and_telemetry_tells_them_apart(tm
         assert tried_on(router) - before == 4 * tried
         shown = [one["arm"] for one in orjson.loads((await router.admin("/admin/decisions")).body)["decisions"]]
         assert {"control", "canary"} == set(shown)
+
+
+# ── the whole router ─────────────────────────────────────────────────────────
+
+
+async def test_requests_are_decided_by_the_policy_of_their_model_tenant_or_path(tmp_path: Path) -> None:
+    for name in ("by_model", "by_tenant", "by_path"):
+        (tmp_path / f"{name}.policy").write_text(ROTATE.format(name))
+    given = settings(
+        tmp_path,
+        """
+tenant_header: x-tenant
+routes:
+  - {match: {model: tiny, tenant: blue}, policy: by_tenant.policy}
+  - {match: {path: /v1/completions}, policy: by_path.policy}
+  - {name: third, match: {model: [tiny-lora, other]}, policy: by_model.policy}
+""",
+    )
+    pair = FakeEngine(), FakeEngine()
+    for engine in pair:
+        await engine.start()
+    models = ("tiny", "tiny-lora", "other")
+    async with running(
+        *pair,
+        instances=tuple(replace(one, models=models) for one in instances_of(pair)),
+        routes=given.routes,
+        tenant_header=given.tenant_header,
+    ) as router:
+        acted = []
+        for path, model, tenant in (
+            ("/v1/chat/completions", "tiny", "blue"),
+            ("/v1/chat/completions", "other", "blue"),
+            ("/v1/completions", "tiny", "red"),
+            ("/v1/chat/completions", "tiny", "red"),
+            ("/v1/chat/completions", "tiny-lora", ""),
+        ):
+            answer = await router.ask("POST", path, chat(model=model, prompt="p"), ("x-tenant", tenant))
+            assert answer.status == 200
+            acted.append(answer.value("x-smetric-policy").split("@")[0])
+        assert acted == ["by_tenant", "by_model", "by_path", "load_only", "by_model"]
+        briefs = orjson.loads((await router.admin("/admin/decisions?limit=5")).body)["decisions"]
+        assert [one["route"] for one in briefs] == ["third", "default", "route-2", "third", "route-1"]
+
+
+async def test_each_file_is_watched_and_has_generations_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    first, second = tmp_path / "one.policy", tmp_path / "deeper" / "two.policy"
+    for path in (first, second):
+        path.write_text(ROTATE.format(path.stem))
+    route = RouteSettings(name="r", match=MatchSettings(model=("other",)), policy=str(second))
+    async with running(FakeEngine(), policy=str(first), routes=(route,)) as router:
+        files = {file.name: file for file in router.application.routes.files()}
+        second.write_text(ROTATE.format("two") + "# changed\n")
+        await until(lambda: files["r"].current.number == 2, within_s=10)
+        assert files["default"].current.number == 1
+        second.write_text("policy broken\n")
+        await until(lambda: files["r"].problem is not None, within_s=10)
+        assert (files["default"].problem, files["r"].current.number) == (None, 2)
+        (line,) = router.lines("smetric.policy.kept")
+        assert line["route"] == "r"
