@@ -116,3 +116,17 @@ def test_letting_the_text_go_keeps_the_hashes_and_gives_those_of_the_parts() -> 
     assert (len(parts.hashes), parts.size, parts.salt, parts.template) == (1, 3008, 1, 2)
     assert (prompt.blocks, prompt.length) == (blocks, 752)
     assert Prompt(pieces, 4.0).summarise(salt=0, template=0) is None
+
+
+def test_prompts_that_begin_alike_have_one_beginning() -> None:
+    system = b"s" * BLOCK_BYTES
+    assert Prompt([system, b"one"], 4.0).beginning == Prompt([system, b"two" * 900], 4.0).beginning
+    assert Prompt([system], 4.0).beginning != Prompt([b"t" * BLOCK_BYTES], 4.0).beginning
+    assert Prompt([system], 4.0, key=b"adapter").beginning != Prompt([system], 4.0).beginning
+    assert Prompt([b"short"], 4.0).beginning not in (0, Prompt([b"other"], 4.0).beginning)
+
+
+def test_nobody_asks_for_a_beginning_after_the_text_was_let_go() -> None:
+    prompt = Prompt([b"x" * 3000], 4.0)
+    prompt.summarise(salt=0, template=0)
+    assert prompt.beginning == 0

@@ -100,3 +100,40 @@ def test_capacity_is_known_once_the_engine_has_said_both_numbers() -> None:
     assert CacheConfig().capacity_tokens is None
     assert CacheConfig(block_size=16).capacity_tokens is None
     assert CacheConfig(block_size=16, num_blocks=100).capacity_tokens == 1600
+
+
+def test_the_cost_of_a_prefill_counts_attention_to_all_before_it() -> None:
+    instance = Instance("a", "http://a", attention_tokens=1000)
+    first = instance.charge(1, 2000, 500)
+    second = instance.charge(1, 100)
+    assert first.cost == 1500 + 1500 * (2000 - 750) / 1000
+    assert second.cost == 100 + 100 * 50 / 1000
+    assert second.cost_ahead == instance.unprefilled_cost() == first.cost + second.cost
+    first.first_byte()
+    assert instance.unprefilled_cost() == second.cost
+    second.release()
+    assert instance.unprefilled_cost() == 0
+
+
+def test_what_another_tier_holds_is_fetched_not_computed() -> None:
+    instance = Instance("a", "http://a")
+    lease = instance.charge(1, 1000, 300, stored=900)
+    assert (lease.new_tokens, lease.fetched, lease.computed) == (700, 600, 100)
+    assert (instance.unprefilled, instance.uncomputed) == (700, 100)
+    assert instance.charge(1, 1000, 300, stored=200).fetched == 0
+    assert instance.charge(1, 1000, None, stored=5000).computed == 0
+
+
+def test_decoding_requests_take_the_blocks_of_their_prompts() -> None:
+    instance = Instance("a", "http://a")
+    lease, other = instance.charge(1, 1600, 800), instance.charge(1, 320)
+    assert instance.decode_blocks() == 0
+    lease.first_byte()
+    other.first_byte()
+    assert instance.decode_blocks() == 120
+    instance.cache = CacheConfig(block_size=32)
+    assert instance.decode_blocks() == 60
+    lease.release()
+    assert instance.decode_blocks() == 10
+    other.release()
+    assert instance.decode_blocks() == 0

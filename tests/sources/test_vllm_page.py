@@ -178,3 +178,27 @@ def test_tokens_found_in_caches_are_read_from_real_pages_and_under_their_old_nam
 def test_a_page_that_names_only_half_of_it_says_nothing_of_tokens_found() -> None:
     assert parse_page(b"vllm:prefix_cache_hits_total 60.0\n").prefix_tokens is None
     assert parse_page(b"vllm:prefix_cache_queries_total 60.0\n").prefix_tokens is None
+
+
+def lora(value: float, running: str, waiting: str = "", most: str = "4") -> bytes:
+    labels = b'max_lora="%b",running_lora_adapters="%b",waiting_lora_adapters="%b"'
+    return b"vllm:lora_requests_info{%b} %f\n" % (
+        labels % (most.encode(), running.encode(), waiting.encode()),
+        value,
+    )
+
+
+def test_adapters_in_use_are_those_of_the_newest_series() -> None:
+    page = parse_page(LOAD + lora(1.7e9 + 2, "sql,law", "law, tax") + lora(1.7e9, "old"))
+    assert (page.loras, page.lora_room) == (frozenset({"sql", "law", "tax"}), True)
+
+
+@pytest.mark.parametrize(("running", "room"), [("a,b,c,d", False), ("", True)])
+def test_there_is_room_for_an_adapter_below_the_most(running: str, room: bool) -> None:
+    assert parse_page(LOAD + lora(1.7e9, running)).lora_room is room
+
+
+def test_an_engine_without_adapters_says_nothing_of_them() -> None:
+    page = parse_page(LOAD)
+    assert (page.loras, page.lora_room) == (None, None)
+    assert parse_page(LOAD + lora(1.7e9, "sql", most="many")).lora_room is None
