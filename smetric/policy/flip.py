@@ -58,7 +58,11 @@ class Change:
             return f"{self.name} {figure(self.after)} instead of {figure(self.before)} → {self.becomes}"
         counted = self.unit in BASES.values()
         word = "more" if self.after > self.before else "fewer" if counted else "less"
-        name = self.name.removesuffix("s") if amount == "1" and self.name == self.unit else self.name
+        name = self.name
+        if self.unit in ("tokens", "blocks", "bytes"):
+            name = f"{self.unit} of {name}"
+        if amount == "1":
+            name = name.replace(self.unit, self.unit.removesuffix("s")) if counted else name
         return f"{amount} {word} {name} on {clipped(self.instance)} → {self.becomes}"
 
 

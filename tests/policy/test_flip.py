@@ -103,3 +103,18 @@ def test_what_nobody_knows_or_the_decision_did_without_is_not_changed() -> None:
     assert flips(decide("route argmin(requests)", {"requests": [None, None]})) == []
     first = decide(SMETRIC, {"requests": [4.0, 2.0]}, turn=0.0)
     assert all("hit_len" not in said for said in flips(first))
+
+
+@pytest.mark.parametrize(
+    ("rules", "cells", "said"),
+    [
+        ("route argmax(hit_len, then: requests)", {"hit_len": [512.0, 0.0]}, "513 more tokens of hit_len on gpu-1"),
+        ("route argmin(hit_len, then: requests)", {"hit_len": [0.0, 0.0]}, "1 more token of hit_len on"),
+        ("route argmin(waiting)", {"waiting": [0.0, 3.0]}, "3 more waiting on gpu-0"),
+        ("route argmin(requests)", {"requests": [0.0, 0.0]}, "1 more request on"),
+    ],
+)
+def test_a_change_is_said_in_the_unit_of_its_feature(rules: str, cells: dict[str, list[Any]], said: str) -> None:
+    more = {"requests": [float(i) for i in range(2)]} if "requests" not in cells else {}
+    found = [str(change) for change in smallest_changes(decide(rules, {**more, **cells}), VOCABULARY, 9)]
+    assert any(change.startswith(said) for change in found), found
