@@ -11,18 +11,8 @@ if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
     from smetric.telemetry.tracing import Tracing
 
-#: What UIs lay out.
-_HINTS = tuple(
-    one.name
-    for one in (
-        names.UI_KIND,
-        names.UI_INPUT,
-        names.UI_INPUT_TYPE,
-        names.UI_OUTPUT,
-        names.UI_OUTPUT_TYPE,
-        names.UI_SESSION,
-    )
-)
+#: What UIs show of a request's own span, in lists and when they open it; text is what they take for granted.
+_HINTS = tuple(one.name for one in (names.UI_KIND, names.UI_OUTPUT, names.UI_SESSION))
 
 
 def make_spans(

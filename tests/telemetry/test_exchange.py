@@ -134,9 +134,8 @@ async def test_the_span_that_uis_open_first_says_the_same_as_the_last_decision(
     exchange.end(200)
     assert await app.tracing.shutdown()
     (server,), (_, last) = receiver.named("POST"), receiver.named("route")
-    hints = ("openinference.span.kind", "input.value", "input.mime_type", "output.value", "output.mime_type")
+    hints = ("openinference.span.kind", "output.value", "session.id")
     assert {name: server.attributes[name] for name in hints} == {name: last.attributes[name] for name in hints}
-    assert server.attributes["session.id"] == last.attributes["session.id"]
 
 
 async def test_a_retry_makes_a_second_decision_and_a_second_attempt(
