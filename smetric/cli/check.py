@@ -11,14 +11,13 @@ import click
 
 from smetric.cli.check_report import FORMATS, Examined
 from smetric.cli.policy_argument import PolicySource, read_all
-from smetric.config.kind import did_you_mean
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
 from smetric.policy.check import check_text
 from smetric.policy.policy import compiled
-from smetric.policy.proof import counterexample
 from smetric.policy.properties import PROPERTIES, UnknownProperty, promised
+from smetric.policy.suggestion import did_you_mean
 
 
 @click.command()
@@ -88,13 +87,15 @@ def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
 
 def _proven(each: Examined, properties: Collection[str]) -> Examined:
     """The same, with a counterexample for each promise that was found not to hold."""
+    from smetric.policy.proof import counterexample
+
     if each.policy is None:
         return each
     try:
         promises = promised(each.policy, VOCABULARY, properties)
     except UnknownProperty as error:
-        meant = did_you_mean(str(error), PROPERTIES) or "; there are " + ", ".join(PROPERTIES)
-        raise ConfigError(f"{each.source.path}: it holds `{error}`: no such property{meant}") from error
+        meant = did_you_mean(str(error), PROPERTIES) or f"there are {', '.join(PROPERTIES)}"
+        raise ConfigError(f"{each.source.path}: it holds `{error}`: no such property; {meant}") from error
     searched = [(promise.name, counterexample(each.policy, VOCABULARY, promise)) for promise in promises]
     return replace(each, promises=searched)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,9 @@ from smetric.cli.policy_argument import PolicySource
 from smetric.features import VOCABULARY
 from smetric.policy import Diagnostic, Parameter, Policy, Severity
 from smetric.policy.diagnostic import position, report
-from smetric.policy.proof import SITUATIONS, Counterexample
+
+if TYPE_CHECKING:
+    from smetric.policy.proof import Counterexample
 
 NEVER = "never"
 
@@ -58,7 +60,7 @@ def as_text(examined: Sequence[Examined], verbose: bool) -> None:
             click.echo(_account(each.policy))
             held = [name for name, found in each.promises if found is None]
             if held:
-                click.echo(f"  holds       {', '.join(held)}: no counterexample in {SITUATIONS} situations each")
+                click.echo(f"  holds       {', '.join(held)}: no counterexample was found")
 
 
 def as_json(examined: Sequence[Examined], verbose: bool) -> None:

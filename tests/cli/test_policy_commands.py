@@ -416,7 +416,7 @@ def test_prove_prints_the_smallest_counterexample_as_a_test(tmp_path: Path) -> N
     assert run("check", str(path)).exit_code == 0
     held = run("check", "--property", "symmetric", "-v", str(path))
     assert held.exit_code == 0
-    assert "  holds       symmetric: no counterexample in 4000 situations each" in held.stdout.splitlines()
+    assert "  holds       symmetric: no counterexample was found" in held.stdout.splitlines()
     (file,) = json.loads(run("check", "--prove", "--format", "json", str(path)).stdout)["files"]
     assert (file["ok"], [(each["property"], each["holds"]) for each in file["promises"]]) == (
         False,
@@ -430,7 +430,7 @@ def test_a_promise_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> None:
     path.write_text("## Holds: ballanced.\npolicy p\nroute rr_argmin(0)\n")
     result = run("check", "--prove", str(path))
     assert result.exit_code == 2
-    assert f"{path}: it holds `ballanced`: no such property; did you mean balanced?" in result.output
+    assert f"{path}: it holds `ballanced`: no such property; did you mean `balanced`?" in result.output
 
 
 def test_a_folder_stands_for_all_its_policies_and_libraries(tmp_path: Path) -> None:
