@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import heapq
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from smetric.policy.term import Column, Ref, Term, walk
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
+    from smetric.policy.policy import Policy
 
 _INDENT = "    "
 _GAP = "    "
@@ -26,15 +29,28 @@ def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
         top: rows at most.
         limit_bytes: size of the text in UTF-8 at most; rows are left out, never cut.
     """
-    ranked = decision.ranked
-    others = sorted(set(range(len(decision.snapshot.ids))) - set(ranked), key=lambda i: decision.snapshot.ids[i])
-    order = ranked + others
-    shown = min(top, len(order))
+    order = foremost(decision, top)
+    if len(order) < top:
+        left_out = set(range(len(decision.snapshot.ids))) - set(decision.candidates)
+        order += sorted(left_out, key=decision.snapshot.ids.__getitem__)[: top - len(order)]
+    shown = len(order)
     while True:
-        text = rows(decision, order[:shown], hidden=len(order) - shown)
+        text = rows(decision, order[:shown], hidden=len(decision.snapshot.ids) - shown)
         if len(text.encode()) <= limit_bytes or shown == 0:
             return text if len(text.encode()) <= limit_bytes else ""
         shown -= 1
+
+
+def foremost(decision: Decision, top: int) -> list[int]:
+    """Indices of at most *top* of those the pick could choose: the chosen first, then the best scores, ties by id."""
+    score, ids, chosen = decision.score, decision.snapshot.ids, decision.index
+    others = [i for i in decision.candidates if i != chosen]
+    if score is None:
+        ranked = [i for _, i in heapq.nsmallest(top, [(ids[i], i) for i in others])]
+    else:
+        sign = -1 if decision.direction == "max" else 1
+        ranked = [i for _, _, i in heapq.nsmallest(top, [(sign * score[i], ids[i], i) for i in others])]
+    return [chosen, *ranked][:top] if chosen >= 0 else ranked
 
 
 def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
@@ -111,13 +127,20 @@ def _ages(decision: Decision, features: Iterable[str], order: list[int]) -> list
 
 def columns_of(decision: Decision) -> list[str]:
     """The features this decision saw, in the order in which the policy asks for them."""
+    columns = decision.snapshot.columns
+    return [feature for feature in _asked_for(decision.policy) if feature in columns]
+
+
+@functools.lru_cache(maxsize=64)
+def _asked_for(policy: Policy) -> tuple[str, ...]:
+    """The features *policy* reads, in the order in which it asks for them."""
     seen: dict[str, None] = {}
-    for step in decision.policy.plan.steps:
+    for step in policy.plan.steps:
         for term in (*(guard.value for guard in step.guards), *(() if step.value is None else (step.value,))):
             found = [part for part in walk(term) if isinstance(part, Column)]
             for part in sorted(found, key=lambda part: part.span.start):
                 seen[part.feature] = None
-    return [feature for feature in seen if feature in decision.snapshot.columns]
+    return tuple(seen)
 
 
 def score_name(decision: Decision) -> str:

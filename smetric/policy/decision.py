@@ -39,6 +39,10 @@ _OUTCOMES = {
 }
 
 
+#: Stands for an index that nobody asked for yet; -1 is nobody.
+_NOT_SOUGHT = -2
+
+
 class Need:
     """Evaluation reached look-up features that the snapshot does not hold: fetch them, then evaluate again."""
 
@@ -83,6 +87,7 @@ class Decision:
     """
 
     __slots__ = (
+        "_runner_up",
         "index",
         "policy",
         "request",
@@ -138,6 +143,7 @@ class Decision:
         self.retry_after_s = retry_after_s
         #: Seconds a held request may be held in all, what it has been held already (`req.held`) included.
         self.wait_s = wait_s
+        self._runner_up = _NOT_SOUGHT
 
     def __repr__(self) -> str:
         return f"<Decision {self.policy.name}: {self.rule} → {self.instance or self.outcome.value}>"
@@ -265,17 +271,21 @@ class Decision:
 
     @property
     def runner_up_index(self) -> int | None:
-        """Index of the best of those not chosen, ties in order of ids."""
+        """Index of the best of those not chosen, ties in order of ids; found once."""
+        if self._runner_up == _NOT_SOUGHT:
+            self._runner_up = self._best_other()
+        return self._runner_up if self._runner_up >= 0 else None
+
+    def _best_other(self) -> int:
+        """The same, -1 for nobody."""
         chosen = self.index
         others = [i for i in self.candidates if i != chosen] if chosen >= 0 else []
-        if not others:
-            return None
         score = self.score
         if score is not None and len(others) > 1:
             values = [score[i] for i in others]
             best = max(values) if self.direction == "max" else min(values)
             others = [i for i, value in zip(others, values, strict=True) if value == best]
-        return others[0] if len(others) == 1 else min(others, key=self.snapshot.ids.__getitem__)
+        return min(others, key=self.snapshot.ids.__getitem__, default=-1)
 
     @property
     def runner_up(self) -> str | None:

@@ -11,9 +11,8 @@ from smetric.telemetry.context import Headers
 from smetric.telemetry.record import DecisionRecord, Usage
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
     from smetric.telemetry.exchange import Exchange
+    from smetric.telemetry.open_span import OpenSpan
 
 
 class Attempt:
@@ -30,13 +29,13 @@ class Attempt:
         #: How it ended, one of `names.RESULTS`, and what the instance answered; empty and None until then.
         self.result = ""
         self.status: int | None = None
-        self._span: Span | None = None
+        self._span: OpenSpan | None = None
         if exchange.server is not None:
             self._span = self._start_span(exchange.server, path, number)
         #: The trace headers to send: they replace whatever the client sent under these names.
         self.headers: Headers = self._trace_headers()
 
-    def _start_span(self, server: Span, path: str, number: int) -> Span:
+    def _start_span(self, server: OpenSpan, path: str, number: int) -> OpenSpan:
         from opentelemetry.trace import SpanKind
 
         telemetry = self._exchange.telemetry
@@ -55,7 +54,7 @@ class Attempt:
         if not tracing.propagation.tracecontext:
             headers: Headers = []
         elif self._span is not None:
-            context = self._span.get_span_context()
+            context = self._span.context
             headers = [(b"traceparent", b"00-%032x-%016x-01" % (context.trace_id, context.span_id))]
             if parent is not None and parent.tracestate:
                 headers.append((b"tracestate", parent.tracestate))
@@ -109,10 +108,8 @@ class Attempt:
             self._finish_span(self._span, result, status, usage, finish_reason)
 
     def _finish_span(
-        self, span: Span, result: str, status: int | None, usage: Usage | None, finish_reason: str
+        self, span: OpenSpan, result: str, status: int | None, usage: Usage | None, finish_reason: str
     ) -> None:
-        from opentelemetry.trace import StatusCode
-
         about: dict[str, Any] = {names.RESULT.name: result}
         if status is not None:
             about[names.HTTP_STATUS.name] = status
@@ -131,6 +128,6 @@ class Attempt:
         failed = result not in (names.OK, names.ABORTED) or (status is not None and status >= 400)
         if failed:
             about[names.ERROR_TYPE.name] = str(status) if result == names.OK else result
-            span.set_status(StatusCode.ERROR)
+            span.failed()
         span.set_attributes(about)
         span.end(self._now_ns())

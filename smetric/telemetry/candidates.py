@@ -6,15 +6,14 @@ words of the summary, the rules and the table are `smetric.policy.explain`'s.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from smetric.policy import explain
+from smetric.policy.candidate_table import foremost
 from smetric.policy.flip import lead
-from smetric.policy.vocabulary import NEVER
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
@@ -28,17 +27,6 @@ _RULE_MAX = 160
 _RULES_MAX = 4
 
 
-def foremost(decision: Decision, top: int) -> list[int]:
-    """Indices of at most *top* of those the pick could choose: the chosen first, then the best scores, ties by id."""
-    score, ids, chosen = decision.score, decision.snapshot.ids, decision.index
-    sign = -1 if decision.direction == "max" else 1
-
-    def place(index: int) -> tuple[bool, float, str]:
-        return index != chosen, 0.0 if score is None else sign * score[index], ids[index]
-
-    return heapq.nsmallest(top, decision.candidates, key=place)
-
-
 def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
     """One object per candidate: id, rank, score, the features the policy read, and which of them were unknown.
 
@@ -50,7 +38,7 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
     score = decision.score
     columns = list(snapshot.columns.items())
     gaps = {name: known for name, known in snapshot.known.items() if known is not None}
-    ages = {name: snapshot.age(name) for name in snapshot.stamps if name in snapshot.columns}
+    now, stamps = snapshot.now, snapshot.stamps
     ranked = foremost(decision, top)
     left_out = _left_out(decision) if len(ranked) < top else {}
     result = []
@@ -68,8 +56,8 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
             row[name] = _short(column[index])
             if source := snapshot.origin(name, index):
                 row[f"{name}_source"] = source
-            if name in ages and ages[name][index] < NEVER:
-                row[f"{name}_age"] = round(ages[name][index], 3)
+            if name in stamps and (at := stamps[name][index]) is not None:
+                row[f"{name}_age"] = round(max(0.0, now - at), 3)
         unknown = [name for name, known in gaps.items() if not known[index]]
         if unknown:
             row["unknown"] = unknown

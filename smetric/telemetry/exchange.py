@@ -35,12 +35,11 @@ from smetric.telemetry.route_spans import make_spans
 from smetric.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
     from smetric.fleet.instance import Instance
     from smetric.records.recorder import Recorder
     from smetric.records.traffic import Traffic
     from smetric.request import InferenceRequest
+    from smetric.telemetry.open_span import OpenSpan
 
 
 class Telemetry:
@@ -133,7 +132,7 @@ class Exchange:
         #: The incoming trace context, and the baggage to pass on.
         self.parent, self.baggage = telemetry.tracing.propagation.extract(scope["headers"], trusted=trusted)
         #: The SERVER span; None until the trace is recorded.
-        self.server: Span | None = None
+        self.server: OpenSpan | None = None
         #: Seconds from arrival to the first byte of the answer, None until then.
         self.ttft_s: float | None = None
         self._started = time.perf_counter()
@@ -307,7 +306,7 @@ class Exchange:
         parent = self.parent
         return parent.sampled if parent is not None and parent.trusted else None
 
-    def _start_server(self, *kinds: str) -> Span | None:
+    def _start_server(self, *kinds: str) -> OpenSpan | None:
         """Begin the SERVER span of a request of these *kinds*, if the sampler keeps it."""
         tracing, parent = self.telemetry.tracing, self.parent
         trusted = parent is not None and parent.trusted
@@ -318,19 +317,17 @@ class Exchange:
         name = f"{about[names.HTTP_METHOD.name]} {self._route}"
         return tracing.root(name, trace_id, parent, about, self.arrival_ns)
 
-    def _note_route(self, server: Span, record: DecisionRecord) -> None:
+    def _note_route(self, server: OpenSpan, record: DecisionRecord) -> None:
         """Remember what a `route` span needs of this tick; its texts are rendered when nobody waits any more."""
         server.set_attributes({names.DECISION_ID.name: record.id, names.OUTCOME.name: record.outcome})
         instances, decision = self.telemetry.instances(), record.decision
         left_out = attributes.left_out(decision, instances, record.request.model) if decision is not None else ""
         self._routes.append((record, len(instances), left_out))
 
-    def _finish_server(self, server: Span, status: int, error_type: str, failed: bool, duration_s: float) -> None:
-        from opentelemetry.trace import StatusCode
-
-        server.set_attribute(names.HTTP_STATUS.name, status)
+    def _finish_server(self, server: OpenSpan, status: int, error_type: str, failed: bool, duration_s: float) -> None:
+        server.attributes[names.HTTP_STATUS.name] = status
         if error_type or failed:
-            server.set_attribute(names.ERROR_TYPE.name, error_type or str(status))
+            server.attributes[names.ERROR_TYPE.name] = error_type or str(status)
         if failed:
-            server.set_status(StatusCode.ERROR)
+            server.failed()
         server.end(self.arrival_ns + int(duration_s * 1e9))

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,9 +24,10 @@ from smetric.telemetry.context import Parent, Propagation
 from smetric.telemetry.sampling import Sampler
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, SpanKind, Tracer
+    from opentelemetry.trace import SpanKind
 
     from smetric.telemetry.exporter import BoundedProcessor
+    from smetric.telemetry.open_span import OpenSpan, SpanMaker
 
 #: Seconds an export may hold up the end of the process.
 SHUTDOWN_S = 2.0
@@ -69,8 +70,7 @@ class Tracing:
         #: Bytes of the candidates' attributes: the SDK, too, would cut what is longer than the user's limit.
         self.value_limit = LIMIT
         self._processor: BoundedProcessor | None = None
-        self._tracer: Tracer | None = None
-        self._ids: Any = None  # the SDK's id generator; its class exists only once the SDK is imported
+        self._maker: SpanMaker | None = None
         if self.propagation.unknown:
             log.warning(names.TRACING_EVENT.name, unknown_propagators=list(self.propagation.unknown))
         kind = _exporter_kind(environ)
@@ -81,11 +81,11 @@ class Tracing:
 
     def _build(self, kind: str, environ: Mapping[str, str], extra: Mapping[str, str]) -> None:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+        from opentelemetry.sdk.trace import SpanLimits
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         from smetric.telemetry import exporter
-        from smetric.telemetry.trace_ids import GivenIds
+        from smetric.telemetry.open_span import SpanMaker
 
         own = {"service.name": "smetric", "service.version": smetric.__version__, **extra}
         # What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say wins over what we say of ourselves.
@@ -93,19 +93,14 @@ class Tracing:
         limits = SpanLimits()
         if limits.max_span_attribute_length is not None:
             self.value_limit = min(LIMIT, limits.max_span_attribute_length)
-        self._ids = GivenIds()
         self._processor = exporter.BoundedProcessor(exporter.build(kind, environ), environ)
-        # Whether a trace is recorded has been decided before its first span is made: the SDK is to make each of them.
-        provider = TracerProvider(
-            ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids, span_limits=limits
-        )
-        provider.add_span_processor(self._processor)
-        self._tracer = provider.get_tracer(names.SCOPE, smetric.__version__)
+        scope = InstrumentationScope(names.SCOPE, smetric.__version__)
+        self._maker = SpanMaker(self._processor, resource, scope, limits)
 
     @property
     def enabled(self) -> bool:
         """Whether any span can be made."""
-        return self._tracer is not None
+        return self._maker is not None
 
     @property
     def dropped(self) -> int:
@@ -114,7 +109,7 @@ class Tracing:
 
     def root(
         self, name: str, trace_id: int, parent: Parent | None, attributes: Mapping[str, Any], start_ns: int
-    ) -> Span:
+    ) -> OpenSpan:
         """A SERVER span: continues *parent* if it is trusted, else begins *trace_id* and links to *parent*.
 
         Args:
@@ -126,48 +121,25 @@ class Tracing:
         """
         from opentelemetry import trace
 
-        context, links = None, []
-        if parent is not None:
-            remote = trace.SpanContext(
-                int(parent.trace_id, 16),
-                int(parent.span_id, 16),
-                is_remote=True,
-                trace_flags=trace.TraceFlags(parent.sampled),
-                trace_state=trace.TraceState.from_header([parent.tracestate.decode()]) if parent.tracestate else None,
-            )
-            if parent.trusted:
-                context = trace.set_span_in_context(trace.NonRecordingSpan(remote), _empty())
-            else:
-                links.append(trace.Link(remote))
-        self._ids.given = trace_id
-        return self._start(name, context, trace.SpanKind.SERVER, attributes, start_ns, links)
-
-    def child(self, name: str, parent: Span, kind: SpanKind, attributes: Mapping[str, Any], start_ns: int) -> Span:
-        """A span below *parent*; arguments as of `root`."""
-        from opentelemetry import trace
-
-        return self._start(name, trace.set_span_in_context(parent, _empty()), kind, attributes, start_ns, ())
-
-    def _start(
-        self,
-        name: str,
-        context: Any,
-        kind: SpanKind,
-        attributes: Mapping[str, Any],
-        start_ns: int,
-        links: Sequence[Any],
-    ) -> Span:
-        assert self._tracer is not None
-        return self._tracer.start_span(
-            name,
-            context if context is not None else _empty(),
-            kind=kind,
-            attributes=attributes,
-            links=links,
-            start_time=start_ns,
-            record_exception=False,
-            set_status_on_exception=False,
+        assert self._maker is not None
+        if parent is None:
+            return self._maker.begin(name, trace_id, None, None, trace.SpanKind.SERVER, attributes, start_ns)
+        state = trace.TraceState.from_header([parent.tracestate.decode()]) if parent.tracestate else None
+        remote = trace.SpanContext(
+            int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.sampled), state
         )
+        if parent.trusted:
+            return self._maker.begin(name, remote.trace_id, state, remote, trace.SpanKind.SERVER, attributes, start_ns)
+        links = (trace.Link(remote),)
+        return self._maker.begin(name, trace_id, None, None, trace.SpanKind.SERVER, attributes, start_ns, links)
+
+    def child(
+        self, name: str, parent: OpenSpan, kind: SpanKind, attributes: Mapping[str, Any], start_ns: int
+    ) -> OpenSpan:
+        """A span below *parent*; arguments as of `root`."""
+        assert self._maker is not None
+        above = parent.context
+        return self._maker.begin(name, above.trace_id, above.trace_state, above, kind, attributes, start_ns)
 
     async def flush(self) -> None:
         """Send what waits, without blocking the loop; for tests and tools."""
@@ -197,13 +169,6 @@ class Tracing:
             log.warning(names.TRACING_EVENT.name, abandoned_after_s=within_s)
             return False
         return True
-
-
-def _empty() -> Any:
-    """A context without a current span: whatever is current in this task is not our parent."""
-    from opentelemetry.context import Context
-
-    return Context()
 
 
 def _address(environ: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.policy import Decision
+from smetric.policy.candidate_table import foremost
 from smetric.telemetry import candidates
 from tests.telemetry.samples import fleet, record
 
@@ -20,12 +21,12 @@ def decision(count: int = 3, *, id: str = "gpu-{}", known: list[bool] | None = N
 
 def test_the_chosen_comes_first_then_the_best_scores() -> None:
     made = decision(32)
-    order = candidates.foremost(made, 8)
+    order = foremost(made, 8)
     assert order[0] == made.index
     assert made.score is not None
     scores = [made.score[i] for i in order]
     assert scores == sorted(made.score)[:8]
-    assert len(candidates.foremost(made, 0)) == 0
+    assert len(foremost(made, 0)) == 0
 
 
 def test_rows_hold_what_the_policy_read_and_what_was_unknown() -> None:

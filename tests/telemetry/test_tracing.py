@@ -177,7 +177,8 @@ async def test_an_unrecorded_request_makes_no_span(monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> None:
         raise AssertionError("a span was made")
 
-    monkeypatch.setattr(app.tracing, "_start", refuse)
+    monkeypatch.setattr(app.tracing, "root", refuse)
+    monkeypatch.setattr(app.tracing, "child", refuse)
     exchange = run_one(app, record())
     assert exchange.server is None
     assert begin(app).server is None
