@@ -25,9 +25,9 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
-from smetric.guardrail import Guardrail, band_of
 from smetric.live.stack import LiveStack
-from smetric.policy_file import Origin, PolicyFile, watch
+from smetric.policies import Policies
+from smetric.policy_file import PolicyFile
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
 from smetric.proxy.admin_guard import AdminGuard
@@ -48,12 +48,9 @@ from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
 from smetric.reading import Reading
 from smetric.records.stack import RecordStack
-from smetric.resources import policy_path
 from smetric.router import Router
-from smetric.routes import routes_of
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.stack import grains, require_token_ids, source_stack
-from smetric.telemetry import names
 from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
@@ -113,9 +110,9 @@ class Application:
             health=Health(instances, tolerance_of(settings), on_ejected=self.metrics.ejected),
         )
         self.drains = Drains(self.fleet, Path(settings.state_dir) if settings.state_dir else None)
-        self.routes = routes_of(settings, self._reloaded)
-        #: The policy of all requests that no other route is for.
-        self.policy_file = self.routes.last.control.file
+        self.policies = Policies(settings, self.metrics, lambda: self.fleet.instances, self._swapped)
+        self.routes = self.policies.routes
+        self.policy_file = self.policies.default
         self.request_tokens = request_tokens(settings, self.fleet, self.metrics)
         self.token_ids = token_ids or self.request_tokens
         if token_ids is None:
@@ -124,21 +121,14 @@ class Application:
             settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
         )
         self.knows = source_stack(settings, self.fleet, self.metrics, self.token_ids, deadline.of, self._restarted)
-        observed = [PolicyFile(policy_path(name), VOCABULARY).current.policy for name in settings.observe]
-        shadows = [file.current.policy for file in self.routes.shadows()]
-        self.records = RecordStack(settings, [*observed, *shadows], self.metrics.recorded)
+        self.records = RecordStack(settings, self.policies.recorded, self.metrics.recorded)
         self.router = Router(
             self.fleet,
             self.routes,
             self.knows.sources,
             deadline=deadline,
             on_source_failed=self.metrics.source_failed,
-            observed=observed,
-        )
-        self.guardrail = (
-            Guardrail(self.routes, lambda: self.fleet.instances, band_of(settings), self.metrics.restored)
-            if settings.guardrail.enabled
-            else None
+            observed=self.policies.observed,
         )
         self.tracing = Tracing(
             environ,
@@ -157,13 +147,13 @@ class Application:
             instances=lambda: self.fleet.instances,
             recorder=self.records.decisions,
             traffic=self.records.traffic,
-            watched=self.guardrail.ended if self.guardrail is not None else None,
+            watched=self.policies.ended,
             answered=self.request_tokens.answered,
         )
         self.metrics.register(
             Gauges(
                 instances=lambda: self.fleet.instances,
-                policies=self._policies,
+                policies=self.policies.in_force,
                 dropped=lambda: self.tracing.dropped,
                 panics=lambda: self.fleet.panics,
                 index=self.knows.index_figures if self.knows.indexes else None,
@@ -190,18 +180,10 @@ class Application:
         if settings.tenants.cache_salt == "tenant" and secret is not None:
             self._salt = TenantSalt(settings.tenant_header.lower(), secret)
         self.is_ready = False
-        self._watch: asyncio.Task[None] | None = None
 
-    def _reloaded(self, file: PolicyFile, error: str | None) -> None:
-        origin = file.current.origin
-        self.metrics.reloaded(
-            names.RELOAD_KEPT if error is not None else names.RELOAD_OK if origin is Origin.FILE else origin.value
-        )
-        if error is None:
-            self.router.reloaded(file)
-            if self.guardrail is not None:
-                self.guardrail.swapped(file)
-            self.admission.queue.reloaded()
+    def _swapped(self, file: PolicyFile) -> None:
+        self.router.reloaded(file)
+        self.admission.queue.reloaded()
 
     def _restarted(self, instance: Instance) -> None:
         log.warning("smetric.instance.restarted", instance=instance.id, incarnation=instance.incarnation)
@@ -211,11 +193,6 @@ class Application:
     def _models(self) -> Iterable[str]:
         served = {name for instance in self.fleet.instances for name in instance.models or ()}
         return served | set(self.settings.models)
-
-    def _policies(self) -> list[tuple[str, str, str, int]]:
-        """Route, name, hash and generation of each policy."""
-        files = [(file.name, file.current) for file in self.routes.files()]
-        return [(name, one.policy.name, one.policy.digest, one.number) for name, one in files]
 
     def data_app(self) -> App:
         """What the data port serves. Starts and stops the application with its lifespan."""
@@ -287,9 +264,7 @@ class Application:
             await self.knows.scraper.first_look(FIRST_LOOK_S)
         await self.admission.overload.start()
         await self.live.feed.start()
-        if self.guardrail is not None:
-            await self.guardrail.start()
-        self._watch = asyncio.create_task(watch(self.routes.files()), name="policy-watch")
+        await self.policies.start()
         self.is_ready = True
         log.info("smetric.ready")
         notify(self._environ, "READY=1")
@@ -305,12 +280,8 @@ class Application:
     async def stop(self) -> None:
         """End what `start` began; traces are sent or given up within two seconds."""
         self.is_ready = False
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
         await _end("Feed", self.live.feed.stop())
-        if self.guardrail is not None:
-            await _end("Guardrail", self.guardrail.stop())
+        await _end("Policies", self.policies.stop())
         for part in (self.admission.overload, *self.knows.background, self.request_tokens):
             await _end(type(part).__name__, part.stop())
         await _end("Upstream", self.upstream.close())

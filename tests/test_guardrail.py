@@ -286,5 +286,5 @@ def acting(router: Running) -> Origin:
 
 async def test_it_can_be_turned_off() -> None:
     async with running(FakeEngine(), guardrail=GuardrailSettings(enabled=False)) as router:
-        assert router.application.guardrail is None
+        assert router.application.policies.guardrail is None
         assert router.application.telemetry.watched is None

@@ -17,7 +17,7 @@ LAYERS = (
     {"app"},
     {"proxy"},
     {"live"},
-    {"router", "routes", "root", "shadow", "trial", "guardrail", "policy_file"},
+    {"router", "routes", "root", "shadow", "trial", "guardrail", "policies", "policy_file"},
     {"sources", "fleet", "features", "telemetry", "records", "policy_folder"}
     | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}
     | {"body", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},

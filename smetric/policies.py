@@ -1,0 +1,98 @@
+"""All policies of a router: those that act or shadow, watched and guarded, and those that are observed.
+
+Which one decides on which request is in `routes.py`, what undoes a change in `guardrail.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from smetric.config.settings import Settings
+from smetric.features import VOCABULARY
+from smetric.fleet.instance import Instance
+from smetric.guardrail import Guardrail, band_of
+from smetric.policy import Policy
+from smetric.policy_file import Origin, PolicyFile, watch
+from smetric.resources import policy_path
+from smetric.routes import routes_of
+from smetric.telemetry import names
+from smetric.telemetry.metrics import Metrics
+from smetric.telemetry.record import DecisionRecord
+
+
+class Policies:
+    """The policies that the settings name.
+
+    Args:
+        settings: everything that can be set.
+        metrics: counts what becomes of them.
+        instances: all instances.
+        on_swapped: told of each file that has another policy now.
+
+    Raises:
+        ConfigError: one cannot be read.
+        PolicyError: one does not check.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        instances: Callable[[], Sequence[Instance]],
+        on_swapped: Callable[[PolicyFile], None],
+    ) -> None:
+        self._metrics = metrics
+        self._on_swapped = on_swapped
+        self._watch: asyncio.Task[None] | None = None
+        self.routes = routes_of(settings, self._reloaded)
+        #: Policies that a record is to be replayed with.
+        self.observed = [PolicyFile(policy_path(name), VOCABULARY).current.policy for name in settings.observe]
+        #: Undoes changes; None for never.
+        self.guardrail: Guardrail | None = None
+        if settings.guardrail.enabled:
+            self.guardrail = Guardrail(self.routes, instances, band_of(settings), metrics.restored)
+
+    @property
+    def default(self) -> PolicyFile:
+        """The policy of all requests that no other route is for."""
+        return self.routes.last.control.file
+
+    @property
+    def recorded(self) -> list[Policy]:
+        """Those besides the acting ones whose reads of requests are recorded."""
+        return [*self.observed, *(file.current.policy for file in self.routes.shadows())]
+
+    @property
+    def ended(self) -> Callable[[DecisionRecord], None] | None:
+        """To be told of each decided request that has ended; None where nobody wants to know."""
+        return self.guardrail.ended if self.guardrail is not None else None
+
+    def in_force(self) -> list[tuple[str, str, str, int]]:
+        """Route, name, hash and generation of each."""
+        files = [(file.name, file.current) for file in self.routes.files()]
+        return [(name, one.policy.name, one.policy.digest, one.number) for name, one in files]
+
+    async def start(self) -> None:
+        """Begin to watch the files, and what comes of their changes."""
+        if self.guardrail is not None:
+            await self.guardrail.start()
+        self._watch = asyncio.create_task(watch(self.routes.files()), name="policy-watch")
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self.guardrail is not None:
+            await self.guardrail.stop()
+
+    def _reloaded(self, file: PolicyFile, error: str | None) -> None:
+        if error is not None:
+            self._metrics.reloaded(names.RELOAD_KEPT)
+            return
+        origin = file.current.origin
+        self._metrics.reloaded(names.RELOAD_OK if origin is Origin.FILE else origin.value)
+        if self.guardrail is not None:
+            self.guardrail.swapped(file)
+        self._on_swapped(file)
