@@ -6,6 +6,7 @@ words of the summary, the rules and the table are `smetric.policy.explain`'s.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 LIMIT = 2000
 _ID_MAX = 200
 _SUMMARY_MAX = 480
+#: Characters of a line that tracing UIs show without breaking it.
+_WIDE = 76
+#: The gap before a guard's mark.
+_BETWEEN_GUARDS = re.compile(r"   (?=[✓✗·] )")
 #: Of the rules: characters of one, and lines; of more the last ones are shown, among them the one that fired.
 _RULE_MAX = 160
 _RULES_MAX = 4
@@ -106,10 +111,27 @@ def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT, notes: 
 
 
 def _rules(decision: Decision) -> list[str]:
-    """The rules that led to the outcome, the last of which fired; each bounded."""
+    """The rules that led to the outcome, the last of which fired; each bounded, and no wider than UIs show."""
     lines = [line if len(line) <= _RULE_MAX else line[: _RULE_MAX - 1] + "…" for line in explain.rules(decision)]
     hidden = len(lines) - _RULES_MAX
-    return lines if hidden <= 0 else [f"    … {hidden} more before", *lines[-_RULES_MAX:]]
+    if hidden > 0:
+        lines = [f"    … {hidden} more before", *lines[-_RULES_MAX:]]
+    return [part for line in lines for part in _folded(line)]
+
+
+def _folded(line: str) -> list[str]:
+    """A rule with its guards; those that do not fit go on below the first one."""
+    if len(line) <= _WIDE:
+        return [line]
+    label, *guards = _BETWEEN_GUARDS.split(line)
+    indent = " " * (len(label) + 3)
+    lines = [label]
+    for place, guard in enumerate(guards):
+        if place and len(lines[-1]) + len(guard) + 3 > _WIDE:
+            lines.append(indent + guard)
+        else:
+            lines[-1] += f"   {guard}"
+    return lines
 
 
 def _left_out(decision: Decision) -> dict[int, str]:

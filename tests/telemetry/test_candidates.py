@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.policy import Decision
+from smetric.features import VOCABULARY
+from smetric.policy import Decision, Snapshot, load
 from smetric.policy.candidate_table import foremost
 from smetric.telemetry import candidates
-from tests.telemetry.samples import fleet, record
+from tests.telemetry.samples import fleet, record, request
 
 
 def decision(count: int = 3, *, id: str = "gpu-{}", known: list[bool] | None = None, turn: int = 0) -> Decision:
@@ -72,3 +75,16 @@ def test_json_is_never_cut_in_half(count: int, top: int, limit: int) -> None:
     text = candidates.as_json(decision(count), top, limit)
     assert len(text) <= limit
     assert len(orjson.loads(text)) <= min(top, count)
+
+
+def test_guards_that_do_not_fit_beside_each_other_stand_below_each_other() -> None:
+    source = (Path(__file__).parents[2] / "policies" / "smetric.policy").read_text()
+    acting = load(source, VOCABULARY, path="smetric.policy")
+    snapshot = Snapshot(["a", "b"], {"hit_len": [1356.0, 0.0], "requests": [3.0, 3.0]})
+    made = acting.decide(snapshot, request(turn=1, est_hit=1344), {}, 1)
+    assert isinstance(made, Decision)
+    shown = candidates.as_text(made, "Why.", 8).splitlines()
+    assert shown[2:4] == [
+        "  → stick    ✓ req.turn != 0 (req.turn is 1)   ✓ not_overloaded (3 ≤ 2 × 3)",
+        "             ✓ session_not_evicted (1356 > 0.5 × 1344)",
+    ]
