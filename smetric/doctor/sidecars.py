@@ -37,12 +37,15 @@ async def lookups(site: Site) -> list[Finding]:
         filled -= {"store_hit_len"}  # it knows of no store, so that tier is always unknown
     return [
         error(
-            f"policy {shown(site.settings.policy)}",
+            f"policy {shown(site.settings.policy)}"
+            if file is site.router.policy_file
+            else f"policy {shown(file.current.policy.name)} of {file.name}",
             f"it reads `{name}`, which no source fills",
             f"it is unknown for every instance; arithmetic sees {VOCABULARY.features[name].default}",
             _FILLED_BY.get(name, _LMCACHE),
         )
-        for name in site.router.policy_file.current.policy.lookups
+        for file in site.router.routes.files()
+        for name in file.current.policy.lookups
         if name not in filled
     ]
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from smetric.app import Application
 from smetric.config.settings import CanarySettings, PeersSettings, Settings
@@ -14,6 +15,7 @@ from smetric.doctor.engine import Engine, look
 from smetric.doctor.wire import Wire
 from smetric.errors import ConfigError
 from smetric.policy import PolicyError
+from smetric.resources import policy_path
 
 #: Seconds the router in this process waits to have seen every instance.
 FIRST_LOOK_S = 3.0
@@ -90,6 +92,8 @@ def _router(settings: Settings) -> tuple[Application, str]:
         return Application(silent, environ={}), ""
     except PolicyError as error:
         problem = error.diagnostics[0].message if error.diagnostics else "it does not check"
+        if error.path != str(policy_path(settings.policy)):  # that of a route, a canary or a shadow
+            problem = f"{Path(error.path).name}: {problem}"
     try:
         return Application(
             replace(silent, policy="smetric", params={}, shadow=(), canary=CanarySettings(), routes=()), environ={}

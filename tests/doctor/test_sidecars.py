@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from smetric.app import Application
+from smetric.config.routing import MatchSettings, RouteSettings, ShadowSettings
 from smetric.config.settings import Admin, Listen, PeersSettings
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
@@ -71,3 +72,21 @@ async def test_a_policy_that_looks_up_what_no_source_knows_is_found(lab: Lab, tm
     assert "policy" in dict(told(await examine(lab.settings, may_probe=False)))
     lab.lmcache()
     assert told(await examine(lab.settings, may_probe=False)) == []
+
+
+async def test_the_policies_of_routes_and_shadows_are_looked_at_too(lab: Lab, tmp_path: Path) -> None:
+    policy = tmp_path / "store.policy"
+    policy.write_text("policy store\n\nroute argmax(store_hit_len, then: requests)\n")
+    route = RouteSettings(name="r", match=MatchSettings(model=("m",)), policy=str(policy))
+    shadow = ShadowSettings(policy=str(policy))
+    lab.settings = replace(lab.settings, routes=(route,), shadow=(shadow,))
+    found = [finding.where for _, finding in told(await examine(lab.settings, may_probe=False))]
+    assert found == ["policy store of r", "policy store of default:shadow-1"]
+
+
+async def test_a_policy_of_a_route_that_does_not_check_is_found(lab: Lab, tmp_path: Path) -> None:
+    policy = tmp_path / "bad.policy"
+    policy.write_text("policy bad\n\nroute argmin(requets)\n")
+    lab.settings = replace(lab.settings, shadow=(ShadowSettings(policy=str(policy)),))
+    _, finding = the_only(await examine(lab.settings, may_probe=False))
+    assert "bad.policy: unknown name `requets`" in finding.what
