@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smetric.features import VOCABULARY
-from smetric.live.migration import moved_from
 from smetric.live.row import row, shadow_of
 from smetric.policy import NEVER, Decision
 from smetric.policy.candidate_table import columns_of, score_name
@@ -42,7 +41,8 @@ def account(record: DecisionRecord) -> dict[str, Any]:
         ],
     }
     if decision is not None:
-        result |= {"rules": rules(decision), "table": table(decision, moved_from(record))}
+        source = record.migration.source if record.migration is not None else ""
+        result |= {"rules": rules(decision), "table": table(decision, source)}
     return result
 
 
@@ -76,18 +76,21 @@ def rules(decision: Decision) -> list[dict[str, Any]]:
     return found
 
 
-def table(decision: Decision, moved: tuple[str, int] | None) -> dict[str, Any]:
+def table(decision: Decision, source: str) -> dict[str, Any]:
     """What the policy saw of each candidate: columns with their meaning, rows with value, age and source of each cell.
 
     The chosen one first, then the best of the others, then those that a filter left out, and which.
+
+    Args:
+        decision: the decision.
+        source: the instance that the request was taken away from; empty where it was not.
     """
     snapshot, score = decision.snapshot, decision.score
     ranked = decision.ranked
     others = sorted(set(range(len(snapshot.ids))) - set(ranked), key=lambda i: snapshot.ids[i])
     order = [*ranked, *others]
-    if moved is not None and (warm := list(snapshot.ids).index(moved[0])) not in order[:MOST_ROWS]:
-        order.insert(1, warm)
     shown = order[:MOST_ROWS]
+    shown += [i for i in order[MOST_ROWS:] if snapshot.ids[i] == source]
     read = columns_of(decision)
     names = [*read, *(name for name in snapshot.columns if name not in read and name != "id")]
     columns = []
@@ -105,16 +108,18 @@ def table(decision: Decision, moved: tuple[str, int] | None) -> dict[str, Any]:
             cell: dict[str, Any] = {"value": figure(snapshot.columns[name][i])}
             if not known[name][i]:
                 cell["unknown"] = True
-            elif name in snapshot.stamps and ages[name][i] < NEVER:
+                cells.append(cell)
+                continue
+            if name in snapshot.stamps and ages[name][i] < NEVER:
                 cell["age_s"] = round(ages[name][i], 3)
-            if source := snapshot.origin(name, i):
-                cell["source"] = source
+            if origin := snapshot.origin(name, i):
+                cell["source"] = origin
             cells.append(cell)
         found: dict[str, Any] = {"id": snapshot.ids[i], "cells": cells, "rank": places.get(i)}
         if i == decision.index:
             found["chosen"] = True
-        if moved is not None and snapshot.ids[i] == moved[0]:
-            found["warmest"] = True
+        if snapshot.ids[i] == source:
+            found["left"] = True
         if score is not None:
             found["score"] = figure(score[i])
         left_out = next((step.label for step in decision.filters if i not in step.left), None)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smetric.live.migration import moved_from
-from smetric.live.wish import margin_of
+from smetric.live.wish import failed_guards, margin_of
 from smetric.telemetry import attributes, names
 from smetric.telemetry.decisions import brief
 
@@ -17,15 +16,16 @@ if TYPE_CHECKING:
 def row(record: DecisionRecord) -> dict[str, Any]:
     """The row."""
     decision = record.decision
-    moved, hit, margin = moved_from(record), record.hit(), margin_of(record)
+    moved, hit, margin = record.migration, record.hit(), margin_of(record)
     return {
         **brief(record),
         "time_ms": record.time_ns // 1_000_000,
         "rank": record.rank,
         "sentence": attributes.summary_of(record),
-        "failed_guard": decision.failed_guard if decision is not None else None,
-        "moved_from": moved[0] if moved is not None else None,
-        "left_behind": moved[1] if moved is not None else None,
+        "failed_guard": next(iter(failed_guards(decision)), None) if decision is not None else None,
+        "moved_from": moved.source if moved is not None else None,
+        "moved_by": moved.guard if moved is not None else None,
+        "left_behind": moved.left_tokens if moved is not None else None,
         "hit": hit[0] if hit is not None else None,
         "margin": round(margin, 4) if margin is not None else None,
         "shadows": [shadow_of(one) for one in record.shadowed],

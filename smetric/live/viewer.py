@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from smetric.live.migration import moved_from
 from smetric.live.row import ending
 from smetric.live.wish import Wish
 from smetric.telemetry import names
@@ -96,10 +95,9 @@ def sample(records: Sequence[DecisionRecord], most: int) -> list[DecisionRecord]
     """At most *most* of *records*, in their order: those out of the ordinary first, then others evenly spread."""
     if len(records) <= most:
         return list(records)
-    odd = [i for i, record in enumerate(records) if record.outcome not in names.ORDINARY]
-    if len(odd) < most:
-        odd += [i for i, record in enumerate(records) if record.outcome in names.ORDINARY and moved_from(record)]
-    taken = set(_spread(odd, most))
+    taken = set(_spread([i for i, record in enumerate(records) if record.outcome not in names.ORDINARY], most))
+    moved = [i for i, record in enumerate(records) if record.migration is not None and i not in taken]
+    taken.update(_spread(moved, most - len(taken)))
     rest = [i for i in range(len(records)) if i not in taken]
     taken.update(_spread(rest, most - len(taken)))
     return [records[i] for i in sorted(taken)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smetric.live.migration import moved_from
+from smetric.policy.plan import StatementKind
 from smetric.telemetry import names
 
 if TYPE_CHECKING:
+    from smetric.policy.decision import Decision
+    from smetric.policy.plan import Step
     from smetric.telemetry.record import DecisionRecord
 
 #: Characters of one value.
@@ -26,7 +28,7 @@ class Wish:
         outcome: one of `names.OUTCOMES`, or `odd` for whatever is neither routed nor pinned.
         rule: the label of the rule that fired.
         instance: the id of the chosen one.
-        migrated: only later turns that left the instance with the most of their prompt.
+        migrated: only later turns that went elsewhere.
         margin: only where the runner-up's score is within this share of the chosen one's.
         text: stands in the decision's id, trace id, rule, instance or model, or the label of a guard that failed.
     """
@@ -84,7 +86,7 @@ class Wish:
             return False
         if self.text and not self._is_in(record):
             return False
-        if self.migrated and moved_from(record) is None:
+        if self.migrated and record.migration is None:
             return False
         if self.margin is not None:
             margin = margin_of(record)
@@ -98,7 +100,20 @@ class Wish:
             return True
         if record.instance is not None and text in record.instance.id.lower():
             return True
-        return record.decision is not None and text in (record.decision.failed_guard or "").lower()
+        return record.decision is not None and any(text in guard.lower() for guard in failed_guards(record.decision))
+
+
+def failed_guards(decision: Decision) -> list[str]:
+    """The guards that kept rules from sending the request where they would have, in order."""
+    return [
+        rule.failed
+        for step, rule in zip(_outcomes(decision), decision.guards, strict=False)
+        if step.kind is StatementKind.ROUTE and rule.failed is not None
+    ]
+
+
+def _outcomes(decision: Decision) -> Iterator[Step]:
+    return (step for step in decision.policy.plan.steps if not step.kind.is_filter)
 
 
 def margin_of(record: DecisionRecord) -> float | None:

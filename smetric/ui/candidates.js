@@ -47,7 +47,7 @@ function columnNote(table, i) {
 function marks(row) {
   return [
     row.chosen ? make("span", { class: "yes" }, "← chosen") : null,
-    row.warmest ? make("span", { class: "no" }, "warmest") : null,
+    row.left ? make("span", { class: "no" }, "moved from here") : null,
     row.left_out_by ? make("span", { class: "idle" }, `✗ ${row.left_out_by}`) : null,
   ];
 }

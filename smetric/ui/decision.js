@@ -100,6 +100,7 @@ export class Decision {
       data.hit ? ["hit there", `${count(data.hit.tokens)} (${percent(data.prompt_len ? data.hit.tokens / data.prompt_len : 0)})${data.hit.source ? `, by ${data.hit.source}` : ""}`] : null,
       data.usage?.cached_tokens != null ? ["really cached", count(data.usage.cached_tokens)] : null,
       ["first token", data.ttft_s === null ? (data.status === null ? "…" : "–") : seconds(data.ttft_s)],
+      data.forecast?.ttft_s != null ? ["was expected in", `${seconds(data.forecast.ttft_s)}${data.forecast.other_ttft_s != null ? `, on ${data.forecast.other} ${seconds(data.forecast.other_ttft_s)}` : ""}`] : null,
       ["took", data.duration_s === null ? "…" : seconds(data.duration_s)],
       ["status", data.status === null ? "…" : `${data.status}${data.error_type ? ` ${data.error_type}` : ""}`],
       data.lookup_s ? ["look-ups", seconds(data.lookup_s)] : null,
@@ -121,7 +122,8 @@ export class Decision {
 function verdict(data) {
   const rule = data.rule ? [make("span", { class: "rule" }, data.rule)] : [];
   if (!data.instance) return [make("strong", { class: "no" }, `${data.outcome.replace("_", " ")} `), ...rule];
-  const moved = data.moved_from ? make("span", { class: "no" }, ` moved from ${data.moved_from}, ${count(data.left_behind)} cached tokens left behind`) : null;
+  const left = data.left_behind === null ? "" : `, where ${count(data.left_behind)} more cached tokens lie`;
+  const moved = data.moved_from ? make("span", { class: "no" }, `; ${data.moved_by} took it away from ${data.moved_from}${left}`) : null;
   return [data.status === null ? "was chosen by rule " : data.error_type ? "was chosen by rule " : "served it, by rule ", ...rule, moved];
 }
 

@@ -108,7 +108,7 @@ export class List {
     put(cells.about, `${data.turn === null ? "" : data.turn === 0 ? "first turn, " : `turn ${data.turn}, `}${count(data.prompt_len)} tokens`);
     put(cells.hit, data.hit === null ? "" : `hit ${count(data.hit)}`);
     const reasons = [
-      data.moved_from ? `✗ ${data.failed_guard ?? data.rule}, moved from ${data.moved_from}` : data.failed_guard ? `✗ ${data.failed_guard}` : "",
+      data.moved_from ? `✗ ${data.moved_by}, moved from ${data.moved_from}` : data.failed_guard ? `✗ ${data.failed_guard}` : "",
       ...data.shadows.filter((one) => one.agrees === false).map((one) => `${one.policy}: ${one.choice}`),
     ];
     put(cells.why, reasons.filter(Boolean).join(" · "));

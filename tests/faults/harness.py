@@ -123,9 +123,10 @@ class Running:
                 engine.drop_idle()
             assert asyncio.get_running_loop().time() < deadline, left
             await asyncio.sleep(0.05)
-        pages = ["/metrics", "/admin/decisions?limit=1000", "/admin/instances", "/admin/policy", "/admin/cache"]
+        pages = ["/metrics", "/admin/decisions?limit=1000"]
+        pages += [f"/admin/{page}" for page in ("instances", "policy", "cache", "state")]
         decisions = self.application.telemetry.decisions.recent(5)
-        pages += [f"/admin/decisions/{decision.id}" for decision in decisions]
+        pages += [f"/admin/decisions/{decision.id}{more}" for decision in decisions for more in ("", "/account")]
         shown = [await self.admin(page) for page in pages]
         assert not any(CANARY.encode() in page.body for page in shown)
         assert CANARY not in self.log.getvalue()
