@@ -109,9 +109,10 @@ def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     return (*kept, rest)
 
 
-def _place(found: Diagnostic) -> tuple[str, int, int]:
-    """Findings of the file itself come first, then those of each library."""
-    return (found.source.path if found.source else "", found.span.start, found.span.end)
+def _place(found: Diagnostic) -> tuple[bool, str, int, int]:
+    """Errors come before warnings, and findings of the file itself before those of each library."""
+    path = found.source.path if found.source else ""
+    return (found.severity is Severity.WARNING, path, found.span.start, found.span.end)
 
 
 def report(diagnostics: Sequence[Diagnostic], text: str, path: str) -> str:

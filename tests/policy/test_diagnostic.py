@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
+from smetric.features import VOCABULARY
+from smetric.policy import load
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, quote
 from smetric.policy.tree import Span
 
@@ -35,3 +39,9 @@ def test_an_error_holds_each_finding_once_in_the_order_of_the_text() -> None:
 def test_a_quote_is_one_short_line() -> None:
     assert quote("a +\n  b", Span(0, 7)) == "a + b"
     assert len(quote("a" * 500, Span(0, 500))) == 60
+
+
+def test_errors_come_before_warnings() -> None:
+    with pytest.raises(PolicyError) as caught:
+        load("policy p\nparam A = 1\nroute rr_argmin(0) when req.turn == 0\n", VOCABULARY)
+    assert [found.severity.value for found in caught.value.diagnostics] == ["error", "warning"]
