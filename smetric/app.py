@@ -43,6 +43,7 @@ from smetric.proxy.placements import placement_routes
 from smetric.proxy.plane import Deadlines, Plane
 from smetric.proxy.policy_admin import policy_routes
 from smetric.proxy.saturation import Saturation
+from smetric.proxy.savings import savings_routes
 from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
@@ -248,6 +249,7 @@ class Application:
                 *live_routes(self.live),
                 *drain_routes(self.fleet, self.drains),
                 *policy_routes(self.routes, self.telemetry.decisions),
+                *savings_routes(self.telemetry.consequences.savings),
                 *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
             ],
         )

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smetric.fleet.instance import Instance
+from smetric.policy import Snapshot
+from smetric.telemetry.decisions import full
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.forecast import Forecast, Forecasts
+from smetric.telemetry.migration import Migration
+from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.savings import MOST_DAYS, Savings
+from tests.telemetry.samples import begin, fleet, record, telemetry
+
+#: Seconds of the first of January 1970, noon.
+NOON = 43_200.0
+
+
+def flat(count: int = 3) -> list[Instance]:
+    """Instances on which attention costs nothing to speak of."""
+    instances = fleet(count)
+    for instance in instances:
+        instance.attention_tokens = 1e12
+    return instances
+
+
+def forecast(made: DecisionRecord, instances: list[Instance], **rates: float) -> Forecast | None:
+    """After the chosen one was charged; *rates* are tokens a second by id, with a _ for a -."""
+    assert made.decision is not None
+    assert made.instance is not None
+    hit = made.hit_at(made.decision.index)
+    made.instance.charge(1, made.request.prompt_len, hit or 0)
+    by_id = {instance.id: instance for instance in instances}
+    known = {name.replace("_", "-"): rate for name, rate in rates.items()}
+    return Forecasts(lambda one: known.get(one.id), by_id.get).of(made, made.decision.runner_up_index)
+
+
+def test_a_forecast_is_what_stands_before_the_first_token_by_the_rate() -> None:
+    instances = flat()
+    instances[1].charge(1, 500)
+    instances[2].charge(1, 200)
+    made = record(hits=(0, 880, 400), loads=(2, 3, 1), instances=instances)
+    assert made.instance is instances[1]
+    found = forecast(made, instances, gpu_1=1000.0, gpu_2=500.0)
+    assert found is not None
+    assert found.ttft_s == pytest.approx((500 + 120) / 1000)
+    assert (found.other, found.other_hit) == ("gpu-2", 400)
+    assert found.other_ttft_s == pytest.approx((200 + 600) / 500)
+
+
+def test_a_migration_is_compared_with_the_instance_it_left() -> None:
+    instances = flat()
+    made = record(loads=(2, 30, 1), instances=instances)
+    made.migration = Migration("gpu-1", "not_overloaded", 880)
+    found = forecast(made, instances, gpu_1=1000.0, gpu_2=1000.0)
+    assert found is not None
+    assert found.other == "gpu-1"
+    assert found.ttft_s == pytest.approx(1.0)
+    assert found.other_ttft_s == pytest.approx(0.12)
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    instances = flat()
+    found = forecast(record(instances=instances), instances, gpu_0=1000.0)
+    assert found is not None
+    assert found.ttft_s is None
+    assert forecast(record(instances=instances, known=[False] * 3), instances, gpu_0=1.0, gpu_2=1.0) is None
+    assert forecast(record(instances=instances, prompts=2), instances, gpu_1=1.0) is None
+
+
+def test_a_hit_that_was_looked_up_for_another_policy_counts_too() -> None:
+    instances = flat(2)
+    made = record(hits=(0, 0), loads=(1, 2), instances=instances)
+    assert made.decision is not None
+    snapshot = made.decision.snapshot
+    made.decision.snapshot = Snapshot(snapshot.ids, {"requests": snapshot.columns["requests"]})
+    assert made.hit_at(0) is None
+    made.beside = ((Snapshot(snapshot.ids, {"hit_len": [64, 32]}), 0.001),)
+    assert (made.hit_at(0), made.hit_at(1)) == (64, 32)
+
+
+def ended(found: Forecast | None, **fields: Any) -> DecisionRecord:
+    made = record(stream=True)
+    made.forecast, made.status, made.ttft_s, made.usage = found, 200, 0.5, Usage(1000, 20, 864)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_outcomes_settle_what_decisions_saved_and_lost() -> None:
+    savings = Savings(lambda: NOON)
+    savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64)))
+    savings.settle(ended(Forecast(0.6, "gpu-0", 0.3, 1000), ttft_s=0.7, held_s=0.1, lookup_s=0.1))
+    savings.settle(ended(Forecast(0.4), usage=None))
+    savings.settle(ended(None, migration=Migration("gpu-0", "g", 880)))
+    (row,) = savings.report()
+    assert (row["day"], row["policy"], row["rule"], row["decisions"]) == ("1970-01-01", "sticky", "stick", 4)
+    assert row["tokens"] == {"compared": 2, "saved": 800 - 136}
+    assert row["seconds"] == {"compared": 2, "saved": pytest.approx(1.5 - 0.2)}
+    assert row["forecast"]["count"] == 3
+    assert row["forecast"]["actual_of_predicted"] == pytest.approx(1.5 / 1.4, abs=1e-3)
+    assert row["migrations"] == {"count": 1, "left_tokens": 880}
+    assert savings.tokens.of("sticky", "stick", "saved").value == 800
+    assert savings.tokens.of("sticky", "stick", "lost").value == 136
+    assert savings.seconds.of("sticky", "stick", "saved").value == pytest.approx(1.5)
+    assert savings.forecast_seconds.of("sticky", "predicted").value == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("fields", [{"status": 503}, {"error_type": "upstream_closed"}, {"decision": None}])
+def test_what_failed_settles_nothing(fields: dict[str, Any]) -> None:
+    savings = Savings(lambda: NOON)
+    savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64), **fields))
+    assert savings.report() == []
+
+
+def test_only_streams_and_first_attempts_tell_times() -> None:
+    savings = Savings(lambda: NOON)
+    savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64), rank=1))
+    in_one_piece = record(stream=False)
+    in_one_piece.forecast, in_one_piece.status, in_one_piece.ttft_s = Forecast(0.4, "gpu-0", 2.0, 64), 200, 0.5
+    savings.settle(in_one_piece)
+    (row,) = savings.report()
+    assert row["seconds"]["compared"] == row["forecast"]["count"] == 0
+    assert row["tokens"]["compared"] == 2
+
+
+def test_days_and_accounts_are_bounded_and_the_latest_come_first() -> None:
+    now = NOON
+    savings = Savings(lambda: now)
+    for _ in range(MOST_DAYS + 5):
+        savings.settle(ended(None))
+        now += 86_400
+    days = [row["day"] for row in savings.report()]
+    assert days == sorted(days, reverse=True)
+    assert len(days) <= MOST_DAYS
+
+
+def answered(app: Telemetry, made: DecisionRecord) -> None:
+    exchange = begin(app)
+    exchange.decided(made)
+    attempt = exchange.attempt("/v1/chat/completions")
+    attempt.first_byte()
+    attempt.end("ok", status=200)
+    exchange.end(200, usage=Usage(1000, 20, 880))
+
+
+def test_each_decision_carries_its_forecast_and_is_settled_when_it_ends() -> None:
+    instances = flat()
+    app = telemetry(instances=lambda: instances, rate=lambda _: 1000.0)
+    made = record(instances=instances, stream=True)
+    assert made.instance is not None
+    made.instance.charge(1, 1000, 880)
+    answered(app, made)
+    shown = full(made)["forecast"]
+    assert shown["ttft_s"] == pytest.approx(0.12)
+    assert shown["other"] == "gpu-0"
+    assert shown["other_ttft_s"] == pytest.approx(1.0)
+    (row,) = app.consequences.savings.report()
+    assert row["tokens"] == {"compared": 1, "saved": 880}
+    assert row["seconds"]["saved"] > 0
