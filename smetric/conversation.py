@@ -41,6 +41,9 @@ class Conversation(NamedTuple):
     marks: list[Mark]
 
 
+#: Of a conversation of which nothing is to be remembered; and before its first message.
+_NO_LEAD, _NO_TURNS = Lead(0, 0), Turns()
+
 _MESSAGES = msgspec.json.Decoder(list[Message])
 
 
@@ -87,8 +90,8 @@ def render(
         text.add_tools(tools)
     if system is not None:
         text.add_system(system)
-    lead = _lead(field, pieces, seed) if ends else Lead(sum(map(len, pieces)), 0)
-    messages_from, known, turns, size = len(parts), 0, Turns(), lead.size
+    lead = _lead(field, pieces, seed) if ends else _NO_LEAD
+    messages_from, known, turns, size = len(parts), 0, _NO_TURNS, sum(map(len, pieces))
     if carried is not None:
         of_before, rest = carried
         if of_before.lead != lead:
@@ -104,7 +107,8 @@ def render(
     for number, message in enumerate(decoded, known):
         at, begin = len(pieces), size
         kind = text.add_message(message, number)
-        size += sum(map(len, pieces[at:]))
+        for piece in pieces[at:]:
+            size += len(piece)
         if kind == "assistant":
             if previous != "item" or message.type is None:
                 before = last

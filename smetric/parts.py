@@ -160,47 +160,50 @@ def parts_of(
 ) -> Parts:
     """Hash the parts of a conversation rendered as *pieces*, which go on from the parts *before*, in one pass."""
     digest_of, is_tools, is_result = xxhash.xxh3_64_intdigest, Kind.TOOLS, Kind.TOOL_RESULT  # looked up once
-    found: list[tuple[int, int, int, int]] = []  # of each part: hash, kind, place, end
+    hashes: list[int] = []
+    kinds: list[int] = []
+    places: list[int] = []
+    ends: list[int] = []
     size = before.size if before is not None else 0
-    messages_from = 0
-    begins = outline.begins
+    begins, first_message = outline.begins, outline.messages_from
+    messages_from = None if before is None else before.messages_from
     ahead = (*begins[1:], (len(pieces), None, 0))
     for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=False)):
-        if number == outline.messages_from:
-            messages_from = len(found)
-        part = pieces[start:stop]
+        if number == first_message and messages_from is None:
+            messages_from = len(hashes)
         if kind is is_tools:
-            for tool in _tools(part[0]):
+            for tool in _tools(pieces[start]):
                 size += len(tool)
-                found.append((digest_of(tool, _SALT), kind, place, size))
-            size = len(part[0])
+                hashes.append(digest_of(tool, _SALT))
+                kinds.append(kind)
+                places.append(place)
+                ends.append(size)
+            size = len(pieces[start])
+            continue
+        if stop - start < 2 and (
+            stop == start
+            # The mark of a message that begins with a tool result says nothing of its own.
+            or (
+                next_kind is is_result
+                and next_place == place
+                and (number <= first_message or begins[number - 1][2] != place)
+            )
+        ):
+            size += sum(map(len, pieces[start:stop]))
             continue
         digest = _SALT
-        for piece in part:
+        for piece in pieces[start:stop]:
             digest = digest_of(piece, digest)
-        size += sum(map(len, part))
-        # The mark of a message that begins with a tool result says nothing of its own.
-        is_bare = (
-            next_kind is is_result
-            and next_place == place
-            and stop - start == 1
-            and (number <= outline.messages_from or begins[number - 1][2] != place)
-        )
-        if stop > start and not is_bare:
-            found.append((digest, kind, place, size))
-    if outline.messages_from >= len(begins):
-        messages_from = len(found)
-    hashes, kinds, places, ends = zip(*found, strict=True) if found else ((), (), (), ())
-    if before is None:
-        table = array("Q", hashes), bytes(kinds), array("I", places), array("Q", ends)
-    else:
-        messages_from = before.messages_from
-        table = (
-            before.hashes + array("Q", hashes),
-            before.kinds + bytes(kinds),
-            before.places + array("I", places),
-            before.ends + array("Q", ends),
-        )
+            size += len(piece)
+        hashes.append(digest)
+        kinds.append(kind)
+        places.append(place)
+        ends.append(size)
+    if messages_from is None:
+        messages_from = len(hashes)
+    table = array("Q", hashes), bytes(kinds), array("I", places), array("Q", ends)
+    if before is not None:
+        table = before.hashes + table[0], before.kinds + table[1], before.places + table[2], before.ends + table[3]
     return Parts(*table, messages_from, outline.field, size, salt, template)
 
 

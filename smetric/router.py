@@ -29,7 +29,7 @@ from smetric.telemetry.record import Usage
 PIN_TTL_S = 3600.0
 PIN_MAX = 65536
 #: What instances can fetch from, beside their own caches.
-TIERS = ("host_hit_len", "disk_hit_len", "store_hit_len")
+TIERS = frozenset({"host_hit_len", "disk_hit_len", "store_hit_len"})
 
 log = structlog.get_logger("smetric.router")
 
@@ -169,7 +169,7 @@ class Router:
                 if has_waited:
                     candidates, snapshot, wanted = [], None, frozenset()
                     continue
-            found = {name: column.over(candidates) for name, column in asked.items()}
+            found = {name: column.over(candidates) for name, column in asked.items()} if asked else {}
             if snapshot is None:
                 snapshot = self.fleet.snapshot(candidates, policy.reads, found, request.prompt_len)
             else:
@@ -192,7 +192,9 @@ class Router:
             if decision.cursors:
                 arm.cursors = {**arm.cursors, **decision.cursors}
             hit = snapshot.cell("hit_len", decision.index)
-            stored = max(snapshot.cell(name, decision.index) or 0 for name in TIERS)
+            stored = 0
+            if not TIERS.isdisjoint(asked):
+                stored = max(snapshot.cell(name, decision.index) or 0 for name in TIERS)
             instance = candidates[decision.index]
             lease = instance.charge(request.prompts, request.prompt_len, None if hit is None else int(hit), int(stored))
             self._lookups.sent(request, lease)

@@ -100,7 +100,7 @@ class Http1(asyncio.Protocol):
         self._overhead += len(data)
         while data:
             data = self._parse(data)
-        if self._overhead > self._most_overhead() and not self._is_deaf:
+        if self._overhead > self._limits.header_bytes and self._overhead > self._most_overhead() and not self._is_deaf:
             in_head = self._headers is not None
             status = (414 if len(self._url) > self._limits.target_bytes else 431) if in_head else 400
             self._refuse(RequestError("the request takes more bytes around its body than allowed", status=status))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from itertools import chain
 
 import structlog
 
@@ -17,7 +18,7 @@ from smetric.proxy.error_response import send_error
 from smetric.proxy.inbox import ClientGone, Inbox, Limits, too_large
 from smetric.proxy.outbox import Outbox
 from smetric.proxy.transaction import Transaction
-from smetric.proxy.watchdog import Watchdog
+from smetric.proxy.watchdog import Timer, Watchdog
 
 log = structlog.get_logger("smetric.intake")
 
@@ -40,6 +41,7 @@ class Intake:
     def __init__(self, app: App, limits: Limits) -> None:
         self._app = app
         self.limits = limits
+        self._timer = Timer()
         #: Of clients: how many there are and may be, where our own server counts them.
         self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
@@ -54,7 +56,7 @@ class Intake:
         transaction = receive if isinstance(receive, Transaction) else None  # then its head has been inspected
         task = transaction.task if transaction is not None else asyncio.current_task()
         assert task is not None
-        watchdog = Watchdog(task)
+        watchdog = Watchdog(task, self._timer)
         inbox = Inbox(receive, self.limits, watchdog, task, has_body=transaction is not None or has_body(scope))
         outbox = Outbox(send, inbox, self.limits.send_timeout_s)
         try:
@@ -101,22 +103,20 @@ def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
     if scope["method"] not in METHODS:
         return RequestError("this method is not served here", status=405, kind="method_not_allowed")
     target: bytes = scope["raw_path"]
-    if not target.startswith(b"/") or b"#" in target or b"#" in scope["query_string"]:
+    if target[:1] != b"/" or b"#" in target or b"#" in scope["query_string"]:
         return RequestError("the request target must be a path that starts with `/`, without a fragment")
     if len(target) + len(scope["query_string"]) > limits.target_bytes:
         return RequestError(f"the request target is longer than {limits.target_bytes} bytes", status=414)
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     if len(headers) > limits.header_count:
         return RequestError(f"more than {limits.header_count} header fields (setting limits.max_headers)", status=431)
-    size = 0
     single: dict[bytes, bytes] = {}
     for name, value in headers:
-        size += len(name) + len(value)
         if name in SINGLE:
             if name in single:
                 return RequestError(f"the header `{name.decode('ascii')}` stands more than once")
             single[name] = value
-    if size > limits.header_bytes:
+    if sum(map(len, chain.from_iterable(headers))) > limits.header_bytes:
         return RequestError(
             f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from smetric.caches.watch import CacheWatch
 from smetric.proxy.headers import Headers
@@ -49,13 +50,17 @@ class Plane:
         """`x-smetric-…`: what a client can quote of the decision on its request."""
         if not self.response_headers:
             return []
-        policy = record.policy
-        headers = [
-            (b"x-smetric-decision-id", record.id.encode()),
-            (b"x-smetric-policy", f"{policy.name}@{policy.digest}".encode()),
-        ]
-        if record.instance is not None:
-            headers.append((b"x-smetric-instance", record.instance.id.encode()))
-        if record.rule:
-            headers.append((b"x-smetric-rule", record.rule.encode()))
-        return headers
+        policy, instance = record.policy, record.instance
+        told = _told(policy.name, policy.digest, instance.id if instance is not None else "", record.rule)
+        return [(b"x-smetric-decision-id", record.id.encode()), *told]
+
+
+@lru_cache(4096)
+def _told(policy: str, digest: str, instance: str, rule: str) -> Headers:
+    """What many requests are told alike."""
+    told = [(b"x-smetric-policy", f"{policy}@{digest}".encode())]
+    if instance:
+        told.append((b"x-smetric-instance", instance.encode()))
+    if rule:
+        told.append((b"x-smetric-rule", rule.encode()))
+    return told

@@ -87,12 +87,11 @@ class Observer:
         if size < HEAD_BYTES:
             self._head += piece[: HEAD_BYTES - size]
         tail = self._tail
-        seam = len(tail) - _OVERLAP
         tail += piece
         if self.is_stream:
             self.events += piece.count(b"\n\n")
         if not self.ended and self._marker is not None:
-            self.ended = self._marker.search(tail, max(0, seam)) is not None
+            self.ended = self._marker.search(tail, max(0, len(tail) - len(piece) - _OVERLAP)) is not None
         if len(tail) > TAIL_BYTES + HEAD_BYTES:
             del tail[:-TAIL_BYTES]
 
@@ -104,7 +103,8 @@ class Observer:
     @property
     def is_aborted(self) -> bool:
         """The engine ended the answer before its end; the client did not ask for that."""
-        return any(marker in self._tail for marker in ABORTED)
+        tail = self._tail
+        return ABORTED[0] in tail or ABORTED[1] in tail
 
     def usage(self) -> Usage | None:
         """The last usage object seen, or None."""

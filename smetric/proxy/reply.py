@@ -129,14 +129,14 @@ class Reply:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head or of the trailer section."""
+        length = len(name)
         self._field_count += 1
-        self._field_bytes += len(name) + len(value)
+        self._field_bytes += length + len(value)
         if self._field_count > MAX_FIELDS or self._field_bytes > MAX_HEAD_BYTES:
             raise _Refused
         if self.has_head:
             return  # a trailer; these are dropped
         self.fields.append((name, value))
-        length = len(name)
         if length == 14 and name.lower() == b"content-length":
             self._has_length = True
         elif length == 17 and name.lower() == b"transfer-encoding":

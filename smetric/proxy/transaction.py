@@ -241,16 +241,17 @@ class Transaction:
         http11 = self.scope["http_version"] == "1.1"
         framing = Framing.CHUNKED if http11 else Framing.CLOSE
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        for name, value in headers:
+        for field in headers:
+            name = field[0]
             if name == b"content-length":
                 framing = Framing.LENGTH
-                self._remaining = int(value)
+                self._remaining = int(field[1])
             elif name == b"connection":
-                is_last = is_last or b"close" in value.lower()
+                is_last = is_last or b"close" in field[1].lower()
                 continue
             elif name == b"transfer-encoding":
                 continue  # the framing is this server's
-            lines.append(b"%b: %b\r\n" % (name, value))
+            lines.append(b"%b: %b\r\n" % field)
         if self.scope["method"] == "HEAD" or status in (204, 304):
             framing = Framing.NO_BODY
         elif framing is Framing.CHUNKED:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from smetric.proxy.watchdog import Watchdog
+from smetric.proxy.watchdog import Timer, Watchdog
 
 
 async def sleeping(watchdog_of: list[Watchdog], *deadlines: tuple[float, str]) -> None:
@@ -41,3 +41,45 @@ async def test_a_disarmed_or_closed_watchdog_cancels_nothing() -> None:
         end(watchdog)
         await asyncio.sleep(0.03)
         assert watchdog.expired is None
+
+
+async def test_many_share_one_timer_and_each_passes_its_own_deadline() -> None:
+    timer = Timer()
+    passed: list[str] = []
+
+    async def wait(seconds: float, what: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog = Watchdog(task, timer)
+        watchdog.arm(seconds, what)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert watchdog.expired is not None
+            passed.append(watchdog.expired)
+            watchdog.resume()
+        finally:
+            watchdog.close()
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(wait(seconds, what) for seconds, what in ((0.06, "c"), (0.03, "b"), (0.01, "a"))))
+    assert passed == ["a", "b", "c"]
+    assert not timer.watchdogs
+
+
+def test_a_timer_serves_the_loop_after_the_one_it_served_first() -> None:
+    timer = Timer()
+
+    async def overdue(seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog = Watchdog(task, timer)
+        watchdog.arm(seconds, "body")
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            watchdog.close()
+
+    asyncio.run(overdue(0.06))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(overdue(0.02))
