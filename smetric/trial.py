@@ -18,7 +18,6 @@ from smetric.records import report
 from smetric.records.comparison import Comparison
 from smetric.records.replay import RECORDED, Judges, replay
 from smetric.records.ring import recorded
-from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord
 
 #: Seconds after which no further decision is evaluated, and examples that are explained.
@@ -62,7 +61,6 @@ def trial(
     replay(in_time, Judges(candidate), None, found)
     told = report.examples(found, EXAMPLES)
     return {
-        "origin": names.REPLAY,
         "candidate": f"{candidate.name}@{candidate.digest}",
         "warnings": [one.brief(candidate.source) for one in candidate.warnings],
         "cut_short": found.read < len(records),

@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smetric.reading import Reading, parse
 from smetric.request import Api, InferenceRequest
@@ -30,6 +32,18 @@ def test_a_conversation_keeps_its_root_as_it_grows() -> None:
     assert chat({"role": "system", "content": "s, edited"}, USER, *MORE) == root
     assert chat(USER, *MORE, *MORE, tools=[{"type": "function"}]) == root
     assert chat({"role": "user", "content": "another"}, *MORE) != root
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(min_size=1)), min_size=1))
+def test_whatever_is_said_later_a_conversation_stays_the_same(turns: list[tuple[str, str]]) -> None:
+    said = [{"role": "user", "content": "first"}, *({"role": role, "content": text} for role, text in turns)]
+    roots = {root_of(InferenceRequest(api=Api.CHAT, body=body(said[:length]))) for length in range(1, len(said) + 1)}
+    assert len(roots) == 1
+    assert None not in roots
+
+
+def body(said: list[dict[str, str]]) -> bytes:
+    return orjson.dumps({"model": "m", "messages": said})
 
 
 def test_marks_for_caching_and_the_form_of_text_change_no_root() -> None:

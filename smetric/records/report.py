@@ -12,6 +12,7 @@ from smetric.policy.figure import clipped
 from smetric.records.account import why
 from smetric.records.comparison import Comparison, Example, Move, Spread
 from smetric.records.replay import RECORDED, side
+from smetric.telemetry import names
 
 #: Rows of a table on a terminal.
 _ROWS = 32
@@ -55,6 +56,7 @@ def as_json(found: Comparison, told: Sequence[Told]) -> dict[str, Any]:
     """All of it as JSON values; shares are 0..1, None where there is nothing to divide by."""
     instances = len(found.instances)
     return {
+        "origin": names.REPLAY,
         "against": found.before,
         "policy": found.after,
         "first": _time(found.first_ns),
