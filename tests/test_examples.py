@@ -15,6 +15,8 @@ from smetric.config import Settings
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+#: Pages that are walked through in tests of their own, with all that goes wrong on the way.
+WALKED = {"first-policy.md", "recipes.md"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(EXAMPLES.rglob("*.md"))]
 
 #: Where a command line ends for the command.
@@ -111,7 +113,11 @@ def test_the_custom_policys_page_says_what_its_snapshot_gives(monkeypatch: pytes
 def test_every_whole_policy_in_the_manual_passes_its_own_tests(tmp_path: Path) -> None:
     found = 0
     for page in PAGES:
-        for text in re.findall(r"^```text\n((?:##.*\n)*policy .*?)^```", page.read_text(), re.M | re.S):
+        for text in (
+            ()
+            if page.name in WALKED
+            else re.findall(r"^```text\n((?:##.*\n)*policy .*?)^```", page.read_text(), re.M | re.S)
+        ):
             path = tmp_path / f"{found}.policy"
             path.write_text(text)
             result = CliRunner().invoke(main, ["test", str(path)])
