@@ -12,7 +12,7 @@ from typing import Any
 
 from smetric.features import VOCABULARY
 from smetric.policy import Kind, Policy
-from smetric.policy.term import Const, Term, fields_of, walk
+from smetric.policy.term import Const, Keyed, Term, fields_of, walk
 
 #: All fields, in the order of the table.
 FIELDS = tuple(VOCABULARY.request)
@@ -32,8 +32,11 @@ def fields_recorded(policies: Collection[Policy]) -> list[str]:
 
 
 def fields_read(policy: Policy) -> set[str]:
-    """The request's fields that *policy* may read."""
-    return {name for term in _terms(policy) for name in fields_of(term)}
+    """The request's fields that *policy* may read; its id stands for an empty key of `hrw` and `bucket`."""
+    found = {name for term in _terms(policy) for name in fields_of(term)}
+    if any(isinstance(part, Keyed) for term in _terms(policy) for part in walk(term)):
+        found.add("id")
+    return found
 
 
 def strings_named(policy: Policy) -> set[str]:

@@ -11,11 +11,13 @@ from typing import Any
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
 from smetric.policy import Decision, Kind, Need, Outcome, Policy, Snapshot, load
+from smetric.policy_folder import libraries_beside
 from smetric.records.compression import packer
 from smetric.records.file import RotatedFile
 from smetric.records.recorder import Recorder, header
 from smetric.records.writer import Writer
 from smetric.request import Api, InferenceRequest
+from smetric.resources import shipped_policies
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Usage
 
@@ -29,7 +31,9 @@ _OUTCOMES = {
 
 @functools.cache
 def policy(text: str, **settings: float | str) -> Policy:
-    return load(text, VOCABULARY, path="/etc/smetric/test.policy", settings=settings)
+    """The policy *text*, with the libraries that ship."""
+    libraries = libraries_beside(shipped_policies()["smetric"])
+    return load(text, VOCABULARY, path="/etc/smetric/test.policy", settings=settings, libraries=libraries)
 
 
 def instances(count: int) -> list[Instance]:
@@ -100,13 +104,16 @@ class Fleet:
             return [rng.random() < 0.8 for _ in chosen]
         if feature.kind is Kind.STRING:
             return [rng.choice(["", "a", "blue"]) for _ in chosen]
+        if feature.kind is Kind.SET:
+            return [frozenset(rng.sample(["m", "blue", "red"], rng.randint(0, 3))) for _ in chosen]
         unknown = rng.choice([0.0, 0.0, 0.2, 1.0])
         high = request.prompt_len if feature.at_most else min(feature.high, 9)
         step = rng.choice([0, 1, high / 3])  # few values that tie, or many
-        return [
+        cells = [
             None if rng.random() < unknown else min(high, rng.randint(0, 9) * step) if step else rng.random() * high
             for _ in chosen
         ]
+        return [None if cell is None else max(feature.low, cell) for cell in cells]
 
     def snapshot(self, chosen: Sequence[Instance], cells: Mapping[str, list[Any]]) -> Snapshot:
         columns, known, stamps, origins = {}, {}, {}, {}
