@@ -18,15 +18,19 @@ from typing import Any
 from smetric.bench import REQUESTS, SIZES, costs, fleet, id_of
 from smetric.features import VOCABULARY
 from smetric.policy import Policy, Snapshot, load
+from smetric.policy_folder import libraries_beside
 from smetric.request import InferenceRequest
+from smetric.resources import shipped_policies
 
 FIRST, LATER, LOST = REQUESTS.values()
 
 
 def policies() -> dict[str, Policy]:
     """The shipped policies by name."""
-    folder = Path(__file__).parent.parent / "policies"
-    return {path.stem: load(path.read_text(), VOCABULARY, path=str(path)) for path in sorted(folder.glob("*.policy"))}
+    return {
+        name: load(path.read_text(), VOCABULARY, path=str(path), libraries=libraries_beside(path))
+        for name, path in shipped_policies().items()
+    }
 
 
 def by_hand(snapshot: Snapshot, request: InferenceRequest) -> int:
