@@ -17,6 +17,7 @@ from smetric.policy.vocabulary import NEVER
 from smetric.request import Api
 from smetric.telemetry import candidates as candidate_rows
 from smetric.telemetry import names, shadowed
+from smetric.telemetry.candidates import LIMIT
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
@@ -207,7 +208,19 @@ def of_decision(
         result[names.UI_OUTPUT_TYPE.name] = "text/plain"
         if session:
             result[names.UI_SESSION.name] = session
-    return result
+    return bounded(result)
+
+
+def bounded(attributes: dict[str, Any]) -> dict[str, Any]:
+    """*attributes* with no text longer than collectors keep; what is laid out is shorter already."""
+    for name, value in attributes.items():
+        if (
+            type(value) is str
+            and len(value) > CLIENT_TEXT_MAX
+            and len(encoded := value.encode(errors="replace")) > LIMIT
+        ):
+            attributes[name] = encoded[: LIMIT - 3].decode(errors="ignore") + "…"
+    return attributes
 
 
 def summary_of(record: DecisionRecord) -> str:

@@ -28,8 +28,8 @@ _WIDE = 76
 #: The gap before a guard's mark.
 _BETWEEN_GUARDS = re.compile(r"   (?=[✓✗·] )")
 #: Of the rules: characters of one, and lines; of more the last ones are shown, among them the one that fired.
-_RULE_MAX = 160
-_RULES_MAX = 4
+_RULE_MAX = 120
+_RULES_MAX = 8
 
 
 def rows(decision: Decision, top: int) -> list[dict[str, Any]]:

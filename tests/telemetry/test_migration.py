@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -70,7 +71,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def never_sampled(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Telemetry]:
-    def build(**options: object) -> Telemetry:
+    def build(**options: Any) -> Telemetry:
         given = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_TRACES_SAMPLER": "always_off"}
         for name, value in given.items():
             monkeypatch.setenv(name, value)
