@@ -63,6 +63,7 @@ def check_text(
     path: str = "<policy>",
     libraries: Reader = no_libraries,
     beside: Source | None = None,
+    tests: bool = True,
 ) -> tuple[tree.File, Checked]:
     """Parse and check a policy or a library, so that errors of both kinds come in one run.
 
@@ -73,13 +74,14 @@ def check_text(
         path: what reports call it.
         libraries: finds the libraries it uses.
         beside: a file with more tests of the policy, where there is one.
+        tests: False skips the `test` blocks, and whatever is wrong in them.
 
     Raises:
         PolicyError: with every error of the file, its libraries and its tests.
     """
-    file, errors = read(text, path)
-    more, tests = ([], ()) if beside is None else _tests_beside(file, beside)
-    checked = _check(file, vocabulary, settings or {}, [*errors, *more], libraries, beside, tests)
+    file, errors = read(text, path, tests=tests)
+    more, further = ([], ()) if beside is None else _tests_beside(file, beside)
+    checked = _check(file, vocabulary, settings or {}, [*errors, *more], libraries, beside, further)
     return file, checked
 
 
@@ -140,7 +142,8 @@ def _check(
         raise PolicyError(found, file.text, file.path)
     steps = chosen.statements.steps
     header = file.text.rfind(file.kind, 0, file.name_span.start)
-    warnings = stray_comments(file.text, [header, *(statement.span.start for statement in file.statements)])
+    starts = [header, *(statement.span.start for statement in file.statements), *file.skipped]
+    warnings = stray_comments(file.text, starts)
     if file.kind == "policy":
         chosen.statements.warn()
         warnings += [*chosen.statements.findings.warnings, *wasted_lookups(steps, vocabulary)]

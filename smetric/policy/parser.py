@@ -59,8 +59,13 @@ def tokens_of(text: str) -> Tokens:
     return tokenize(_lark(), text)
 
 
-def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]]:
+def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree.File, list[Diagnostic]]:
     """Parse what can be parsed: the file, with a `Broken` in place of each statement that could not be, and the errors.
+
+    Args:
+        text: the source.
+        path: what reports call it.
+        tests: False skips the `test` blocks, and whatever is wrong in them.
 
     Raises:
         PolicyError: the text is too long to look at, or no UTF-8.
@@ -87,13 +92,31 @@ def read(text: str, path: str = "<policy>") -> tuple[tree.File, list[Diagnostic]
     else:
         span = span_of(pieces[0].tokens[0]) if pieces else Span(0, 0)
         errors.append(Diagnostic("header", "a file starts with `policy NAME`", span, "write it above this line"))
+    skipped: list[int] = []
+    if not tests:
+        skipped, pieces, errors = _without_tests(pieces, errors)
     statements = tuple(
         statement for piece in pieces for statement in _statements(piece, comments.above(_start(piece)), errors)
     )
     file = tree.File(
-        name=name.name, name_span=name.span, doc=doc, statements=statements, text=text, path=path, kind=kind
+        name=name.name, name_span=name.span, doc=doc, statements=statements, text=text, path=path, kind=kind,
+        skipped=tuple(skipped),
     )  # fmt: skip
     return file, errors
+
+
+def _without_tests(
+    pieces: list[Piece], errors: list[Diagnostic]
+) -> tuple[list[int], list[Piece], list[Diagnostic]]:  # fmt: skip
+    """Where the `test` blocks start, the pieces that are none, and the errors outside of them."""
+    starts = [_start(piece) for piece in pieces]
+    tests = {start for start, piece in zip(starts, pieces, strict=True) if piece.word == "test"}
+    kept = [piece for piece in pieces if piece.word != "test"]
+
+    def owner(error: Diagnostic) -> int:
+        return max((start for start in starts if start <= error.span.start), default=0)
+
+    return sorted(tests), kept, [error for error in errors if owner(error) not in tests]
 
 
 @functools.cache

@@ -158,7 +158,7 @@ def load(
     settings: Mapping[str, float | str | bool] | None = None,
     libraries: Reader = no_libraries,
 ) -> Policy:
-    """Parse, check and compile a policy.
+    """Parse, check and compile a policy, all but its tests: they are for `testing`, and nothing in them stops a policy.
 
     Args:
         source: the text of the file.
@@ -170,7 +170,7 @@ def load(
     Raises:
         PolicyError: with everything that is wrong with it.
     """
-    file, checked = check_text(source, vocabulary, settings, path, libraries)
+    file, checked = check_text(source, vocabulary, settings, path, libraries, tests=False)
     return compiled(file, checked, vocabulary)
 
 

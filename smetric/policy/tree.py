@@ -305,7 +305,7 @@ class Test(Statement):
 class File:
     """A whole policy or library: its statements in order, its text and where that came from.
 
-    `kind` is the word it starts with, `policy` or `library`.
+    `kind` is the word it starts with, `policy` or `library`; `skipped` is where tests start that were not read.
     """
 
     name: str
@@ -315,3 +315,4 @@ class File:
     text: str = field(repr=False)
     path: str = "<policy>"
     kind: str = "policy"
+    skipped: tuple[int, ...] = ()

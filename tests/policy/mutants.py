@@ -157,13 +157,13 @@ class Trial:
         if mutant.is_number and self._is_lottery:
             return None  # it changes the odds, which no test can expect
         try:
-            changed = self._loaded(mutant.text)
+            suite = suite_of(mutant.text, VOCABULARY, libraries=self._libraries, beside=self._beside)
         except PolicyError:
             return None
+        changed = suite.policy
         pairs = zip(self._situations, self._told, strict=True)
         if all(self._tell(changed, situation, MUTANT_SEEDS) <= told for situation, told in pairs):
             return None
-        suite = suite_of(mutant.text, VOCABULARY, libraries=self._libraries, beside=self._beside)
         if any(not result.passed for result in suite.run()):
             return False
         promises = promised(self._policy, VOCABULARY)

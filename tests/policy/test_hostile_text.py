@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.policy import Source, load
+from smetric.policy.check import check_text
 from smetric.policy.diagnostic import PolicyError
 from smetric.policy.parser import MAX_BYTES
+from smetric.policy.policy import compiled
 from tests.policy.mutation import COMMON, PIECES, SOUND, mutated
 from tests.policy.words import WORDS
 
@@ -22,7 +24,8 @@ def _libraries(name: str) -> Source | None:
 def _survives(text: str, configured: dict[str, float | str | bool] | None = None) -> bool:
     """Whether *text* is a sound policy; anything raised but `PolicyError` fails the test."""
     try:
-        load(text, WORDS, settings=configured, libraries=_libraries)
+        file, checked = check_text(text, WORDS, configured, libraries=_libraries)
+        compiled(file, checked, WORDS)
     except PolicyError as error:
         found = error
     else:

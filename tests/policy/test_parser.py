@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.policy import tree
+from smetric.features import VOCABULARY
+from smetric.policy import load, tree
+from smetric.policy.check import check_text
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, PolicyError
 from smetric.policy.parser import MAX_BYTES, parse, read
 
@@ -158,3 +160,21 @@ def test_syntax_errors_name_what_is_wrong(text: str, message: str) -> None:
         parse(text)
     (found,) = caught.value.diagnostics
     assert message in found.message
+
+
+def test_tests_can_be_skipped_with_whatever_is_wrong_in_them() -> None:
+    text = (
+        'policy p\n\n## Documents the test.\ntest "a"\n  instance | ! requests\n  a | \n  expect a b\n'
+        'route rr_argmin(0) whn\ntest "b"\n'
+    )
+    file, errors = read(text, tests=False)
+    assert [error.message for error in errors] == ["did not expect `whn` here"]
+    assert [text[start : start + 8] for start in file.skipped] == ['test "a"', 'test "b"']
+    assert len(read(text)[1]) > 2
+
+
+def test_a_policy_is_loaded_whatever_is_wrong_with_its_tests() -> None:
+    text = 'policy p\nroute rr_argmin(0)\n## A test.\ntest "t"\n  instance | requets\n  a | 1\n  expect b\n'
+    assert load(text, VOCABULARY).warnings == ()
+    with pytest.raises(PolicyError):
+        check_text(text, VOCABULARY)
