@@ -50,6 +50,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
     processors: list[Processor] = [
         structlog.processors.add_log_level,
         stamp,
+        ExceptionLimit(),
         _without_text,
         _bounded,
         structlog.dev.ConsoleRenderer(colors=out.isatty()) if console else JsonLines(lines, stamp),
@@ -65,6 +66,36 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         root.removeHandler(handler)
     root.addHandler(LibraryHandler())
     root.setLevel(max(LEVELS[level], logging.WARNING))
+
+
+class ExceptionLimit:
+    """Keeps back exceptions that repeat: one line a minute for each event, type and place, with how many there were.
+
+    A bug in what every request goes through must not fill the log. Lines that say what they kept back have been limited
+    already.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = LogLimit(clock)
+
+    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        """*event*, or none of it."""
+        error = _exception_of(event.get("exc_info"))
+        if error is None or "kept_back" in event:
+            return event
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = (trace.tb_frame.f_code, trace.tb_lineno) if trace is not None else None
+        kept_back = self._limit.passes((event["event"], type(error), place))
+        if kept_back is None:
+            raise structlog.DropEvent
+        if kept_back:
+            event["kept_back"] = kept_back
+        return event
 
 
 class Stamp:
@@ -146,15 +177,19 @@ class LibraryHandler(logging.Handler):
 
 def _without_text(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     """Write of an exception its type and where it was raised, innermost frame first; never its text."""
-    given = event.pop("exc_info", None)
-    if given is True:
-        given = sys.exc_info()
-    error = given[1] if isinstance(given, tuple) else given
-    if isinstance(error, BaseException):
+    error = _exception_of(event.pop("exc_info", None))
+    if error is not None:
         event["exception"] = type(error).__name__
         frames = traceback.extract_tb(error.__traceback__, limit=-_FRAMES)
         event["raised_at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
     return event
+
+
+def _exception_of(exc_info: Any) -> BaseException | None:
+    """What a logger was given as `exc_info`, as an exception."""
+    given = sys.exc_info() if exc_info is True else exc_info
+    error = given[1] if isinstance(given, tuple) else given
+    return error if isinstance(error, BaseException) else None
 
 
 def _bounded(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

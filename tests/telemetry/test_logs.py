@@ -86,6 +86,34 @@ def test_an_exception_of_ours_is_written_without_its_text(out: io.StringIO) -> N
         assert "exc_info" not in line
 
 
+def fail(limit: logs.ExceptionLimit, event: str, number: int) -> dict[str, object] | None:
+    """The line of an exception, None where it is kept back; every *number* is another place."""
+    try:
+        if number:
+            raise KeyError(number)
+        raise KeyError(0)
+    except KeyError as error:
+        try:
+            return dict(limit(None, "error", {"event": event, "exc_info": error}))
+        except structlog.DropEvent:
+            return None
+
+
+def test_an_exception_that_repeats_is_written_once_a_minute_with_how_many_there_were() -> None:
+    now = 0.0
+    limit = logs.ExceptionLimit(lambda: now)
+    assert fail(limit, "a", 0) is not None
+    assert [fail(limit, "a", 0) for _ in range(5)] == [None] * 5
+    assert fail(limit, "b", 0) is not None
+    assert fail(limit, "a", 1) is not None
+    now = 60.0
+    again = fail(limit, "a", 0)
+    assert again is not None
+    assert again["kept_back"] == 5
+    assert limit(None, "error", {"event": "a"}) == {"event": "a"}
+    assert limit(None, "error", {"event": "a", "exc_info": ValueError(), "kept_back": 0})["kept_back"] == 0
+
+
 def test_the_exporters_messages_keep_their_arguments_and_say_how_many_were_kept_back(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
     now = 0.0
