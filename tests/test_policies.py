@@ -57,7 +57,7 @@ def test_a_shipped_policy_is_named_like_its_file_documented_and_tested(name: str
     policy = POLICIES[name]
     assert policy.name == name
     assert "Source:" in policy.doc
-    assert policy.source.count("\ntest \"") >= 3
+    assert policy.source.count('\ntest "') >= 3
     for line, before in zip(policy.source.splitlines()[1:], policy.source.splitlines(), strict=False):
         if line.startswith("param"):
             assert before.startswith("##"), f"{line} says neither what it is nor where its default comes from"
