@@ -105,8 +105,10 @@ def reliability() -> str:
     told |= {"F10": survived(), "F17": dependencies()}
 
     def line(name: str, about: dict[str, str]) -> tuple[str, ...]:
-        command = f"`pytest tests -k '{about['by']}'`" if "by" in about else "–"
-        value = f"not applicable: {about['instead']}" if "instead" in about else told.get(name, "not measured")
+        soak = "-m soak -o faulthandler_timeout=0 " if name in results().get("soak", {"figures": ()})["figures"] else ""
+        command = f"`pytest {soak}tests -k '{about['by']}'`" if "by" in about else "–"
+        parts = [value for part, value in sorted(told.items()) if part.split()[0] == name]
+        value = f"not applicable: {about['instead']}" if "instead" in about else "; ".join(parts) or "not measured"
         return name, about["figure"], about["target"], value, command
 
     figures = tomllib.loads((FAULTS / "figures.toml").read_text())

@@ -20,7 +20,7 @@ from smetric.proxy.server import address_of, listen, serve
 from smetric.token_ids import TokenIds
 from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, request, until
 
-#: A test's `record_property`: tells a figure of figures.toml by its name.
+#: A test's `record_property`: tells a figure of figures.toml by its name, or a part of it: `F8`, `F8 by hand`.
 Tell = Callable[[str, object], None]
 
 #: Stands in prompts, and must never be seen anywhere but in them and in the engines.

@@ -109,7 +109,8 @@ async def test_h8_a_hostile_body_is_refused_or_passes_unchanged_while_streams_go
         with Stall() as stall:
             answer = await router.ask("POST", "/v1/chat/completions", body, *headers)
         assert stall.seconds <= STALL_S
-        record_property("F7", f"{name}: {1000 * stall.seconds:.0f} ms")
+        if stall.seconds > STALL_S / 10:
+            record_property("F7", f"{name}: {1000 * stall.seconds:.0f} ms")
         assert answer.status in (200, 400)
         if answer.status == 400:
             error = orjson.loads(answer.body)["error"]

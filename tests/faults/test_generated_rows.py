@@ -217,8 +217,8 @@ async def test_corpus_of_requests_that_servers_read_differently_are_read_as_an_e
     assert len(inputs) >= 80
     passed, read = await try_inputs(inputs)
     assert 0 < passed <= read
-    record_property("F8", f"{len(inputs)} by hand: 0, 0, 0")
-    record_property("F9", f"0 in {len(inputs)} inputs by hand")
+    record_property("F8 by hand", f"{len(inputs)} by hand: 0, 0, 0")
+    record_property("F9 by hand", f"0 in {len(inputs)} by hand")
 
 
 def test_the_generator_repeats_itself_and_its_sentinels_are_whole() -> None:

@@ -130,7 +130,8 @@ async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: by
         with Stall() as stall:
             await until(lambda: served >= 5)
         assert stall.seconds <= STALL_S
-        record_property("F7", f"a page: {1000 * stall.seconds:.0f} ms")
+        if stall.seconds > STALL_S / 10:
+            record_property("F7 by pages", f"a page of metrics: {1000 * stall.seconds:.0f} ms")
         assert finite(router)
 
 

@@ -1,0 +1,43 @@
+"""Every fault that a release must survive has a test, a line in the manual, and a result that is none of failure."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ROWS = tomllib.loads((HERE / "matrix.toml").read_text())
+FIGURES = tomllib.loads((HERE / "figures.toml").read_text())
+WANTED = [row for row, about in ROWS.items() if about["priority"] in ("P0", "P1") and "instead" not in about]
+
+
+def rows_tested() -> set[str]:
+    found = (re.findall(r"def test_([a-i]\d+)_", path.read_text()) for path in (ROOT / "tests").rglob("test_*.py"))
+    return {row.upper() for rows in found for row in rows}
+
+
+def test_every_fault_of_a_release_has_a_test() -> None:
+    assert set(WANTED) - rows_tested() == set()
+
+
+def test_no_test_bears_the_name_of_a_row_that_there_is_not() -> None:
+    assert rows_tested() - set(ROWS) == set()
+
+
+@pytest.mark.parametrize("name", [*ROWS, *FIGURES])
+def test_the_manual_has_a_line_for_every_row_and_figure(name: str) -> None:
+    assert f"\n| {name} | " in (ROOT / "docs" / "reliability.md").read_text()
+
+
+def test_no_row_failed_when_they_last_ran() -> None:
+    runs = json.loads((ROOT / "docs" / "figures" / "reliability.json").read_text())
+    assert {kind: [row for row, counts in run["rows"].items() if counts["failed"]] for kind, run in runs.items()} == {
+        kind: [] for kind in runs
+    }
+    ran = {row for run in runs.values() for row in run["rows"]}
+    assert set(WANTED) - ran == set()
