@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 GRAFANA = EXAMPLES / "grafana"
 PROMETHEUS = EXAMPLES / "prometheus"
 METRICS = {metric.name: metric for metric in names.METRICS}
-#: Labels of every series: of the scrape job in prometheus.yaml.
+#: Labels of every series: of the scrape job in prometheus.yml.
 TARGET = {"job", "router", "instance"}
 #: Label values that come from closed lists; others (policies, instances, codes) are the user's.
 CLOSED = {"outcome", "reason", "result", "agrees", "arm", "place", "found", "held", "met", "effect", "kind", "of"}
@@ -55,7 +55,7 @@ def queries() -> list[tuple[str, str, str]]:
 
 
 def rules() -> list[dict[str, Any]]:
-    loaded = yaml.safe_load((PROMETHEUS / "smetric.rules.yaml").read_text())
+    loaded = yaml.safe_load((PROMETHEUS / "smetric.rules.yml").read_text())
     return [rule for group in loaded["groups"] for rule in group["rules"]]
 
 
@@ -187,12 +187,12 @@ def test_alerts_ask_for_what_there_is_and_say_what_to_do() -> None:
 
 
 def test_every_alert_has_a_case_that_fires_it() -> None:
-    cases = (PROMETHEUS / "smetric.rules.test.yaml").read_text()
+    cases = (PROMETHEUS / "smetric.rules.test.yml").read_text()
     assert [rule["alert"] for rule in rules() if f'alertname="{rule["alert"]}"' not in cases] == []
 
 
 def test_the_series_of_the_rules_tests_are_such_as_a_router_tells() -> None:
-    for case in yaml.safe_load((PROMETHEUS / "smetric.rules.test.yaml").read_text())["tests"]:
+    for case in yaml.safe_load((PROMETHEUS / "smetric.rules.test.yml").read_text())["tests"]:
         for series in case["input_series"]:
             name, _, labels = series["series"].partition("{")
             if name == "up":
@@ -206,9 +206,9 @@ def test_the_series_of_the_rules_tests_are_such_as_a_router_tells() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("check", "rules", "smetric.rules.yaml"),
-        ("test", "rules", "smetric.rules.test.yaml"),
-        ("check", "config", "prometheus.yaml"),
+        ("check", "rules", "smetric.rules.yml"),
+        ("test", "rules", "smetric.rules.test.yml"),
+        ("check", "config", "prometheus.yml"),
     ],
     ids=" ".join,
 )

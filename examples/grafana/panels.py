@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from smetric.telemetry.names import Metric
 
-#: Matchers of every series; the job of ../prometheus/prometheus.yaml sets `router`.
+#: Matchers of every series; the job of ../prometheus/prometheus.yml sets `router`.
 ALWAYS = ('job=~"$job"', 'router=~"$router"')
 
 
