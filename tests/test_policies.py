@@ -11,14 +11,21 @@ from typing import Any
 
 import pytest
 
+from smetric.app import Application
+from smetric.config import Settings
+from smetric.config.settings import InstanceSettings
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Need, Policy, Snapshot, load
 from smetric.policy.proof import counterexample
 from smetric.policy.properties import promised
 from smetric.policy.testing import suite_of
+from smetric.policy_file import PolicyFile
 from smetric.policy_folder import further_tests, libraries_beside
+from smetric.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
+from smetric.router import Router
+from smetric.routes import Routes
 
 FILES = sorted(shipped_policies().values())
 
@@ -231,3 +238,25 @@ def test_a_first_turn_causes_no_look_up(name: str) -> None:
     needs = POLICIES[name].decide(snapshot, InferenceRequest(turn=1), {}, 1)
     assert isinstance(needs, Need)
     assert needs.features == {"hit_len"}
+
+
+# ── in a router ──────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def plain() -> Application:
+    instances = tuple(InstanceSettings(url=f"http://127.0.0.1:{port}", id=f"i{port}") for port in (1, 2, 3))
+    return Application(Settings(instances=instances), {})
+
+
+@pytest.mark.parametrize("name", POLICIES)
+async def test_a_policy_decides_on_what_a_plain_router_knows(name: str, plain: Application) -> None:
+    routes = Routes.of_one(PolicyFile(shipped_policies()[name], VOCABULARY))
+    router = Router(plain.fleet, routes, plain.knows.sources)
+    text = Prompt([b"x" * 4000], 4.0)
+    for turn in (0, 1, 2):
+        request = InferenceRequest(turn=turn, prompt_len=1000, est_hit=900 * turn, session="s", id="r", prompt=text)
+        routing = await router.route(request)
+        assert (routing.outcome, routing.error) == ("routed", None)
+        assert routing.decision is not None
+        assert set(routing.decision.snapshot.columns) <= POLICIES[name].reads
