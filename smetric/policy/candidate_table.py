@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from smetric.policy.figure import clipped, figure
@@ -12,7 +12,7 @@ from smetric.policy.guard import one_line
 from smetric.policy.term import Column, Ref, Term, walk
 
 if TYPE_CHECKING:
-    from smetric.policy.decision import Decision
+    from smetric.policy.decision import Decision, FilterTrace
     from smetric.policy.policy import Policy
 
 _INDENT = "    "
@@ -69,13 +69,14 @@ def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
         columns.append((score_name(decision), [figure(decision.score[i]) for i in order]))
     ids_width = max([_ID_WIDTH, *(len(name) for name, _ in named)])
     widths = [max(len(header), *(len(cell) for cell in cells), 0) for header, cells in columns if cells]
+    filters = decision.filters
     lines = []
     if columns and order:
         heads = "".join(f"{_GAP}{header:>{w}}" for (header, _), w in zip(columns, widths, strict=True))
         lines.append(f"{_INDENT}{'':<{ids_width}}{heads}")
     for row, (name, i) in enumerate(named):
         cells_text = "".join(f"{_GAP}{cells[row]:>{w}}" for (_, cells), w in zip(columns, widths, strict=True))
-        lines.append(f"{_INDENT}{name:<{ids_width}}{cells_text}{_mark(decision, i)}".rstrip())
+        lines.append(f"{_INDENT}{name:<{ids_width}}{cells_text}{_mark(i, decision.index, filters)}".rstrip())
     if hidden:
         lines.append(f"{_INDENT}… and {hidden} more")
     lines += [f"{_INDENT}{said}" for feature, _ in columns if (said := _sources(decision, feature, order))]
@@ -86,9 +87,12 @@ def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
 def _sources(decision: Decision, feature: str, order: Iterable[int]) -> str:
     """`hit_len from prefix_index`; where there are several, with the candidates that each gave the cell of."""
     snapshot = decision.snapshot
+    origins = snapshot.origins.get(feature)
+    if origins is None:
+        return ""
     by_source: dict[str, list[str]] = {}
     for i in order:
-        if source := snapshot.origin(feature, i):
+        if source := origins[i]:
             by_source.setdefault(source, []).append(clipped(snapshot.ids[i]))
     if len(by_source) <= 1:
         return "".join(f"{feature} from {source}" for source in by_source)
@@ -159,11 +163,8 @@ def term_name(decision: Decision, term: Term) -> str:
     return clipped(one_line(decision.policy.source[term.span.start : term.span.end]))
 
 
-def _mark(decision: Decision, i: int) -> str:
+def _mark(i: int, chosen: int, filters: Sequence[FilterTrace]) -> str:
     """`←` for the chosen one; for one a filter left out, which."""
-    if i == decision.index:
+    if i == chosen:
         return "  ←"
-    for step in decision.filters:
-        if i not in step.left:
-            return f"  ✗ {step.label}"
-    return ""
+    return next((f"  ✗ {step.label}" for step in filters if i not in step.left), "")

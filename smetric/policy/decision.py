@@ -39,7 +39,7 @@ _OUTCOMES = {
 }
 
 
-#: Stands for an index that nobody asked for yet; -1 is nobody.
+#: Stands for what nobody asked for yet; an index of -1 is nobody.
 _NOT_SOUGHT = -2
 
 
@@ -88,6 +88,7 @@ class Decision:
 
     __slots__ = (
         "_runner_up",
+        "_tied",
         "index",
         "policy",
         "request",
@@ -143,7 +144,7 @@ class Decision:
         self.retry_after_s = retry_after_s
         #: Seconds a held request may be held in all, what it has been held already (`req.held`) included.
         self.wait_s = wait_s
-        self._runner_up = _NOT_SOUGHT
+        self._runner_up = self._tied = _NOT_SOUGHT
 
     def __repr__(self) -> str:
         return f"<Decision {self.policy.name}: {self.rule} → {self.instance or self.outcome.value}>"
@@ -301,7 +302,12 @@ class Decision:
 
     @property
     def tied(self) -> int:
-        """How many candidates had the best score, or one that counts as such; 0 when there was no pick."""
+        """How many candidates had the best score, or one that counts as such; 0 when there was no pick; found once."""
+        if self._tied == _NOT_SOUGHT:
+            self._tied = self._count_tied()
+        return self._tied
+
+    def _count_tied(self) -> int:
         pick = self.pick
         if pick is None:
             return 0

@@ -9,12 +9,13 @@ _WIDTH = 40
 
 def figure(value: Any) -> str:
     """A value of any kind: numbers with at most four significant decimals, long strings cut."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, frozenset | set):
-        return clipped("{" + ", ".join(sorted(value)) + "}")
-    if isinstance(value, str):
-        return clipped(value)
+    if type(value) is not float:  # most are
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, frozenset | set):
+            return clipped("{" + ", ".join(sorted(value)) + "}")
+        if isinstance(value, str):
+            return clipped(value)
     if value == int(value):
         return str(int(value))
     decimals = max(0, 4 - len(str(int(abs(value)))))

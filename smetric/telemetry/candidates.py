@@ -41,9 +41,12 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
     """
     snapshot = decision.snapshot
     score = decision.score
-    columns = list(snapshot.columns.items())
-    gaps = {name: known for name, known in snapshot.known.items() if known is not None}
-    now, stamps = snapshot.now, snapshot.stamps
+    now = snapshot.now
+    columns = [
+        (name, column, snapshot.origins.get(name), snapshot.stamps.get(name))
+        for name, column in snapshot.columns.items()
+    ]
+    gaps = [(name, known) for name, known in snapshot.known.items() if known is not None]
     ranked = foremost(decision, top)
     left_out = _left_out(decision) if len(ranked) < top else {}
     result = []
@@ -57,15 +60,16 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
             row["rank"] = rank
         if score is not None:
             row["score"] = _short(score[index])
-        for name, column in columns:
+        for name, column, origins, stamps in columns:
             row[name] = _short(column[index])
-            if source := snapshot.origin(name, index):
-                row[f"{name}_source"] = source
-            if name in stamps and (at := stamps[name][index]) is not None:
+            if origins is not None and origins[index]:
+                row[f"{name}_source"] = origins[index]
+            if stamps is not None and (at := stamps[index]) is not None:
                 row[f"{name}_age"] = round(max(0.0, now - at), 3)
-        unknown = [name for name, known in gaps.items() if not known[index]]
-        if unknown:
-            row["unknown"] = unknown
+        if gaps:
+            unknown = [name for name, known in gaps if not known[index]]
+            if unknown:
+                row["unknown"] = unknown
         result.append(row)
     return result
 

@@ -6,6 +6,7 @@ Imported only when traces are exported. What a span says is not here.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 from smetric.errors import ConfigError
+from smetric.telemetry.otlp import Encoded
 from smetric.telemetry.tracing import ENDPOINTS
 
 _DEFAULT_QUEUE = 2048
@@ -117,9 +119,24 @@ def build(kind: str, environ: Mapping[str, str]) -> SpanExporter:
         return exporter
     if protocol != "http/protobuf":
         raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not one of http/protobuf, grpc")
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    return _http_exporter()
 
-    return OTLPSpanExporter()
+
+def _http_exporter() -> SpanExporter:
+    """The SDK's exporter over HTTP, but for how it writes spans.
+
+    It looks its encoder up in its own module, of which this makes a copy for itself; where another version does not,
+    spans are written as the SDK writes them.
+    """
+    spec = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "encode_spans"):
+        vars(module)["encode_spans"] = Encoded
+    exporter: SpanExporter = module.OTLPSpanExporter()
+    return exporter
 
 
 def _protocol(environ: Mapping[str, str]) -> str:
