@@ -31,9 +31,19 @@ def ending(line: DecisionLine) -> str:
         return "not answered: another decision of the same request followed"
     said = [f"answered {line.status}" + (f" after {line.duration_s:.3g} s" if line.duration_s is not None else "")]
     if line.ttft_s is not None:
-        said.append(f"first byte after {line.ttft_s:.3g} s")
+        expected, forecast = "", line.forecast
+        if forecast is not None and forecast.ttft_s is not None:
+            expected = f" ({forecast.ttft_s:.3g} s expected"
+            if forecast.other_ttft_s is not None:
+                expected += f", {forecast.other_ttft_s:.3g} s on {forecast.other}"
+            expected += ")"
+        said.append(f"first byte after {line.ttft_s:.3g} s{expected}")
     usage = line.usage
     if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens is not None:
         believed = f", {line.hit.tokens:,} were believed to be" if line.hit is not None else ""
         said.append(f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens were cached{believed}")
+    if line.migration is not None:
+        left = line.migration.left_tokens
+        kept = f", which keeps {left:,} tokens more" if left is not None else ""
+        said.append(f"moved from {line.migration.source}{kept}: {line.migration.guard}")
     return "; ".join(said)

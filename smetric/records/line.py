@@ -88,6 +88,23 @@ class HitLine(msgspec.Struct, kw_only=True):
     source: str = ""
 
 
+class ForecastLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Times to the first token that were expected, in seconds, of the chosen instance and of the other one."""
+
+    ttft_s: float | None = None
+    other: str = ""
+    other_ttft_s: float | None = None
+    other_hit: int | None = None
+
+
+class MigrationLine(msgspec.Struct, kw_only=True, rename={"source": "from"}):
+    """Where a later turn was taken away from, by what, and the tokens left there; None where that is not known."""
+
+    source: str
+    guard: str
+    left_tokens: int | None = None
+
+
 if TYPE_CHECKING:
     RequestLine = Any
 else:
@@ -133,6 +150,8 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
         error_type: what went wrong.
         usage: tokens as the instance counted them.
         hit: tokens believed cached on the chosen instance.
+        forecast: what was expected, where something was.
+        migration: set where a later turn went elsewhere.
     """
 
     id: str
@@ -165,6 +184,8 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
     error_type: str = ""
     usage: UsageLine | None = None
     hit: HitLine | None = None
+    forecast: ForecastLine | None = None
+    migration: MigrationLine | None = None
 
 
 Line = Header | PolicyLine | DecisionLine

@@ -23,8 +23,10 @@ from smetric.records.line import (
     VERSION,
     ColumnLine,
     DecisionLine,
+    ForecastLine,
     Header,
     HitLine,
+    MigrationLine,
     PolicyLine,
     RequestLine,
     UsageLine,
@@ -180,6 +182,18 @@ def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
         )
     if hit is not None:
         line.hit = HitLine(tokens=hit[0], source=hit[1])
+    forecast, migration = record.forecast, record.migration
+    if forecast is not None:
+        line.forecast = ForecastLine(
+            ttft_s=forecast.ttft_s,
+            other=forecast.other,
+            other_ttft_s=forecast.other_ttft_s,
+            other_hit=forecast.other_hit,
+        )
+    if migration is not None:
+        line.migration = MigrationLine(
+            source=migration.source, guard=migration.guard, left_tokens=migration.left_tokens
+        )
     if decision is not None:
         _add_decision(line, decision)
         columns = line.columns = _columns(decision.snapshot, None)

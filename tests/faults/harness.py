@@ -124,7 +124,7 @@ class Running:
             assert asyncio.get_running_loop().time() < deadline, left
             await asyncio.sleep(0.05)
         pages = ["/metrics", "/admin/decisions?limit=1000"]
-        pages += [f"/admin/{page}" for page in ("instances", "policy", "policies", "cache", "state")]
+        pages += [f"/admin/{page}" for page in ("instances", "policy", "policies", "cache", "state", "savings")]
         decisions = self.application.telemetry.decisions.recent(5)
         pages += [f"/admin/decisions/{decision.id}{more}" for decision in decisions for more in ("", "/account")]
         shown = [await self.admin(page) for page in pages]

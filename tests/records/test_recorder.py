@@ -11,8 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric.policy.pseudonym import pseudonym
+from smetric.records.account import ending
+from smetric.records.reader import find
 from smetric.records.recorder import Recorder
 from smetric.telemetry import names
+from smetric.telemetry.forecast import Forecast
+from smetric.telemetry.migration import Migration
 from smetric.telemetry.record import DecisionRecord
 from tests.records.drive import Fleet, make_writer, policy, settle, write
 from tests.telemetry import samples
@@ -50,6 +54,21 @@ def test_a_line_says_what_was_read_and_what_became_of_it(tmp_path: Path) -> None
     assert (line["status"], line["ttft_s"], line["duration_s"]) == (200, 0.25, 1.5)
     assert line["usage"] == {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 64}
     assert line["hit"] == {"tokens": 880, "source": "prefix_index"}
+
+
+def test_what_was_expected_and_whom_a_turn_left_stand_in_the_line_and_in_its_account(tmp_path: Path) -> None:
+    record = samples.record(loads=(2, 30, 1))
+    record.ttft_s = 0.25
+    record.migration = Migration("gpu-1", "not_overloaded", 880)
+    record.forecast = Forecast(0.2, "gpu-1", 1.5, 880)
+    line = line_of(record, tmp_path)
+    assert line["migration"] == {"from": "gpu-1", "guard": "not_overloaded", "left_tokens": 880}
+    assert line["forecast"] == {"ttft_s": 0.2, "other": "gpu-1", "other_ttft_s": 1.5, "other_hit": 880}
+    found = find([tmp_path / "decisions.jsonl"], record.id)
+    assert found is not None
+    told = ending(found.line)
+    assert "first byte after 0.25 s (0.2 s expected, 1.5 s on gpu-1)" in told
+    assert told.endswith("moved from gpu-1, which keeps 880 tokens more: not_overloaded")
 
 
 def test_the_policy_stands_in_the_file_with_its_text_and_its_parameters(tmp_path: Path) -> None:
