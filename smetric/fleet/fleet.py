@@ -256,9 +256,6 @@ SCRAPED: dict[str, tuple[Callable[[Instance], Any], Callable[[Instance], Any] | 
     "lora_room": (_lora_room, None),
 }
 
-#: Features that some source measures.
-MEASURED = frozenset({"prefill_rate", "fetch_rate", "qps", "cached_tokens"})
-
 #: Features the router always knows.
 CERTAIN: dict[str, Callable[[Instance], Any]] = {
     "unprefilled": lambda instance: instance.unprefilled,

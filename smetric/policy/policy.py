@@ -100,11 +100,11 @@ class Policy:
         return self._decide(self, snapshot, request, cursors, seed)
 
     def unfilled(self, filled: Container[str]) -> tuple[Diagnostic, ...]:
-        """A warning for each look-up that none of those *filled* by the configured sources is."""
+        """A warning for each look-up, and each measured feature, that the configured sources have not *filled*."""
         places: dict[str, Span] = {}
         for term in self._terms:
             for part in walk(term):
-                if isinstance(part, Column) and part.feature in self.lookups and part.feature not in filled:
+                if isinstance(part, Column) and self._needs_source(part.feature) and part.feature not in filled:
                     first = places.setdefault(part.feature, part.span)
                     places[part.feature] = min(first, part.span, key=lambda span: span.start)
         return tuple(
@@ -112,11 +112,19 @@ class Policy:
                 "unfilled",
                 f"no configured source fills `{name}`",
                 span,
-                f"it is unknown everywhere; arithmetic sees {self._vocabulary.features[name].default:g} in its place",
+                f"it is unknown everywhere; arithmetic sees {self._in_place_of(name)} in its place",
                 Severity.WARNING,
             )
             for name, span in sorted(places.items(), key=lambda item: item[1].start)
         )
+
+    def _needs_source(self, name: str) -> bool:
+        feature = self._vocabulary.features[name]
+        return feature.lookup or feature.measured
+
+    def _in_place_of(self, name: str) -> str:
+        feature = self._vocabulary.features[name]
+        return f"`{feature.instead}`" if feature.instead else f"{feature.default:g}"
 
     def pick(self, site: int) -> Pick:
         """The pick number *site* of the file."""

@@ -45,6 +45,7 @@ class Feature:
         high: largest value; snapshots clamp to it.
         at_most: name of a request field that bounds it too, or empty.
         lookup: it costs a look-up, so it is fetched only when evaluation reaches it.
+        measured: some source measures it on what has passed; without that source it is unknown everywhere.
         load: the more of it, the busier the instance.
         unknown: the rule for a cell nobody knows.
         default: the value of an unknown cell under that rule.
@@ -61,6 +62,7 @@ class Feature:
     high: float = LARGEST
     at_most: str = ""
     lookup: bool = False
+    measured: bool = False
     load: bool = False
     unknown: Unknown = Unknown.DEFAULT
     default: Any = 0.0  # of the feature's kind: float, bool, str or frozenset[str]

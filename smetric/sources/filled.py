@@ -1,4 +1,4 @@
-"""Which look-up features a configuration fills, without building its sources."""
+"""Which look-ups and measured features a configuration fills, without building its sources."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from smetric.config import Settings
 
 
 def filled_by(settings: Settings) -> frozenset[str]:
-    """The look-up features that some source of *settings* may know."""
-    filled: set[str] = set()
+    """The look-ups and measured features that some source of *settings* may know."""
+    filled = {"prefill_rate", "qps"}
+    if settings.prefix_index.enabled:
+        filled.add("cached_tokens")
+    if settings.lmcache.url or settings.prefill.fetch_rate:
+        filled.add("fetch_rate")
     if settings.kv_events.enabled or settings.prefix_index.enabled:
         filled.add("hit_len")
     if settings.lmcache.url:

@@ -10,7 +10,7 @@ import pytest
 
 from smetric.config.settings import PrefillSettings, PrefixIndexSettings
 from smetric.features import VOCABULARY
-from smetric.fleet.fleet import MEASURED, Fleet
+from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
@@ -22,6 +22,7 @@ from tests.fakes import Call, FakeEngine, healthy
 from tests.faults.harness import chat, running
 from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
 
+MEASURED = [name for name, feature in VOCABULARY.features.items() if feature.measured]
 READS_ALL = """policy reads_all
 let rates = (prefill_rate + fetch_rate) / (1 tokens per second) + qps / (1 requests per second)
 let sizes = (cached_tokens + unprefilled_cost + hit_len) / (1 tokens) + decode_blocks / (1 blocks)
