@@ -6,6 +6,7 @@ Sentences and tables are `explain.py`.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -279,14 +280,26 @@ class Decision:
 
     def _best_other(self) -> int:
         """The same, -1 for nobody."""
-        chosen = self.index
-        others = [i for i in self.candidates if i != chosen] if chosen >= 0 else []
-        score = self.score
-        if score is not None and len(others) > 1:
-            values = [score[i] for i in others]
-            best = max(values) if self.direction == "max" else min(values)
-            others = [i for i, value in zip(others, values, strict=True) if value == best]
-        return min(others, key=self.snapshot.ids.__getitem__, default=-1)
+        chosen, candidates, score = self.index, self.candidates, self.score
+        if chosen < 0 or len(candidates) < 2:
+            return -1
+        if score is None:
+            others = [i for i in candidates if i != chosen]
+        else:
+            lowest = self.direction != "max"
+            worst = math.inf if lowest else -math.inf
+            if len(candidates) == len(score):  # no loop of our own: it is asked of every decision
+                values = list(score)
+                values[chosen] = worst
+            else:
+                values = [worst] * len(score)
+                for i in candidates:
+                    values[i] = score[i] if i != chosen else worst
+            best = min(values) if lowest else max(values)
+            if best != worst and values.count(best) == 1:
+                return values.index(best)
+            others = [i for i in candidates if i != chosen and values[i] == best]
+        return min(others, key=self.snapshot.ids.__getitem__)
 
     @property
     def runner_up(self) -> str | None:

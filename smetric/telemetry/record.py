@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from smetric.telemetry import names
@@ -152,7 +153,8 @@ class DecisionRecord:
         if self.decision is None or "hit_len" not in self.decision.snapshot.columns:
             return None
         hits, known = self.decision.snapshot.columns["hit_len"], self.decision.snapshot.known.get("hit_len")
-        return max((int(hit) for i, hit in enumerate(hits) if known is None or known[i]), default=None)
+        best = max(hits if known is None else compress(hits, known), default=None)
+        return None if best is None else int(best)
 
     def hit_at(self, index: int) -> int | None:
         """Tokens of the prompt believed cached on candidate *index*, also where it was looked up for another policy."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smetric.telemetry import names
-from smetric.telemetry.series import Counts
+from smetric.telemetry.series import Count, Counts
 
 if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 #: Days kept, and accounts of all of them; the oldest goes first.
 MOST_DAYS = 31
 MOST_ACCOUNTS = 4096
+
+
+class _Series(NamedTuple):
+    """Of one policy and rule."""
+
+    tokens_saved: Count
+    tokens_lost: Count
+    seconds_saved: Count
+    seconds_lost: Count
+    forecasts: Count
+    predicted: Count
+    actual: Count
 
 
 @dataclass(slots=True)
@@ -50,6 +62,8 @@ class Account:
     actual_s: float = 0.0
     migrations: int = 0
     left_tokens: int = 0
+    #: The metrics of what it adds up: bound once.
+    series: _Series = field(repr=False, kw_only=True)
 
 
 class Savings:
@@ -74,7 +88,8 @@ class Savings:
         decision, request, forecast = record.decision, record.request, record.forecast
         if decision is None or record.status != 200 or record.error_type:
             return
-        account = self._account(record.policy.name, record.rule)
+        account = self._account(record.policy.name, decision.rule)
+        series = account.series
         account.decisions += 1
         if (migration := record.migration) is not None:
             account.migrations += 1
@@ -85,7 +100,10 @@ class Savings:
             usage, hit = record.usage, record.hit_at(decision.index)
             found = usage.cached_tokens if usage is not None and usage.cached_tokens is not None else hit
             if found is not None:
-                self._saved_tokens(record, account, found - forecast.other_hit)
+                saved = found - forecast.other_hit
+                account.compared_tokens += 1
+                account.saved_tokens += saved
+                (series.tokens_saved if saved >= 0 else series.tokens_lost).inc(abs(saved))
         # Only of a stream is the first byte the first token; a second attempt began late.
         if not request.stream or record.rank or record.ttft_s is None:
             return
@@ -94,15 +112,14 @@ class Savings:
             account.forecast += 1
             account.predicted_s += forecast.ttft_s
             account.actual_s += actual_s
-            self.forecasts.of(record.policy.name).inc()
-            self.forecast_seconds.of(record.policy.name, "predicted").inc(forecast.ttft_s)
-            self.forecast_seconds.of(record.policy.name, "actual").inc(actual_s)
+            series.forecasts.inc()
+            series.predicted.inc(forecast.ttft_s)
+            series.actual.inc(actual_s)
         if forecast.other_ttft_s is not None:
             saved_s = forecast.other_ttft_s - actual_s
             account.compared_seconds += 1
             account.saved_s += saved_s
-            effect = names.SAVED if saved_s >= 0 else names.LOST
-            self.seconds.of(record.policy.name, record.rule, effect).inc(abs(saved_s))
+            (series.seconds_saved if saved_s >= 0 else series.seconds_lost).inc(abs(saved_s))
 
     def report(self) -> list[dict[str, Any]]:
         """All accounts as JSON values, the latest day first."""
@@ -128,11 +145,16 @@ class Savings:
             )
         return rows
 
-    def _saved_tokens(self, record: DecisionRecord, account: Account, saved: int) -> None:
-        account.compared_tokens += 1
-        account.saved_tokens += saved
-        effect = names.SAVED if saved >= 0 else names.LOST
-        self.tokens.of(record.policy.name, record.rule, effect).inc(abs(saved))
+    def _series(self, policy: str, rule: str) -> _Series:
+        return _Series(
+            self.tokens.of(policy, rule, names.SAVED),
+            self.tokens.of(policy, rule, names.LOST),
+            self.seconds.of(policy, rule, names.SAVED),
+            self.seconds.of(policy, rule, names.LOST),
+            self.forecasts.of(policy),
+            self.forecast_seconds.of(policy, "predicted"),
+            self.forecast_seconds.of(policy, "actual"),
+        )
 
     def _account(self, policy: str, rule: str) -> Account:
         now = self._now()
@@ -141,7 +163,7 @@ class Savings:
         key = self._day, policy, rule
         account = self._accounts.get(key)
         if account is None:
-            account = self._accounts[key] = Account()
+            account = self._accounts[key] = Account(series=self._series(policy, rule))
             if len(self._accounts) > MOST_ACCOUNTS:
                 self._accounts.popitem(last=False)
         return account

@@ -17,6 +17,10 @@ from prometheus_client.utils import floatToGoString
 
 from smetric.telemetry import names
 
+#: Series of one metric at most; what comes then is counted together, under labels that say `other`.
+MOST_SERIES = 4096
+OTHER = "other"
+
 
 class Count:
     """One series of a counter."""
@@ -50,7 +54,8 @@ class Counts(Collector):
         found = self._series.get(labels)
         if found is None:
             assert len(labels) == len(self._metric.labels)
-            found = self._series[labels] = Count()
+            labels = _within(labels, len(self._series))
+            found = self._series.setdefault(labels, Count())
         return found
 
     def describe(self) -> Iterable[Metric]:
@@ -107,7 +112,8 @@ class Histograms(Collector):
         found = self._series.get(labels)
         if found is None:
             assert len(labels) == len(self._metric.labels)
-            found = self._series[labels] = Histogram(self._metric.buckets)
+            labels = _within(labels, len(self._series))
+            found = self._series.setdefault(labels, Histogram(self._metric.buckets))
         return found
 
     def describe(self) -> Iterable[Metric]:
@@ -127,6 +133,13 @@ class Histograms(Collector):
             family.add_metric(labels, rows, one.sum)
             family.add_sample(f"{metric.name}_created", dict(zip(metric.labels, labels, strict=True)), one.created)
         yield family
+
+
+def _within(labels: tuple[str, ...], series: int) -> tuple[str, ...]:
+    """The labels by which one more of *series* is counted."""
+    if series >= MOST_SERIES:
+        return (OTHER,) * len(labels)
+    return labels
 
 
 def _bound(bound: float) -> str:

@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.openmetrics import exposition
 
+from smetric.telemetry import names
 from smetric.telemetry.names import Metric
-from smetric.telemetry.series import Counts, Histograms
+from smetric.telemetry.series import MOST_SERIES, Counts, Histograms
 
 COUNTER = Metric("smetric_things_total", "counter", ("kind",), "Things.")
 HISTOGRAM = Metric("smetric_seconds", "histogram", ("kind",), "Seconds.", (0.1, 1.0, 2.5))
@@ -59,3 +60,16 @@ def test_a_series_without_labels_is_there_from_the_start() -> None:
     registry.register(Histograms(Metric("smetric_wait_seconds", "histogram", (), "Waits.", (1.0,))))
     assert registry.get_sample_value("smetric_errors_total") == 0
     assert registry.get_sample_value("smetric_wait_seconds_count") == 0
+
+
+def test_no_metric_has_more_series_than_told() -> None:
+    counts, histograms = Counts(names.MIGRATIONS), Histograms(names.DECISION_SECONDS)
+    for number in range(MOST_SERIES + 10):
+        counts.of("p", "r", f"guard {number}").inc()
+        histograms.of(f"policy {number}").observe(0.001)
+    (family,) = counts.collect()
+    told = [sample for sample in family.samples if sample.name.endswith("_total")]
+    assert len(told) == MOST_SERIES + 1
+    assert sum(sample.value for sample in told) == MOST_SERIES + 10
+    assert counts.of("other", "other", "other").value == 10
+    assert sum(histograms.of("other").counts) == 10
