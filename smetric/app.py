@@ -264,6 +264,7 @@ class Application:
         if self.knows.is_restoring:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
             await self.knows.scraper.first_look(FIRST_LOOK_S)
+            await self.knows.recall(self.fleet.instances)
         await self.admission.overload.start()
         await self.live.feed.start()
         await self.policies.start()

@@ -47,7 +47,8 @@ class Drains:
         for id in ids:
             if (instance := self._fleet.get(id)) is not None:
                 self._fleet.health.drain(instance)
-        log.info("smetric.drains.restored", instances=self._fleet.health.drained())
+        if drained := self._fleet.health.drained():
+            log.info("smetric.drains.restored", instances=drained)
 
     def drain(self, instance: Instance) -> str:
         """Send nothing new to *instance*; says why that will not outlive a restart, empty if it will."""

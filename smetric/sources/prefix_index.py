@@ -7,8 +7,9 @@ and from other routers (`peers.py`); it outlives this process by way of `index_f
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -189,11 +190,16 @@ class PrefixIndex:
             known.lost(now)
 
     def images(self) -> Iterator[InstanceImage]:
-        """What each instance holds, one after the other, so that others may run in between."""
-        for instance, known in list(self._known.items()):
-            if len(known.held) and instance.incarnation == known.incarnation:
+        """What each instance holds, one after the other, so that others may run in between.
+
+        What still waits to be taken in is among them: an instance that nobody has asked about is not forgotten.
+        """
+        for instance in list(self._known):
+            known = self._of(instance)
+            if len(known.held):
                 blocks, runs = known.held.image()
                 yield InstanceImage(instance.id, instance.started_at, pack(blocks), runs, self.cutting.tokens)
+        yield from self._restoring.latest()
 
     def restore(self, image: IndexImage) -> None:
         """Take in what *image* says of each instance that is still the same process, as older than what is known here.
@@ -201,6 +207,13 @@ class PrefixIndex:
         Whether it is is settled when the instance is next looked at and has said when it started.
         """
         self._restoring.add(one for one in image.instances if one.tokens == self.cutting.tokens)
+
+    async def recall(self, instances: Collection[Instance]) -> None:
+        """Take in what waits for *instances* that have said when they started; they are all there are."""
+        self._restoring.drop_strangers([instance.id for instance in instances])
+        for instance in instances:
+            self._of(instance)
+            await asyncio.sleep(0)
 
     def _of(self, instance: Instance) -> Belief:
         """What is known of the present incarnation of *instance*."""

@@ -5,7 +5,7 @@ It holds of one process of an instance, so it waits until the instance has said 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from smetric.fleet.instance import Instance
 from smetric.sources.index_image import InstanceImage
@@ -30,6 +30,15 @@ class Restoring:
             waiting = self.waiting.setdefault(one.id, [])
             waiting.append(one)
             del waiting[:-MAX_WAITING]
+
+    def latest(self) -> list[InstanceImage]:
+        """The latest of each instance."""
+        return [images[-1] for images in self.waiting.values()]
+
+    def drop_strangers(self, ids: Collection[str]) -> None:
+        """Keep only those of instances with one of these *ids*."""
+        for id in self.waiting.keys() - set(ids):
+            del self.waiting[id]
 
     def of(self, instance: Instance) -> list[InstanceImage]:
         """Those of *instance*, once, and none before it is known which process answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,11 @@ class SourceStack:
     def is_restoring(self) -> bool:
         """Whether something learnt before waits for an instance to say which process it is."""
         return any(index.is_restoring for index in self.indexes)
+
+    async def recall(self, instances: Collection[Instance]) -> None:
+        """Take in what was learnt before of those of all *instances* that have said which process they are."""
+        for index in self.indexes:
+            await index.recall(instances)
 
     def index_figures(self) -> IndexFigures:
         """What the prefix index takes, for the metrics page."""

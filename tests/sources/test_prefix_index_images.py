@@ -81,3 +81,32 @@ def test_images_of_instances_nobody_knows_do_not_pile_up() -> None:
     assert len(again._restoring.waiting) <= MAX_INSTANCES_WAITING
     again.restore(IndexImage(0.0, BLOCK_BYTES, [known] * 50))
     assert sum(map(len, again._restoring.waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
+
+
+async def test_what_nobody_has_asked_about_since_the_start_is_passed_on_to_the_next_process() -> None:
+    index, fleet = PrefixIndex(), instances(3)
+    for instance in fleet:
+        index.prefilled(request("ab"), instance)
+    for is_recalled in (False, True):
+        again = PrefixIndex()
+        again.restore(image_of(index))
+        if is_recalled:
+            await again.recall(fleet)
+            assert not again.is_restoring
+        again.prefilled(request("xy"), fleet[0])
+        last = PrefixIndex()
+        last.restore(image_of(again))
+        assert hits(last, request("ab"), fleet) == [2, 2, 2]
+        assert hits(last, request("xy"), fleet) == [2, 0, 0]
+
+
+async def test_what_waits_for_instances_that_are_not_configured_any_more_is_dropped() -> None:
+    index, fleet = PrefixIndex(), instances(2)
+    for instance in fleet:
+        index.prefilled(request("ab"), instance)
+    again, (kept, _) = PrefixIndex(), instances(2, seen_empty=False)
+    again.restore(image_of(index))
+    kept.started_at = None
+    await again.recall([kept])
+    assert again.is_restoring
+    assert [one.id for one in again.images()] == [kept.id]
