@@ -61,7 +61,7 @@ class FetchRates(Follower):
 
     def first_token(self, lease: Lease, seconds: float) -> None:
         """A sample of how long a fetch took, where there was one and the rest can be accounted for."""
-        if lease.fetched < LEAST_TOKENS:
+        if lease.prompts != 1 or lease.fetched < LEAST_TOKENS:
             return
         rate = self._prefill.rate(lease.instance)
         if rate is not None:

@@ -28,7 +28,8 @@ class PrefillRates(Follower):
     """Fills `prefill_rate`: tokens without attention that an instance computes in a second.
 
     A sample is the cost of a request by the time to its first token (SMetric, revised: 90th percentile of the last 64,
-    unknown before there are 8). Requests that fetch, compute nothing, or whose hit nobody knew give none.
+    unknown before there are 8). Requests that fetch, compute nothing, or whose hit nobody knew give none, and neither do
+    batches, whose first token says nothing of the rest.
 
     Args:
         clock: monotonic seconds.
@@ -59,7 +60,7 @@ class PrefillRates(Follower):
 
     def first_token(self, lease: Lease, seconds: float) -> None:
         """A sample of how long a prefill took."""
-        if not lease.is_hit_known or lease.fetched or seconds < SOONEST_S:
+        if lease.prompts != 1 or not lease.is_hit_known or lease.fetched or seconds < SOONEST_S:
             return
         if (cost := lease.cost) > 0:
             samples = self._samples.setdefault(lease.instance, deque(maxlen=KEPT))

@@ -68,13 +68,14 @@ def test_few_samples_say_nothing_and_old_ones_nothing_any_more() -> None:
     assert rates.rate(instance) is None
 
 
-def test_what_fetches_is_computed_elsewhere_or_was_never_looked_up_is_no_sample() -> None:
+def test_what_fetches_computes_nothing_was_never_looked_up_or_is_a_batch_is_no_sample() -> None:
     rates, instance = PrefillRates(Clock()), plain()
     for _ in range(2 * FEWEST):
         sample(rates, instance, 0.1, hit=None)
         sample(rates, instance, 0.1, new=0, hit=1000)
         sample(rates, instance, 0.0)
         rates.first_token(instance.charge(1, 1000, 0, stored=500), 0.1)
+        rates.first_token(instance.charge(3, 3000, 0), 0.1)
     assert rates.rate(instance) is None
 
 
