@@ -28,7 +28,7 @@ class PrefillRates(Follower):
     """Fills `prefill_rate`: tokens without attention that an instance computes in a second.
 
     A sample is the cost of a request by the time to its first token (SMetric, revised: 90th percentile of the last 64,
-    unknown before there are 8). Requests that fetch, compute nothing, or whose hit nobody knew give none, and neither do
+    unknown before there are 8). Requests that fetch, compute nothing, or whose hit nobody knew give none; neither do
     batches, whose first token says nothing of the rest.
 
     Args:
