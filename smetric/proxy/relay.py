@@ -87,11 +87,12 @@ class Observer:
         if size < HEAD_BYTES:
             self._head += piece[: HEAD_BYTES - size]
         tail = self._tail
+        before = len(tail)
         tail += piece
         if self.is_stream:
-            self.events += piece.count(b"\n\n")
+            self.events += tail.count(b"\n\n", before - 1)
         if not self.ended and self._marker is not None:
-            self.ended = self._marker.search(tail, max(0, len(tail) - len(piece) - _OVERLAP)) is not None
+            self.ended = self._marker.search(tail, max(0, before - _OVERLAP)) is not None
         if len(tail) > TAIL_BYTES + HEAD_BYTES:
             del tail[:-TAIL_BYTES]
 

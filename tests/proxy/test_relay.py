@@ -106,3 +106,33 @@ def test_the_id_of_a_response_is_found_in_its_head() -> None:
 def test_broken_usage_is_no_usage() -> None:
     for body in (b'{"usage":', b'{"usage":{"prompt_tokens":"x"}}', b'{"usage":null}', b"", b'{"usage":{"prompt_tok'):
         assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "api", "reason"),
+    [
+        ("chat", Api.CHAT, "length"),
+        ("compl_text", Api.COMPLETIONS, "length"),
+        ("messages", Api.MESSAGES, "max_tokens"),
+        ("responses", Api.RESPONSES, "incomplete"),
+        ("chat_stream", Api.CHAT, "length"),
+        ("compl_stream", Api.COMPLETIONS, "length"),
+        ("messages_stream", Api.MESSAGES, "max_tokens"),
+        ("responses_stream", Api.RESPONSES, "incomplete"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_why_an_answer_ended_is_found_in_every_api(name: str, api: Api, reason: str, size: int) -> None:
+    assert observed(api, body_of(name), size, is_stream=name.endswith("_stream")).finish_reason() == reason
+
+
+def test_a_text_that_looks_like_a_reason_is_none() -> None:
+    body = b'{"choices":[{"text":"\\"finish_reason\\":\\"stop\\"","finish_reason":null}]}'
+    assert observed(Api.COMPLETIONS, body, 1 << 20, is_stream=False).finish_reason() == ""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 20])
+def test_events_are_counted_however_the_bytes_are_cut(size: int) -> None:
+    body = body_of("chat_stream")
+    assert observed(Api.CHAT, body, size, is_stream=True).events == body.count(b"\n\n") > 10
+    assert observed(Api.CHAT, body, size, is_stream=False).events == 0

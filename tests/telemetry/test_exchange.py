@@ -53,7 +53,8 @@ async def test_a_routed_request_leaves_server_route_and_client_spans(
     sent = dict(attempt.headers)
     attempt.first_byte()
     usage = Usage(1000, 20, 880)
-    attempt.end(names.OK, status=200, usage=usage)
+    assert attempt.is_recorded
+    attempt.end(names.OK, status=200, usage=usage, finish_reason="stop")
     exchange.end(200, bytes_out=99, usage=usage)
     assert await app.tracing.shutdown()
 
@@ -74,6 +75,8 @@ async def test_a_routed_request_leaves_server_route_and_client_spans(
     assert client.span.kind == Span.SPAN_KIND_CLIENT
     assert client.attributes["gen_ai.usage.cache_read.input_tokens"] == 880
     assert client.attributes["smetric.prefix.actual_hit_tokens"] == 880
+    assert client.attributes["smetric.prefix.hit_tokens"] == 880
+    assert [one.string_value for one in client.attributes["gen_ai.response.finish_reasons"].values] == ["stop"]
     assert client.attributes["server.port"] == 8000
     assert client.attributes["gen_ai.response.time_to_first_chunk"] >= 0
     assert server.span.start_time_unix_nano <= client.span.start_time_unix_nano <= client.span.end_time_unix_nano

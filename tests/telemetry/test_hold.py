@@ -54,6 +54,21 @@ async def test_a_request_that_was_held_is_always_traced_with_its_wait(seldom: Te
     assert route.attributes["smetric.decision.outcome"] == "held"
 
 
+async def test_the_hold_span_says_what_the_request_waited_for(seldom: Telemetry, receiver: Receiver) -> None:
+    decision = HOLDING.decide(Snapshot(["a"], {"requests": [5.0]}, {}, {}, {}, 0.0), request(), {}, 7)
+    assert isinstance(decision, Decision)
+    by_rule = held()
+    by_rule.held_by = decision
+    run_one(seldom, by_rule)
+    run_one(seldom, held())
+    assert await seldom.tracing.shutdown()
+    first, second = (one.attributes for one in receiver.named("hold"))
+    assert (first["smetric.hold.reason"], first["smetric.rule"]) == ("rule", "full")
+    assert first["output.value"] == first["smetric.decision.summary"] == "full: held, for 2 s in all at most"
+    assert second["smetric.hold.reason"] == "place"
+    assert second["smetric.hold.duration"] == 0.25
+
+
 async def test_a_wait_for_a_place_alone_is_nothing_out_of_the_ordinary(seldom: Telemetry, receiver: Receiver) -> None:
     run_one(seldom, held(names.ROUTED))
     assert await seldom.tracing.shutdown()
