@@ -1,4 +1,5 @@
 # make demo   see agent sessions routed over emulated engines, and decisions explained
+# make phoenix   the same in a tracing UI: installs Arize Phoenix into an environment of its own, and plays a hot spot
 # make test   run every test that needs nothing but the packages
 # make browser-test   the live page in Chromium (Debian: apt install chromium)
 # make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
@@ -12,11 +13,14 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-
 # The package itself is installed in place, so that a changed file needs no new installation.
 INSTALL := $(PIP) --no-deps --no-build-isolation --no-index --editable .
 
-.PHONY: demo test browser-test lint lock bench figures clean
+.PHONY: demo phoenix test browser-test lint lock bench figures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
 	@$(BIN)/smetric demo
+
+phoenix: $(VENV)/installed
+	@$(BIN)/python examples/tracing/look.py
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the Prometheus rules ask for what SMetric tells, and Prometheus can read them."""
+"""The dashboard, the alerts and the collector ask for what SMetric tells, and Prometheus can read them."""
 
 from __future__ import annotations
 
@@ -222,3 +222,14 @@ def test_prometheus_finds_nothing_to_say_about_the_names_of_the_metrics() -> Non
     page = generate_latest(Application(settings, environ={}).metrics.registry).decode()
     done = promtool("check", "metrics", text=page)
     assert done.returncode == 0, said(done)
+
+
+def test_the_collector_samples_by_attributes_and_outcomes_that_there_are() -> None:
+    sampling = yaml.safe_load((EXAMPLES / "tracing" / "collector.yml").read_text())["processors"]["tail_sampling"]
+    types = {attribute.name: attribute.type for attribute in names.ATTRIBUTES}
+    asked = {"string_attribute": {"string"}, "numeric_attribute": {"int", "double"}, "boolean_attribute": {"bool"}}
+    for policy in sampling["policies"]:
+        about = policy[policy["type"]]
+        if "key" in about:
+            assert types[about["key"]] in asked[policy["type"]], policy["name"]
+        assert set(about.get("values", [])) <= set(names.OUTCOMES) - names.ORDINARY

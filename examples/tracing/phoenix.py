@@ -1,0 +1,135 @@
+"""Arize Phoenix as a process of its own, on loopback, telling nobody that it runs; and what it was sent, asked back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SETUP = Path(__file__).parent / "setup_phoenix.sh"
+#: The project its pages show; Phoenix reads it from the resource of the spans.
+PROJECT = "smetric"
+_SPANS = """query($name: String!, $condition: String) {
+  getProjectByName(name: $name) {
+    spans(first: 500, filterCondition: $condition, sort: {col: startTime, dir: desc}) {
+      edges { node { name spanId attributes trace { traceId } } }
+    }
+  }
+}"""
+#: Seconds until it answers; the first start of a new database takes the longest.
+READY_S = 180.0
+
+
+def folder() -> Path:
+    """Where `setup_phoenix.sh` puts it."""
+    return Path(os.environ.get("PHOENIX_FOLDER", Path(tempfile.gettempdir()) / "smetric-phoenix"))
+
+
+def set_up() -> None:
+    """Install it, unless it is there."""
+    subprocess.run([SETUP, folder()], check=True)
+
+
+def export_to(url: str) -> dict[str, str]:
+    """The `OTEL_…` variables with which a router's traces go to the Phoenix at *url*."""
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+        "OTEL_SERVICE_NAME": "smetric",
+        "OTEL_RESOURCE_ATTRIBUTES": f"openinference.project.name={PROJECT}",
+    }
+
+
+@dataclass(frozen=True)
+class Found:
+    """A span as Phoenix has it: its attributes as the tree it makes of dotted names, and the page that shows it."""
+
+    name: str
+    trace_id: str
+    attributes: dict[str, Any]
+    page: str
+
+
+def find(url: str, condition: str = "") -> list[Found]:
+    """The newest 500 spans that fulfil a filter of Phoenix's search box, newest first; none in an unknown project.
+
+    Spans take a second or more from the exporter to the database: ask again.
+
+    Raises:
+        RuntimeError: Phoenix does not take the condition; says why.
+    """
+    asked = {"query": _SPANS, "variables": {"name": PROJECT, "condition": condition or None}}
+    request = urllib.request.Request(
+        f"{url}/graphql", json.dumps(asked).encode(), {"content-type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        said = json.load(answer)
+    if said.get("errors"):
+        raise RuntimeError(f"Phoenix does not take {condition!r}: {said['errors'][0]['message']}")
+    project = said["data"]["getProjectByName"]
+    nodes = [edge["node"] for edge in project["spans"]["edges"]] if project else []
+    return [
+        Found(
+            node["name"],
+            node["trace"]["traceId"],
+            json.loads(node["attributes"]),
+            f"{url}/redirects/spans/{node['spanId']}",
+        )
+        for node in nodes
+    ]
+
+
+@contextmanager
+def phoenix(work: Path, *, port: int, grpc_port: int) -> Iterator[str]:
+    """A Phoenix that answers, by its URL; it ends with the block.
+
+    Args:
+        work: a folder for its database and its log.
+        port: of the pages, of its APIs and of OTLP over HTTP; on loopback.
+        grpc_port: of OTLP over gRPC, which is not asked for here but is always opened, on all addresses.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time; says where its log is.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    url = f"http://127.0.0.1:{port}"
+    told = {
+        "PHOENIX_HOST": "127.0.0.1",
+        "PHOENIX_PORT": str(port),
+        "PHOENIX_GRPC_PORT": str(grpc_port),
+        "PHOENIX_TELEMETRY_ENABLED": "false",
+        "PHOENIX_WORKING_DIR": str(work),
+    }
+    log = work / "phoenix.log"
+    with log.open("ab") as out:
+        program = folder() / "venv" / "bin" / "phoenix"
+        process = subprocess.Popen([program, "serve"], env=os.environ | told, stdout=out, stderr=out)
+    try:
+        _wait(process, url, log)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/healthz", timeout=5):
+                return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            time.sleep(0.3)
+    raise RuntimeError(f"Phoenix does not answer at {url}; see {log}")
