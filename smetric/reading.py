@@ -45,6 +45,8 @@ class Reading:
 
 #: Headers in which agents name their session, best first (Claude Code, Codex, OpenCode, Dynamo).
 SESSION_HEADERS = (b"x-claude-code-session-id", b"session-id", b"x-session-id", b"x-dynamo-session-id")
+#: These, and all others that are read whatever is configured.
+_READ_HEADERS = frozenset({*SESSION_HEADERS, b"x-request-id", b"x-vllm-priority", b"x-session-turn"})
 #: Longest value taken from a header, in bytes.
 MAX_HEADER_VALUE = 256
 #: Most sequences one request is counted as; the engine judges whether it takes that many.
@@ -192,8 +194,12 @@ def _refuse_engines_own(found: dict[str, Raw]) -> None:
 def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], reading: Reading) -> int | None:
     """Fill what headers say; returns the turn if a trusted header overrides it."""
     turn = None
-    session_rank = len(SESSION_HEADERS)
     tenant_header = reading.tenant_header.encode()
+    headers = list(headers)
+    names = dict(headers)
+    if _READ_HEADERS.isdisjoint(names) and tenant_header not in names:
+        return None  # as of most clients
+    session_rank = len(SESSION_HEADERS)
     for name, value in headers:
         if name in SESSION_HEADERS:
             rank = SESSION_HEADERS.index(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -69,21 +69,27 @@ class Agreement:
 
     Args:
         incarnation: the process of the instance that the latest answers are of.
-        all: all answers.
+        earlier: all answers but the latest.
         latest: the last answers, enough of them for a judgement.
         disagrees: whether these disagree.
     """
 
     incarnation: int
-    all: Tally = field(default_factory=Tally)
+    earlier: Tally = field(default_factory=Tally)
     latest: Tally = field(default_factory=Tally)
     disagrees: bool = False
     #: What `latest` is the sum of, by the time each bucket began.
     buckets: deque[tuple[float, Tally]] = field(default_factory=deque)
 
+    @property
+    def all(self) -> Tally:
+        """All answers."""
+        total = replace(self.earlier)
+        total.add(self.latest)
+        return total
+
     def add(self, answer: Tally, now: float) -> None:
         """Take one answer in, and let go of the oldest that a judgement can do without."""
-        self.all.add(answer)
         self.latest.add(answer)
         buckets = self.buckets
         if not buckets or now - buckets[-1][0] >= BUCKET_S:
@@ -92,7 +98,9 @@ class Agreement:
         while len(buckets) > 1 and now - buckets[1][0] >= LEAST_SECONDS:
             if self.latest.answers - buckets[0][1].answers < LEAST_ANSWERS:
                 break
-            self.latest.add(buckets.popleft()[1], -1)
+            _, oldest = buckets.popleft()
+            self.latest.add(oldest, -1)
+            self.earlier.add(oldest)
 
     def judge(self, now: float) -> bool:
         """Whether the latest answers disagree; as before while there are too few of them."""
@@ -105,6 +113,7 @@ class Agreement:
     def begin_anew(self, incarnation: int) -> None:
         """Another process answers: what the last one reported says nothing of it."""
         self.incarnation = incarnation
+        self.earlier.add(self.latest)
         self.latest, self.disagrees = Tally(), False
         self.buckets.clear()
 

@@ -110,21 +110,21 @@ def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     if len(headers) > limits.header_count:
         return RequestError(f"more than {limits.header_count} header fields (setting limits.max_headers)", status=431)
-    single: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in SINGLE:
-            if name in single:
+    values = dict(headers)
+    if len(values) < len(headers):
+        names = [name for name, _ in headers]
+        for name in names:
+            if name in SINGLE and names.count(name) > 1:
                 return RequestError(f"the header `{name.decode('ascii')}` stands more than once")
-            single[name] = value
     if sum(map(len, chain.from_iterable(headers))) > limits.header_bytes:
         return RequestError(
             f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
         )
-    host = single.get(b"host")
+    host = values.get(b"host")
     if (host is None and scope["http_version"] == "1.1") or (host and HOST.fullmatch(host) is None):
         return RequestError("the Host header must be one host name or address, with an optional port")
-    length = single.get(b"content-length")
-    coding = single.get(b"transfer-encoding")
+    length = values.get(b"content-length")
+    coding = values.get(b"transfer-encoding")
     if coding is not None:
         if length is not None:
             return RequestError("Content-Length and Transfer-Encoding exclude each other")

@@ -50,8 +50,8 @@ class Outbox:
         is_held = bool(piece) or is_last
         transaction.start(status, headers, is_held=is_held)
         if is_held:
-            await self.pass_on(piece, is_last=is_last)
-        elif transaction.is_full:
+            self._write(transaction, piece, is_last)
+        if transaction.is_full:
             await self._drained(transaction)
 
     async def pass_on(self, piece: bytes, *, is_last: bool = False) -> None:
@@ -60,11 +60,14 @@ class Outbox:
         if transaction is None:
             await self({"type": "http.response.body", "body": piece, "more_body": not is_last})
             return
+        self._write(transaction, piece, is_last)
+        if transaction.is_full:
+            await self._drained(transaction)
+
+    def _write(self, transaction: Transaction, piece: bytes, is_last: bool) -> None:
         if is_last:
             self._inbox.answered = True
         transaction.write(piece, is_last=is_last)
-        if transaction.is_full:
-            await self._drained(transaction)
 
     async def _drained(self, transaction: Transaction) -> None:
         """A write to our own server takes time only where the client is slow to read."""

@@ -26,6 +26,8 @@ HIGH_WATER = 256 * 1024
 COPIED_BYTES = 16 * 1024
 
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode() for each in HTTPStatus}
+#: Fields that are this server's to say.
+_OURS = frozenset({b"connection", b"transfer-encoding"})
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -241,17 +243,14 @@ class Transaction:
         http11 = self.scope["http_version"] == "1.1"
         framing = Framing.CHUNKED if http11 else Framing.CLOSE
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        for field in headers:
-            name = field[0]
-            if name == b"content-length":
-                framing = Framing.LENGTH
-                self._remaining = int(field[1])
-            elif name == b"connection":
-                is_last = is_last or b"close" in field[1].lower()
-                continue
-            elif name == b"transfer-encoding":
-                continue  # the framing is this server's
-            lines.append(b"%b: %b\r\n" % field)
+        fields = list(headers)
+        values = dict(fields)
+        lines += [b"%b: %b\r\n" % (name, value) for name, value in fields if name not in _OURS]
+        length = values.get(b"content-length")
+        if length is not None:
+            framing = Framing.LENGTH
+            self._remaining = int(length)
+        is_last = is_last or b"close" in values.get(b"connection", b"").lower()
         if self.scope["method"] == "HEAD" or status in (204, 304):
             framing = Framing.NO_BODY
         elif framing is Framing.CHUNKED:

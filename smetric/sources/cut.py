@@ -60,6 +60,13 @@ class Cut(ABC):
         """
 
     @abstractmethod
+    def answered(self, depth: int) -> int:
+        """The first of the hashes that `reply` gave for the prompt that this one follows, which ended in block *depth*.
+
+        0 where it did not end there, or nothing was followed.
+        """
+
+    @abstractmethod
     def reply(self, usage: Usage | None) -> Sequence[int]:
         """Hashes that stand for the reply to this prompt, to be held by whoever gave it."""
 
@@ -87,11 +94,12 @@ class TextCut(Cut):
 
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
         """The blocks, or the whole history where the question before it was answered there."""
-        prompt, reach = self._prompt, depth * BLOCK_BYTES
-        question = self._hashes.question
-        if question and depth >= prompt.question_bytes // BLOCK_BYTES and held((question,)):
-            return max(reach, prompt.history_bytes)
-        return reach
+        reach, question = depth * BLOCK_BYTES, self.answered(depth)
+        return max(reach, self._prompt.history_bytes) if question and held((question,)) else reach
+
+    def answered(self, depth: int) -> int:
+        """The question."""
+        return self._hashes.question if depth >= self._prompt.question_bytes // BLOCK_BYTES else 0
 
     def reply(self, usage: Usage | None) -> Sequence[int]:
         """The prompt itself, as a question that was answered."""
@@ -125,13 +133,16 @@ class TokenCut(Cut):
 
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
         """The blocks, and those of the reply to the question that ends within the next one."""
-        end = depth
-        if self._question:
-            most = self.size // self.grain
-            if end < most and held((_reply_block(self._question, depth, end),)):
-                most = min(most, depth + MOST_REPLY_BLOCKS)
-                end += held([_reply_block(self._question, depth, at) for at in range(depth, most)])
+        end, first = depth, self.answered(depth)
+        if first and held((first,)):
+            most = min(self.size // self.grain, depth + MOST_REPLY_BLOCKS)
+            end += held([_reply_block(self._question, depth, at) for at in range(depth, most)])
         return end * self.grain
+
+    def answered(self, depth: int) -> int:
+        """The block behind the question's last full one."""
+        is_followed = self._question and depth < self.size // self.grain
+        return _reply_block(self._question, depth, depth) if is_followed else 0
 
     def reply(self, usage: Usage | None) -> Sequence[int]:
         """The blocks that the engine has filled with it; none where that is not told."""

@@ -186,6 +186,11 @@ class Holdings:
         self._held.remove(held)
         self.changes += 1
 
+    def holders(self, block: int) -> int:
+        """The bits of those who hold *block*, one that was entered as the first of several."""
+        run = self._first.get(block)
+        return 0 if run is None else run.bits
+
     def depths(self, blocks: Sequence[int], asked: Iterable[Held]) -> dict[int, int]:
         """How many leading *blocks* each one of *asked* holds, by its bit; one walk along the blocks for all."""
         following = 0

@@ -135,10 +135,11 @@ class PrefixIndex:
     def _hits(self, cut: Cut, asked: Sequence[Belief]) -> list[int]:
         if cut.blocks:
             depths = self.table.depths(cut.blocks, [known.held for known in asked])
-            reached = [known.reach(cut, depths[known.held.bit]) for known in asked]
-        else:
-            reached = [known.reach(cut, 0) for known in asked]
-        return [cut.tokens(units) if units else 0 for units in reached]
+            return [cut.tokens(known.reach(cut, depths[known.held.bit])) for known in asked]
+        # A short prompt is only known to who has answered what it follows.
+        question = cut.answered(0)
+        holders = self.table.holders(question) if question else 0
+        return [cut.tokens(known.reach(cut, 0)) if known.held.bit & holders else 0 for known in asked]
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Enter the request's blocks as held by *instance*, as the most recent it was sent."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -136,3 +138,16 @@ async def test_a_body_of_the_greatest_size_is_taken() -> None:
     transaction.end_body()
     inbox, _ = boxes(transaction, Limits(body_bytes=11))
     assert await inbox.body(NoBounds()) == b"hello world"
+
+
+@pytest.mark.parametrize("pair", [tuple, list])
+async def test_an_app_may_give_its_fields_as_any_pairs_and_those_of_the_framing_are_the_servers(
+    pair: Callable[[tuple[bytes, bytes]], Any],
+) -> None:
+    fields = [(b"x-a", b"1"), (b"transfer-encoding", b"gzip"), (b"connection", b"Keep-Alive, Close"), (b"x-a", b"2")]
+    connection = Connection()
+    transaction = asked(connection)
+    transaction.end_body()
+    await transaction.send({"type": "http.response.start", "status": 200, "headers": map(pair, fields)})
+    head = b"HTTP/1.1 200 OK\r\nx-a: 1\r\nx-a: 2\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    assert connection.writes == [(head,)]
