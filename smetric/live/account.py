@@ -79,7 +79,7 @@ def rules(decision: Decision) -> list[dict[str, Any]]:
 def table(decision: Decision, source: str) -> dict[str, Any]:
     """What the policy saw of each candidate: columns with their meaning, rows with value, age and source of each cell.
 
-    The chosen one first, then the best of the others, then those that a filter left out, and which.
+    The chosen one first, then *source*, then the best of the others, then those that a filter left out, and which.
 
     Args:
         decision: the decision.
@@ -89,8 +89,10 @@ def table(decision: Decision, source: str) -> dict[str, Any]:
     ranked = decision.ranked
     others = sorted(set(range(len(snapshot.ids))) - set(ranked), key=lambda i: snapshot.ids[i])
     order = [*ranked, *others]
+    if source in snapshot.ids and (at := list(snapshot.ids).index(source)) != decision.index:
+        order.remove(at)
+        order.insert(1, at)
     shown = order[:MOST_ROWS]
-    shown += [i for i in order[MOST_ROWS:] if snapshot.ids[i] == source]
     read = columns_of(decision)
     names = [*read, *(name for name in snapshot.columns if name not in read and name != "id")]
     columns = []

@@ -115,6 +115,7 @@ class Feed:
         if is_second:
             self._next_second = max(self._next_second + 1.0, now)
             self.figures.close_second()
+        self._viewers = [viewer for viewer in self._viewers if not viewer.is_over]
         if not self._viewers:
             return
         rows: dict[str, dict[str, Any]] = {}

@@ -33,7 +33,8 @@ class Viewer:
         self.wish = wish
         self._messages: deque[bytes] = deque()
         self._changed = asyncio.Event()
-        self._is_over = False
+        #: Nothing more is sent.
+        self.is_over = False
         #: Ids of decisions shown whose end has not been.
         self._open: dict[str, None] = {}
 
@@ -69,14 +70,14 @@ class Viewer:
         if len(self._messages) >= MOST_WAITING:
             self._messages.clear()
             self.leave("slow")
-        elif not self._is_over:
+        elif not self.is_over:
             self._messages.append(message)
             self._changed.set()
 
     def leave(self, why: str) -> None:
         """Say *why* it is over, and end."""
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             self._messages.append(encoded("over", {"why": why}))
             self._changed.set()
 
@@ -85,7 +86,7 @@ class Viewer:
         while True:
             while self._messages:
                 yield self._messages.popleft()
-            if self._is_over:
+            if self.is_over:
                 return
             self._changed.clear()
             await self._changed.wait()

@@ -58,11 +58,19 @@ export class Decision {
         "div",
         { class: "parts" },
         make("section", { class: "why" }, make("h4", {}, "Why: the rules in order"), rules(data), this.whatIf.element),
-        make("section", { class: "saw" }, make("h4", {}, "What the policy saw"), data.table ? candidates(data.table) : make("p", {}, "No policy ran.")),
-        make("section", { class: "text" }, make("h4", {}, `${data.file || data.policy} `, make("small", {}, `${data.policy}, generation ${data.generation}`)), policyText(data)),
+        make(
+          "section",
+          { class: "saw" },
+          make("h4", {}, "What the policy saw"),
+          data.table ? candidates(data.table) : make("p", {}, "No policy ran."),
+          make("h4", {}, `${data.file || data.policy} `, make("small", {}, `${data.policy}, generation ${data.generation}`)),
+          policyText(data),
+        ),
       ),
     );
     this.box.scrollTop = 0;
+    // On a small screen it stands below the list.
+    if (matchMedia("(max-width: 1000px)").matches) this.box.scrollIntoView();
     const text = this.box.querySelector(".policy");
     const fired = text.querySelector("mark")?.parentElement;
     if (fired) text.scrollTop = fired.offsetTop - text.clientHeight / 3;

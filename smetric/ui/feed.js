@@ -59,7 +59,7 @@ export class Feed {
     const data = JSON.parse(event.slice(end + 1 + "data: ".length));
     if (name === "over") return data.why === "slow" ? "this page was too slow" : "the router is ending";
     if (name === "history") this.hasHistory = true;
-    this.on[name](data);
+    this.on[name]?.(data);
     return undefined;
   }
 }

@@ -16,7 +16,9 @@ export class List {
     this.byId = new Map();
     this.waiting = [];
     this.missed = 0;
-    this.isHeld = false;
+    /** It stands still while somebody reads it, and while it is paused. */
+    this.isRead = false;
+    this.isPaused = false;
     this.selected = null;
     this.opened = null;
     this.made = 0;
@@ -36,6 +38,11 @@ export class List {
       this.waiting.splice(0, gone);
       this.onHold(true, this.waiting.length + this.missed);
       return;
+    }
+    // After a break some come again, with how they have ended meanwhile.
+    for (const data of decisions) {
+      const one = this.byId.get(data.id);
+      if (one) this.fill(Object.assign(one, { data }));
     }
     const fresh = decisions.filter((one) => !this.byId.has(one.id)).slice(-MOST);
     if (!fresh.length) return;
@@ -79,20 +86,37 @@ export class List {
     this.waiting = [];
     this.missed = 0;
     this.select(null);
+    this.read(false);
     put(this.empty, why);
     this.empty.hidden = false;
   }
 
-  hold(isHeld) {
-    if (this.isHeld === isHeld) return;
-    this.isHeld = isHeld;
-    if (!isHeld) {
+  get isHeld() {
+    return this.isRead || this.isPaused;
+  }
+
+  /** Go on, or stand still. */
+  pause(isPaused) {
+    this.isPaused = isPaused;
+    if (!isPaused) this.isRead = false;
+    this.held();
+  }
+
+  /** Somebody begins to read, or has read. */
+  read(isRead) {
+    if (this.isRead === isRead) return;
+    this.isRead = isRead;
+    this.held();
+  }
+
+  held() {
+    if (!this.isHeld) {
       const waiting = this.waiting;
       this.waiting = [];
       this.missed = 0;
       this.add(waiting);
     }
-    this.onHold(isHeld, 0);
+    this.onHold(this.isHeld, this.waiting.length + this.missed);
   }
 
   make() {
@@ -143,7 +167,7 @@ export class List {
   /** Go *by* rows; reading holds the list. */
   move(by) {
     if (!this.shown.length) return;
-    this.hold(true);
+    this.read(true);
     const at = this.shown.findIndex((one) => one.data.id === this.selected);
     const next = at < 0 ? 0 : Math.max(0, Math.min(this.shown.length - 1, at + by));
     this.select(this.shown[next].data.id);
@@ -156,7 +180,7 @@ export class List {
   }
 
   open(one) {
-    this.hold(true);
+    this.read(true);
     this.opened = one.data.id;
     this.select(one.data.id);
     this.onOpen(one.data.id);
@@ -165,5 +189,6 @@ export class List {
   close() {
     this.opened = null;
     this.select(this.selected);
+    this.read(false);
   }
 }

@@ -96,7 +96,7 @@ function held(isHeld, waiting) {
   put(button, isHeld ? (waiting ? `Go on (${waiting} newer)` : "Go on") : "Pause");
 }
 
-byId("pause").addEventListener("click", () => list.hold(!list.isHeld));
+byId("pause").addEventListener("click", () => list.pause(!list.isHeld));
 byId("help-button").addEventListener("click", () => byId("help").showModal());
 listen({ list, filters, decision });
 onTheme(redraw);

@@ -9,8 +9,9 @@ const KEY = "smetric.what-if";
 export class WhatIf {
   constructor(data, names) {
     this.data = data;
-    const acting = data.policy.split("@")[0];
-    const chosen = sessionStorage.getItem(KEY) ?? ["bailian", "load_only"].find((name) => name !== acting && names.includes(name));
+    // What is known already needs no asking.
+    const known = [data.policy.split("@")[0], ...data.shadows.map((one) => one.policy)];
+    const chosen = sessionStorage.getItem(KEY) ?? ["bailian", "load_only", "lmetric"].find((name) => !known.includes(name));
     this.select = make("select", { "aria-label": "Other policy" }, ...names.map((name) => make("option", { value: name }, name)));
     if (names.includes(chosen)) this.select.value = chosen;
     this.answer = make("div", { class: "answer", role: "status" });

@@ -203,6 +203,24 @@ async def test_space_pauses_and_goes_on(shown: Shown) -> None:
     assert (await shown.texts(".row .at"))[0] != newest
 
 
+async def test_the_list_stands_still_while_a_decision_is_read_and_goes_on_when_it_is_closed(shown: Shown) -> None:
+    page = shown.page
+    await page.press("ArrowDown", "Enter")
+    await page.until("document.querySelector('.answer p')")
+    assert await shown.texts("#pause") == ["Go on"]
+    shown.decide(3)
+    await page.until("document.getElementById('pause').textContent === 'Go on (3 newer)'")
+    await page.press("Escape")
+    await page.until("document.getElementById('pause').textContent === 'Pause'")
+    await page.press("ArrowDown", "Enter", "/")
+    await page.type("balance")
+    await page.press("Enter")
+    await page.until(
+        f"[...{ROWS}].length && [...{ROWS}].every(r => r.querySelector('.rule').textContent === 'balance')"
+    )
+    assert await shown.texts("#pause") == ["Pause"]
+
+
 async def test_help_lists_the_keys(shown: Shown) -> None:
     await shown.page.press("?")
     assert await shown.page.run("document.getElementById('help').open")

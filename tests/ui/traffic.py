@@ -9,7 +9,7 @@ import asyncio
 import heapq
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,15 +46,25 @@ class Traffic:
         application: the router.
         sessions: conversations at the same time.
         service_s: mean time of a request.
+        shadows: policies in shadow.
         seed: of everything that is drawn.
     """
 
-    def __init__(self, application: Application, sessions: int, service_s: float = 1.0, seed: int = 7) -> None:
+    def __init__(
+        self,
+        application: Application,
+        sessions: int,
+        service_s: float = 1.0,
+        shadows: Sequence[Policy] = (),
+        seed: int = 7,
+    ) -> None:
         self.application = application
         self.random = random.Random(seed)
         self.sessions = [Session(self.random.randrange(8), self.random.randrange(6000)) for _ in range(sessions)]
         self.service_s = service_s
-        self.shadows: list[Policy] = []
+        self.shadows = shadows
+        #: How many times as long as others an instance takes, by its id.
+        self.slow: dict[str, float] = {}
         self.cursors: dict[str, str] = {}
         self.now = 0.0
         self.made = 0
@@ -120,7 +130,7 @@ class Traffic:
         self._tokens[instance.id] = (found + actual, missed + prompt - actual)
         exchange.ttft_s = (prompt - actual) / 12_000 * draw.uniform(0.8, 1.3) + 0.02 + instance.own * 0.004
         lease = instance.charge(1, prompt, hit)
-        end = self.now + draw.expovariate(1 / self.service_s)
+        end = self.now + draw.expovariate(1 / self.service_s) * self.slow.get(instance.id, 1.0)
         usage = Usage(prompt, draw.randrange(20, 400), actual)
         heapq.heappush(self._ends, (end, self.made, lease, exchange, usage))
         session.turn += 1
