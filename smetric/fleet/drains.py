@@ -39,7 +39,7 @@ class Drains:
         try:
             ids = _read(self._folder / NAME)
         except FileNotFoundError:
-            return
+            ids = []
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             log.warning("smetric.drains.unreadable", file=str(self._folder / NAME), reason=reason)
@@ -49,24 +49,26 @@ class Drains:
                 self._fleet.health.drain(instance)
         if drained := self._fleet.health.drained():
             log.info("smetric.drains.restored", instances=drained)
+        # Whoever configured the folder learns at once that nothing can be kept there, not when a drain is lost.
+        self._keep(ids)
 
     def drain(self, instance: Instance) -> str:
         """Send nothing new to *instance*; says why that will not outlive a restart, empty if it will."""
         self._fleet.health.drain(instance)
         log.warning("smetric.drains.drained", instance=instance.id, requests=instance.own)
-        return self._keep()
+        return self._keep(self._fleet.health.drained())
 
     def undrain(self, instance: Instance) -> str:
         """Let *instance* be a candidate again; says why that will not outlive a restart, empty if it will."""
         self._fleet.health.undrain(instance)
         log.info("smetric.drains.undrained", instance=instance.id)
-        return self._keep()
+        return self._keep(self._fleet.health.drained())
 
-    def _keep(self) -> str:
+    def _keep(self, ids: list[str]) -> str:
         if self._folder is None:
             return "state_dir is not set"
         try:
-            _write(self._folder / NAME, self._fleet.health.drained())
+            _write(self._folder / NAME, ids)
         except OSError as error:
             reason = f"{NAME} cannot be written to {self._folder}: {error.strerror}"
             log.warning("smetric.drains.not_kept", reason=reason)

@@ -52,6 +52,22 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_drain_holds(tmp_path: P
     assert draining(fleet) == ["a"]
 
 
+def test_a_folder_that_cannot_be_written_is_said_at_the_start_already(tmp_path: Path) -> None:
+    (tmp_path / "folder").symlink_to(tmp_path / "nowhere" / "else")
+    with capture_logs() as lines:
+        Drains(fleet_of("a"), tmp_path / "folder").restore()
+    assert [line["event"] for line in lines] == ["smetric.drains.not_kept"]
+
+
+def test_a_start_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    before = fleet_of("a", "b")
+    assert Drains(before, tmp_path).drain(before["a"]) == ""
+    written = (tmp_path / NAME).read_bytes()
+    with capture_logs() as lines:
+        Drains(fleet_of("b"), tmp_path).restore()
+    assert (lines, (tmp_path / NAME).read_bytes()) == ([], written)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
