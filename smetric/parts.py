@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -164,21 +165,23 @@ def parts_of(
     kinds: list[int] = []
     places: list[int] = []
     ends: list[int] = []
-    size = before.size if before is not None else 0
     begins, first_message = outline.begins, outline.messages_from
     messages_from = None if before is None else before.messages_from
+    # Where each piece begins; what comes before the first part is the end of what was known before.
+    at = list(accumulate(map(len, pieces), initial=0))
+    shift = 0 if before is None else before.size - at[begins[0][0]]
     ahead = (*begins[1:], (len(pieces), None, 0))
     for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=False)):
         if number == first_message and messages_from is None:
             messages_from = len(hashes)
         if kind is is_tools:
+            size = at[start]
             for tool in _tools(pieces[start]):
                 size += len(tool)
                 hashes.append(digest_of(tool, _SALT))
                 kinds.append(kind)
                 places.append(place)
                 ends.append(size)
-            size = len(pieces[start])
             continue
         if stop - start < 2 and (
             stop == start
@@ -189,22 +192,20 @@ def parts_of(
                 and (number <= first_message or begins[number - 1][2] != place)
             )
         ):
-            size += sum(map(len, pieces[start:stop]))
             continue
         digest = _SALT
         for piece in pieces[start:stop]:
             digest = digest_of(piece, digest)
-            size += len(piece)
         hashes.append(digest)
         kinds.append(kind)
         places.append(place)
-        ends.append(size)
+        ends.append(at[stop] + shift)
     if messages_from is None:
         messages_from = len(hashes)
     table = array("Q", hashes), bytes(kinds), array("I", places), array("Q", ends)
     if before is not None:
         table = before.hashes + table[0], before.kinds + table[1], before.places + table[2], before.ends + table[3]
-    return Parts(*table, messages_from, outline.field, size, salt, template)
+    return Parts(*table, messages_from, outline.field, at[-1] + shift, salt, template)
 
 
 def _tools(text: Text) -> list[memoryview]:
