@@ -97,3 +97,22 @@ def test_what_was_hashed_once_needs_no_ids_any_more() -> None:
     assert again is not None
     assert (again.blocks, again.size) == (first.blocks, 40)
     assert CUTTING.of(InferenceRequest()) is None
+
+
+@given(question=st.integers(1, 40), reply=st.integers(17, 60))
+def test_a_short_prompt_asks_for_the_first_hash_of_the_reply_that_it_follows(question: int, reply: int) -> None:
+    answered = list(cut(list(range(question)), prompt("question")).reply(Usage(question, reply, 0)))
+    second = cut(list(range(question + reply)), prompt("question and more", question=8, history=12))
+    assert second.answered(question // BLOCK) == answered[0]
+    assert cut(list(range(question + reply))).answered(question // BLOCK) == 0
+    assert cut([1], prompt("question and more", question=8)).answered(0) == 0
+
+
+def test_a_text_asks_for_its_question_where_that_is_held_to_its_last_full_block() -> None:
+    question = "q" * (BLOCK_BYTES + 1)
+    one = TextCutting().of(InferenceRequest(prompt=prompt(question + "more", question=len(question))))
+    asked = TextCutting().of(InferenceRequest(prompt=prompt(question)))
+    assert one is not None
+    assert asked is not None
+    assert [one.answered(1)] == list(asked.reply(None))
+    assert one.answered(0) == 0

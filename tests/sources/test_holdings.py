@@ -82,3 +82,15 @@ def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
     third = table.open()
     assert third.bit == first.bit
     assert table.depths([1, 2], [second, third]) == {second.bit: 2, third.bit: 0}
+
+
+def test_the_holders_of_a_block_are_those_who_have_not_forgotten_it() -> None:
+    table = Holdings(2**20)
+    one, other = table.open(), table.open()
+    table.enter(one, [7], 9)
+    table.enter(other, [7], 9)
+    assert table.holders(7) == one.bit | other.bit
+    table.close(one)
+    assert (table.holders(7), table.holders(8)) == (other.bit, 0)
+    table.enter(other, [], 9)
+    assert len(other) == 1
