@@ -68,7 +68,8 @@ class Judge:
         """What the policy decides on *recorded*, or what is missing for that.
 
         Picks that rotate go on from where the record says they stood, those that the recorded policy does not have
-        from the last decision here.
+        from the last decision here. The recorded policy has all of its own, and one that it was not given had not
+        turned yet: lines stand in the order in which requests ended, so such a decision need not come first.
         """
         if recorded.policy is not self._last:
             self._last = recorded.policy
@@ -80,7 +81,8 @@ class Judge:
         request = line.request
         if self._named:
             self._unveil(request)
-        cursors = {**self._cursors, **line.cursors} if self._cursors else line.cursors
+        own = self._is_recorded or self.policy.digest == recorded.policy.digest
+        cursors = line.cursors if own or not self._cursors else {**self._cursors, **line.cursors}
         try:
             snapshot = _snapshot(line, is_recorded=self._is_recorded)
             decided = self.policy.decide(snapshot, request, cursors, line.seed)

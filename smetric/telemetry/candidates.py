@@ -27,9 +27,11 @@ _SUMMARY_MAX = 480
 _WIDE = 76
 #: The gap before a guard's mark.
 _BETWEEN_GUARDS = re.compile(r"   (?=[✓✗·] )")
-#: Of the rules: characters of one, and lines; of more the last ones are shown, among them the one that fired.
-_RULE_MAX = 120
+#: Of the rules: characters of one, how many, and bytes of all; of more the last ones are shown, among them the one that
+#: fired. One with three guards and both sides of each comparison has some 130 characters, and must not be cut.
+_RULE_MAX = 240
 _RULES_MAX = 8
+_RULES_BYTES = 1100
 
 
 def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
@@ -117,10 +119,17 @@ def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT, notes: 
 def _rules(decision: Decision) -> list[str]:
     """The rules that led to the outcome, the last of which fired; each bounded, and no wider than UIs show."""
     lines = [line if len(line) <= _RULE_MAX else line[: _RULE_MAX - 1] + "…" for line in explain.rules(decision)]
-    hidden = len(lines) - _RULES_MAX
-    if hidden > 0:
-        lines = [f"    … {hidden} more before", *lines[-_RULES_MAX:]]
-    return [part for line in lines for part in _folded(line)]
+    kept: list[list[str]] = []
+    room = _RULES_BYTES
+    for line in reversed(lines[-_RULES_MAX:]):
+        folded = _folded(line)
+        room -= sum(len(part.encode()) + 1 for part in folded)
+        if room < 0 and kept:
+            break
+        kept.append(folded)
+    hidden = len(lines) - len(kept)
+    more = [f"    … {hidden} more before"] if hidden else []
+    return [*more, *(part for folded in reversed(kept) for part in folded)]
 
 
 def _folded(line: str) -> list[str]:

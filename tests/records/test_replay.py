@@ -177,6 +177,16 @@ def test_picks_that_rotate_go_on_where_the_record_knows_nothing_of_them(tmp_path
     assert max(spread.requests.values()) - min(spread.requests.values()) < 60
 
 
+def test_a_rotation_that_had_not_turned_yet_is_replayed_so_whenever_its_request_ended(tmp_path: Path) -> None:
+    """Lines stand in the order in which requests ended, so the first decision of all may come last."""
+    path = tmp_path / "decisions.jsonl"
+    turns = policy("policy turns\nroute rr_argmin(0) as turns\n")
+    for seed in range(8):
+        fleet = Fleet(random.Random(seed), 4)
+        write(path, [fleet.decide(turns) for _ in range(5)][::-1])
+        assert compare(path).agreement == compare(path, turns).agreement == 1.0
+
+
 def test_two_policies_can_be_compared_on_one_record(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     fleet = Fleet(random.Random(9), 6)

@@ -88,3 +88,25 @@ def test_guards_that_do_not_fit_beside_each_other_stand_below_each_other() -> No
         "  → stick    ✓ req.turn != 0 (req.turn is 1)   ✓ not_overloaded (3 ≤ 2 × 3)",
         "             ✓ session_not_evicted (1356 > 0.5 × 1344)",
     ]
+
+
+def test_a_rule_of_three_guards_keeps_both_sides_of_each_comparison() -> None:
+    source = (Path(__file__).parents[2] / "policies" / "smetric.policy").read_text()
+    acting = load(source, VOCABULARY, path="smetric.policy")
+    snapshot = Snapshot(["a", "b", "c"], {"hit_len": [102998.0, 0.0, 0.0], "requests": [13.0, 8.0, 18.0]})
+    made = acting.decide(snapshot, request(turn=41, est_hit=102992), {}, 1)
+    assert isinstance(made, Decision)
+    assert "✓ session_not_evicted (102998 > 0.5 × 102992)\n" in candidates.as_text(made, "Why.", 8)
+
+
+def test_of_many_long_rules_the_last_ones_stand_before_the_table() -> None:
+    guards = " and ".join(f"requests[argmin(requests)] > {1000 + i}" for i in range(4))
+    rules = "\n".join(f"route argmin(requests) when {guards} as rule_{i}" for i in range(12))
+    acting = load(f"policy long\n{rules}\nroute argmin(requests) as rest\n", VOCABULARY, path="long.policy")
+    made = acting.decide(Snapshot(["a", "b"], {"requests": [3.0, 4.0]}), request(), {}, 1)
+    assert isinstance(made, Decision)
+    shown = candidates.as_text(made, "Why.", 8)
+    assert len(shown.encode()) <= candidates.LIMIT
+    assert " more before\n" in shown
+    assert "→ rest" in shown
+    assert "←" in shown
