@@ -3,6 +3,7 @@
 import { get } from "./admin.js";
 import { candidates } from "./candidates.js";
 import { policyText } from "./policytext.js";
+import { rules } from "./rules.js";
 import { count, make, percent, seconds, time } from "./text.js";
 import { WhatIf } from "./whatif.js";
 
@@ -57,7 +58,7 @@ export class Decision {
       make(
         "div",
         { class: "parts" },
-        make("section", { class: "why" }, make("h4", {}, "Why: the rules in order"), rules(data), this.whatIf.element),
+        make("section", { class: "why" }, make("h4", {}, "Why: the rules in order"), data.rules ? rules(data.rules) : make("p", {}, data.sentence), this.whatIf.element),
         make(
           "section",
           { class: "saw" },
@@ -150,37 +151,4 @@ function copied(text) {
     setTimeout(() => delete button.dataset.copied, 1500);
   });
   return button;
-}
-
-function rules(data) {
-  if (!data.rules) return make("p", {}, data.sentence);
-  return ruleList(data.rules);
-}
-
-/** The rules of an account as a list; also for other policies. */
-export function ruleList(found) {
-  const mark = { true: ["✓", "yes"], false: ["✗", "no"], null: ["·", "idle"] };
-  return make(
-    "ol",
-    { class: "rules" },
-    ...found.map((rule) =>
-      make(
-        "li",
-        { class: rule.fired ? "fired" : rule.result === "not reached" ? "idle" : "" },
-        make("span", { class: "name" }, rule.fired ? "→ " : "", rule.label),
-        make("span", { class: "result" }, rule.guards && !rule.guards.length && rule.fired ? "always" : rule.result),
-        rule.guards?.length
-          ? make(
-              "ul",
-              {},
-              ...rule.guards.map((guard) => {
-                const [sign, kind] = mark[guard.held];
-                const said = { true: "held", false: "failed", null: "not evaluated" }[guard.held];
-                return make("li", { class: kind }, make("span", { role: "img", "aria-label": said }, sign), ` ${guard.guard}`, guard.numbers ? make("span", { class: "numbers" }, ` ${guard.numbers}`) : null);
-              }),
-            )
-          : null,
-      ),
-    ),
-  );
 }

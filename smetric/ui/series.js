@@ -45,7 +45,7 @@ function plot({ context, width, height }, all, chart) {
   context.fillRect(0, height - 1, width, 1);
   if (!known.length) return;
   const least = chart.least ?? 0;
-  const most = Math.max(chart.most ?? 0, least + 1e-9, ...percentiles(known));
+  const most = Math.max(chart.most ?? 0, least + 1e-9, largest(known) * 1.05);
   all.forEach((values, line) => {
     const step = width / Math.max(60, values.length - 1);
     const left = width - step * (values.length - 1);
@@ -67,8 +67,8 @@ function plot({ context, width, height }, all, chart) {
 }
 
 /** The largest value; a line may be longer than `Math.max` takes arguments. */
-function percentiles(values) {
+function largest(values) {
   let most = 0;
   for (const value of values) if (value > most) most = value;
-  return [most * 1.05];
+  return most;
 }

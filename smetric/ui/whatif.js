@@ -1,7 +1,7 @@
 // "What would policy X have chosen?": asks the router to evaluate another policy on what this decision saw.
 
 import { get } from "./admin.js";
-import { ruleList } from "./decision.js";
+import { rules } from "./rules.js";
 import { make, seconds } from "./text.js";
 
 const KEY = "smetric.what-if";
@@ -49,7 +49,7 @@ export class WhatIf {
     const lag = found.lag_s === null ? null : make("p", { class: "note" }, `It rests on what was looked up ${seconds(found.lag_s)} after the decision.`);
     this.answer.replaceChildren(
       make("p", {}, make("strong", { class: same ? "yes" : "other" }, same ? `the same: ${who}` : who), " ", make("span", {}, found.sentence)),
-      ...(found.rules.length > 1 || found.rules[0]?.guards?.length ? [ruleList(found.rules)] : []),
+      ...(found.rules.length > 1 || found.rules[0]?.guards?.length ? [rules(found.rules)] : []),
       ...(lag ? [lag] : []),
     );
   }

@@ -174,6 +174,19 @@ async def test_a_later_turn_is_opened_by_keys_and_explained(shown: Shown) -> Non
     await page.until("document.getElementById('opened').hidden")
 
 
+async def test_a_decision_leads_to_its_trace(shown: Shown) -> None:
+    shown.traffic.request().trace_id = "0af7651916cd43dd8448eb211c80319c"
+    shown.decide(1)
+    await shown.page.press("/")
+    await shown.page.type("0af7651916cd")
+    await shown.page.press("Enter")
+    await shown.page.until(f"{ROWS}.length === 1")
+    await shown.page.press("ArrowDown", "Enter")
+    await shown.page.until("document.querySelector('.details a')")
+    links = await shown.page.run("[...document.querySelectorAll('.details a')].map(a => [a.href, a.rel])")
+    assert links == [["http://127.0.0.1:6006/traces/0af7651916cd43dd8448eb211c80319c", "noopener noreferrer"]]
+
+
 async def test_a_first_turn_says_what_was_not_read(shown: Shown) -> None:
     page = shown.page
     await shown.filter_by("balance")
@@ -263,7 +276,7 @@ async def test_it_fits_every_screen(shown: Shown, width: int) -> None:
 
 
 async def test_each_part_is_reached_by_tab(shown: Shown) -> None:
-    wanted = ["help-button", "fleet-scroll", "heat", "text", "outcome", "pause", "list"]
+    wanted = ["help-button", "fleet-scroll", "text", "outcome", "pause", "list"]
     seen = []
     for _ in range(40):
         await shown.page.press("Tab")
