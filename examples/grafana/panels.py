@@ -66,8 +66,9 @@ def increase(metric: Metric, by: tuple[str, ...], *matchers: str) -> str:
 
 
 def share(metric: Metric, by: tuple[str, ...], *matchers: str) -> str:
-    """The share of what *matchers* choose in a counter's growth."""
-    return f"{summed(metric, by, *matchers)} / {summed(metric, by)}"
+    """The share of what *matchers* choose in a counter's growth; 0 where nothing was counted of it yet."""
+    part, whole = summed(metric, by, *matchers), summed(metric, by)
+    return f"({part} or 0 * {whole}) / {whole}"
 
 
 def quantile(metric: Metric, q: float, by: tuple[str, ...] = ()) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -36,7 +37,7 @@ def folder() -> Path:
 
 def set_up() -> None:
     """Install it, unless it is there."""
-    subprocess.run([SETUP, folder()], check=True)
+    subprocess.run([SETUP, folder()], env={"PYTHON": sys.executable} | os.environ, check=True)
 
 
 def export_to(url: str) -> dict[str, str]:

@@ -78,7 +78,8 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     while process.poll() is None and time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(url, timeout=5):
-                return
+                break
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.2)
-    raise RuntimeError(f"the router is not ready; see {log}")
+    if process.poll() is not None or time.monotonic() >= deadline:
+        raise RuntimeError(f"the router is not ready; see {log}")

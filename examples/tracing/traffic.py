@@ -24,6 +24,8 @@ SESSIONS = 48
 #: Long answers that each instance is busy with, and how many more the hot one gets before it has more than twice the
 #: mean: with 2 everywhere it has 3, 4, 5, 6, 7, and 7 > 2 × 3.25.
 BUSY, MORE = 2, 5
+#: All requests of one play: first turns, one that stays, those that keep instances busy, one that is moved.
+REQUESTS = SESSIONS + 1 + BUSY * INSTANCES + MORE + 1
 _LONG, _SHORT = 300, 8
 
 

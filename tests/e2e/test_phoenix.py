@@ -23,14 +23,12 @@ import pytest
 
 from examples.tracing.phoenix import PROJECT, Found, export_to, find, phoenix, set_up
 from examples.tracing.router import router
-from examples.tracing.traffic import INSTANCES, SESSIONS, HotSpot, Session, engines, play
+from examples.tracing.traffic import INSTANCES, REQUESTS, SESSIONS, HotSpot, Session, engines, play
 from tests.e2e.real_vllm import free_ports
 from tests.ui.chromium import chromium, executable
 
 pytestmark = pytest.mark.e2e
 
-#: Requests that `play` sends.
-REQUESTS = SESSIONS + 15
 #: What comes of them, and of one more that is rejected.
 SPANS = {
     "POST /v1/chat/completions": REQUESTS + 1,
