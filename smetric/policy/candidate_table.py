@@ -29,7 +29,7 @@ def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
         top: rows at most.
         limit_bytes: size of the text in UTF-8 at most; rows are left out, never cut.
     """
-    order = foremost(decision, top)
+    order = list(foremost(decision, top))
     if len(order) < top:
         left_out = set(range(len(decision.snapshot.ids))) - set(decision.candidates)
         order += sorted(left_out, key=decision.snapshot.ids.__getitem__)[: top - len(order)]
@@ -41,7 +41,8 @@ def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
         shown -= 1
 
 
-def foremost(decision: Decision, top: int) -> list[int]:
+@functools.lru_cache(maxsize=1)  # text and JSON of one decision are made one after the other
+def foremost(decision: Decision, top: int) -> tuple[int, ...]:
     """Indices of at most *top* of those the pick could choose: the chosen first, then the best scores, ties by id."""
     score, ids, chosen = decision.score, decision.snapshot.ids, decision.index
     others = [i for i in decision.candidates if i != chosen]
@@ -50,7 +51,7 @@ def foremost(decision: Decision, top: int) -> list[int]:
     else:
         sign = -1 if decision.direction == "max" else 1
         ranked = [i for _, _, i in heapq.nsmallest(top, [(sign * score[i], ids[i], i) for i in others])]
-    return [chosen, *ranked][:top] if chosen >= 0 else ranked
+    return tuple([chosen, *ranked][:top] if chosen >= 0 else ranked)
 
 
 def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from smetric.policy.figure import clipped, figure
-from smetric.policy.vocabulary import NEVER
 from smetric.request import Api
 from smetric.telemetry import candidates as candidate_rows
 from smetric.telemetry import names, shadowed
@@ -311,19 +311,19 @@ def _add_snapshot(result: dict[str, Any], decision: Decision) -> None:
         result[names.GUARD_FAILED.name] = ", ".join(failed)[:CLIENT_TEXT_MAX]
     if decision.cursors:
         result[names.CURSOR.name] = " ".join(f"{k}={v}" for k, v in decision.cursors.items())[:_CURSOR_MAX]
-    oldest: float | None = None
-    chosen: float | None = None
-    for feature in snapshot.stamps:
-        ages = [age if age < NEVER else None for age in snapshot.age(feature)]
-        known = [age for age in ages if age is not None]
-        if known:
-            oldest = max(oldest or 0.0, *known)
-        if index >= 0 and ages[index] is not None:
-            chosen = max(chosen or 0.0, ages[index] or 0.0)
-    if oldest is not None:
-        result[names.MAX_AGE.name] = oldest
-    if chosen is not None:
-        result[names.CHOSEN_AGE.name] = chosen
+    oldest: list[float] = []
+    of_chosen: list[float] = []
+    for feature, stamps in snapshot.stamps.items():
+        known = snapshot.known.get(feature)
+        measured = [at for at in (stamps if known is None else compress(stamps, known)) if at is not None]
+        if measured:
+            oldest.append(min(measured))
+            if index >= 0 and (at := stamps[index]) is not None and (known is None or known[index]):
+                of_chosen.append(at)
+    if oldest:
+        result[names.MAX_AGE.name] = max(0.0, snapshot.now - min(oldest))
+    if of_chosen:
+        result[names.CHOSEN_AGE.name] = max(0.0, snapshot.now - min(of_chosen))
     if index >= 0:
         for feature, name in _LOADS.items():
             column = snapshot.columns.get(feature)
