@@ -38,6 +38,9 @@ class Slots:
         #: When the last places were handed on, on the loop's clock, while somebody waited without a break.
         self._handed: deque[float] = deque(maxlen=min(max(16, _ROUNDS * most), _MOST_REMEMBERED))
         self.taken = 0
+        #: When a place was last given up; and whether somebody has since waited as long as one may, for none.
+        self._given_up_at = 0.0
+        self._is_vain = False
 
     def expected_wait_s(self, priority: float = 0.0) -> float:
         """Seconds that a newcomer of *priority* would have to wait behind others, as places came free lately."""
@@ -49,7 +52,7 @@ class Slots:
         """Whether a newcomer of *size* bytes may hope for a place."""
         if self.taken < self.most:
             return True
-        if not self._queue.has_room(size):
+        if self._is_vain or not self._queue.has_room(size):
             return False
         if len(self._handed) < 2:
             return self._queue.ahead(None, priority) < max(_FIRST, self.most)
@@ -68,9 +71,13 @@ class Slots:
         place = self._queue.enter(None, priority, size) if self.is_worth_waiting(size, priority) else None
         if place is None:
             return False
+        loop = asyncio.get_running_loop()
+        since = loop.time()
         with place:
             try:
-                return await place.turn(asyncio.get_running_loop().time() + self._wait_s)
+                is_mine = await place.turn(since + self._wait_s)
+                self._is_vain = not is_mine and self._given_up_at < since
+                return is_mine
             except asyncio.CancelledError:
                 if not place.is_in:  # its client left while it was handed a place
                     self.give_up()
@@ -78,6 +85,7 @@ class Slots:
 
     def give_up(self) -> None:
         """A request that had a place has ended."""
+        self._given_up_at, self._is_vain = asyncio.get_running_loop().time(), False
         while (first := self._queue.first(None)) is not None:
             self._queue.leave(first)
             if first.wake():

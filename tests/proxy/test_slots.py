@@ -53,6 +53,32 @@ async def test_who_has_waited_long_enough_gets_none_and_takes_none() -> None:
     assert slots.taken == 0
 
 
+async def test_after_a_whole_wait_in_which_no_place_came_free_nobody_waits_till_one_does() -> None:
+    queue = Queue(10, 100)
+    slots = Slots(1, 0.02, queue)
+    assert slots.take_free()
+    assert not await slots.take(1, 0.0)
+    assert not slots.is_worth_waiting(1)
+    assert not slots.is_worth_waiting(1, priority=1.0)
+    slots.give_up()
+    assert slots.is_worth_waiting(1)
+    assert slots.take_free()
+    assert slots.is_worth_waiting(1), "places come free again"
+
+
+async def test_who_waits_in_vain_because_others_are_more_urgent_keeps_nobody_from_waiting() -> None:
+    queue = Queue(10, 100)
+    slots = Slots(1, 0.1, queue)
+    assert slots.take_free()
+    patient = asyncio.create_task(slots.take(1, 0.0))
+    urgent = asyncio.create_task(slots.take(1, 1.0))
+    await until(lambda: queue.size == 2)
+    slots.give_up()
+    assert await urgent
+    assert not await patient
+    assert slots.is_worth_waiting(1)
+
+
 async def test_a_wait_that_would_be_too_long_is_not_begun() -> None:
     queue = Queue(10, 100)
     slots = Slots(1, 0.5, queue)
