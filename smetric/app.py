@@ -168,7 +168,7 @@ class Application:
             lambda: self.fleet.instances,
         )
         self.metrics.register(CacheGauges(lambda: self.fleet.instances, self.caches.disagreements))
-        self.live = LiveStack(self.telemetry, self.fleet, self.routes.files, settings.trace.ui_url)
+        self.live = LiveStack(self.telemetry, self.fleet, self.routes, settings.trace.ui_url)
         self.tokens = TokenRatio()
         self.upstream = Upstream(
             connect_timeout_s=settings.forward.connect_timeout, resolve=resolve_within(settings.instance_networks)

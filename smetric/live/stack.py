@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from smetric import __version__
@@ -11,8 +10,8 @@ from smetric.fleet.fleet import Fleet
 from smetric.live.feed import Feed
 from smetric.live.figures import Figures
 from smetric.live.others import Others
-from smetric.policy_file import PolicyFile
 from smetric.resources import shipped_policies
+from smetric.routes import Routes
 from smetric.telemetry.exchange import Telemetry
 
 
@@ -22,25 +21,23 @@ class LiveStack:
     Args:
         telemetry: where decisions come from.
         fleet: the instances.
-        files: the policies that the settings name.
+        routes: the policies that the settings name.
         trace_url: where a trace is shown, with `{trace_id}` in it; empty for nowhere.
     """
 
-    def __init__(
-        self, telemetry: Telemetry, fleet: Fleet, files: Callable[[], Sequence[PolicyFile]], trace_url: str
-    ) -> None:
-        self._files = files
+    def __init__(self, telemetry: Telemetry, fleet: Fleet, routes: Routes, trace_url: str) -> None:
+        self._routes = routes
         self._trace_url = trace_url
         figures = Figures(lambda: fleet.instances, fleet.clock, lambda: time.time_ns() // 1_000_000)
         #: Where decisions are looked up.
         self.decisions = telemetry.decisions
         self.feed = Feed(telemetry.activity, figures, telemetry.decisions, self._about)
-        self.others = Others(lambda: {file.name: file.current.policy for file in files()}, shipped_policies())
+        self.others = Others(lambda: {file.name: file.current.policy for file in routes.files()}, shipped_policies())
 
     def _about(self) -> dict[str, Any]:
         policies = []
-        for file in self._files():
-            current = file.current
+        for _, arm in self._routes.acting():
+            file, current = arm.file, arm.file.current
             about = {"route": file.name, "name": current.policy.name, "hash": current.policy.digest}
             policies.append({**about, "generation": current.number, "kept_because": file.problem})
         return {

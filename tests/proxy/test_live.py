@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 import pytest
 
-from smetric.config.settings import Admin
+from smetric.config.settings import Admin, ShadowSettings
 from smetric.live.feed import MOST_VIEWERS
 from smetric.live.wish import Wish
 from tests.fakes import FakeEngine
@@ -95,6 +95,17 @@ async def test_the_stream_begins_with_the_past_and_goes_on_with_what_happens() -
             (row,) = (await of_kind(events, "decisions"))["rows"]
             assert (row["id"], row["instance"], row["rule"]) == (second, "e0", "balance")
             assert row["sentence"].startswith("balance: e0")
+
+
+async def test_of_all_policies_those_that_act_stand_in_the_state_and_all_can_be_asked() -> None:
+    async with fresh(FakeEngine(), shadow=(ShadowSettings(policy="bailian"),)) as router:
+        state = orjson.loads((await router.admin("/admin/state")).body)
+        assert [(one["route"], one["name"], one["generation"]) for one in state["policies"]] == [
+            ("default", "smetric", 1)
+        ]
+        assert [name for name in state["what_if"] if name.startswith("in force: ")] == [
+            *("in force: default", "in force: default:shadow-1"),
+        ]
 
 
 async def test_how_a_request_ended_follows_its_decision() -> None:
