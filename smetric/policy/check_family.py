@@ -122,7 +122,10 @@ class Families:
         if sort is Sort.INSTANCE:
             help_text = "e.g. first(argmin(x where m), argmin(x))"
         elif found.sort is sort:
-            help_text = "it is one value already" if vector else "make one of it, e.g. mean(…), or look one up: v[s]"
+            reduced = (
+                "make one of it, e.g. mean(…), or look one up: v[s]" if sort is Sort.NUMBER else "look one up: v[s]"
+            )
+            help_text = "it is one value already" if vector else reduced
         where = f"`{argument.name}:` of " if argument.name else ""
         message = f"{where}`{given.builtin.name}` needs {wanted}, found {found}"
         raise self._fail("arguments", argument.value.span, message, help_text)

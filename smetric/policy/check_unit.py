@@ -79,6 +79,8 @@ class Units:
             self.findings.error("duration", span, f"expected a duration, found {found}", "e.g. 500ms or 2s")
         elif found.unit != SECONDS:
             self.findings.error("duration", span, f"expected a duration, found {describe(found)}", "e.g. 500ms or 2s")
+        elif found.interval.high < 0:
+            self.findings.error("duration", span, "this duration is always below 0", "e.g. 500ms or 2s")
         else:
             return found
         return BROKEN

@@ -65,7 +65,7 @@ def _follow(
 
         if name in path:
             circle = " → ".join([*path[path.index(name) :], name])
-            fail(f"these files use each other: {circle}")
+            fail(f"these files use each other: {circle}", "move what they share into a library of its own")
             continue
         if name not in linked.files:
             if len(linked.files) == MAX_LIBRARIES:

@@ -149,7 +149,7 @@ class Names:
         elif name in self._ever:
             help_text = "define it above this line"
         else:
-            known = {*arguments, *self._defined, *self._vocabulary.features}
+            known = {*arguments, *self._defined, *self._vocabulary.features, "true", "false"}
             help_text = did_you_mean(name, known) or f'define it above, or quote it if it is a string: "{name}"'
         self._findings.error("unknown-name", span, f"unknown name `{name}`", help_text)
 

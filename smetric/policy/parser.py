@@ -84,8 +84,9 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
     pieces = cut(found)
     name = tree.Name(span=Span(0, 0), name="")
     doc, kind = "", "policy"
+    behind: list[tree.Statement] = []
     if pieces and pieces[0].word not in STATEMENTS:
-        name = _header(pieces[0], errors)
+        name, behind = _header(pieces[0], errors)
         doc = comments.above(_start(pieces[0]))
         kind = "library" if pieces[0].word == "library" else kind
         del pieces[0]
@@ -95,11 +96,10 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
     skipped: list[int] = []
     if not tests:
         skipped, pieces, errors = _without_tests(pieces, errors)
-    statements = tuple(
-        statement for piece in pieces for statement in _statements(piece, comments.above(_start(piece)), errors)
-    )
+    for piece in pieces:
+        behind += _statements(piece, comments.above(_start(piece)), errors)
     file = tree.File(
-        name=name.name, name_span=name.span, doc=doc, statements=statements, text=text, path=path, kind=kind,
+        name=name.name, name_span=name.span, doc=doc, statements=tuple(behind), text=text, path=path, kind=kind,
         skipped=tuple(skipped),
     )  # fmt: skip
     return file, errors
@@ -133,13 +133,19 @@ def _lark() -> Lark:
     return lark
 
 
-def _header(piece: Piece, errors: list[Diagnostic]) -> tree.Name:
+def _header(piece: Piece, errors: list[Diagnostic]) -> tuple[tree.Name, list[tree.Statement]]:
+    """The name of a file, and what stands below it and was meant as a statement."""
     first = piece.tokens[0]
     if piece.word not in HEADERS:
         message = f"a file starts with `policy NAME`, not with `{clip(first)}`"
         errors.append(Diagnostic("header", message, span_of(first), "e.g. policy my_policy"))
     made = None if piece.broken or piece.word not in HEADERS else _parse(piece, "header", errors)
-    return made if isinstance(made, tree.Name) else tree.Name(span=span_of(first), name="")
+    if isinstance(made, tree.Name):
+        return made, []
+    place = _mistyped(piece, errors)
+    if place:
+        return _header(Piece(piece.tokens[:place]), errors)[0], [_broken(piece.tokens[place:])]
+    return tree.Name(span=span_of(first), name=""), []
 
 
 def _statements(piece: Piece, doc: str, errors: list[Diagnostic]) -> list[tree.Statement]:
@@ -152,10 +158,17 @@ def _statements(piece: Piece, doc: str, errors: list[Diagnostic]) -> list[tree.S
         made = _parse(piece, "item", errors)
         if isinstance(made, tree.Statement):
             return [_with_doc(made, doc)]
-        place = next((i for i, token in enumerate(tokens) if i and span_of(token) == errors[-1].span), 0)
-        if errors[-1].code == "statement" and place:
+        place = _mistyped(piece, errors)
+        if place:
             return [*_statements(Piece(tokens[:place]), doc, errors), _broken(tokens[place:])]
     return [_broken(tokens, doc)]
+
+
+def _mistyped(piece: Piece, errors: list[Diagnostic]) -> int:
+    """Where in a piece that did not parse a line starts with what was meant as a keyword; 0 where none does."""
+    if piece.broken or not errors or errors[-1].code != "statement":
+        return 0
+    return next((i for i, token in enumerate(piece.tokens) if i and span_of(token) == errors[-1].span), 0)
 
 
 def _broken(tokens: list[Token], doc: str = "") -> tree.Broken:

@@ -1,6 +1,7 @@
 """What a policy can promise beside what its tests show, and whether a situation breaks a promise.
 
-A policy declares its promises in its documentation: `Holds: balanced, monotone.` in the `##` lines above its first one.
+A policy declares its promises in its documentation: a sentence `Holds: balanced, monotone.` in the `##` lines above its
+first one.
 `symmetric` and `kept` hold of every policy; they are looked for all the same.
 """
 
@@ -20,7 +21,7 @@ from smetric.policy.vocabulary import Vocabulary
 
 #: A balanced policy never picks an instance with more than this many times the mean load.
 TOO_MUCH = 2.0
-_DECLARED = re.compile(r"^\s*Holds:(?P<names>[^\n]*)", re.MULTILINE)
+_DECLARED = re.compile(r"(?:^|\.)\s*Holds:(?P<names>[^.\n]*)", re.MULTILINE)
 
 
 class UnknownProperty(Exception):

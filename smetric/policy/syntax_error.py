@@ -19,6 +19,14 @@ STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STAT
 
 _VALUES = frozenset({"NAME", "NUMBER", "DURATION", "STRING", "TRUE", "FALSE", "LBRACE", "LPAR"})
 _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "COMPARE", "IN", "AND", "OR", "NOT", "IF", "LSQB"})
+#: What other languages write, and what is written here instead; where it is two marks, the parser stops at either.
+_FOREIGN = {
+    "||": "write `or`",
+    "//": "comments start with `#`",
+    "**": "write a product: x * x",
+    "?": "write `x if c else y`",
+    "is": "compare with `==`",
+}
 _MARKS = {
     "EQUAL": "`=`",
     "COMMA": "`,`",
@@ -131,6 +139,18 @@ def _equals(stop: Stop) -> Diagnostic | None:
     return _unexpected(token, "compare with `==`; `=` only follows a name being defined")
 
 
+def _foreign(stop: Stop) -> Diagnostic | None:
+    """A mark or word of another language."""
+    token, previous = stop.token, stop.previous
+    if token is None or stop.in_test:
+        return None
+    follower = stop.tokens[stop.place + 1] if stop.place + 1 < len(stop.tokens) else None
+    for text in (str(token), f"{previous}{token}", f"{token}{follower}"):
+        if text in _FOREIGN:
+            return _unexpected(token, _FOREIGN[text])
+    return None
+
+
 def _chain(stop: Stop) -> Diagnostic | None:
     token, previous = stop.token, stop.previous
     if token is None or previous is None or token.type not in ("COMPARE", "IN") or previous.type not in OPERAND_ENDS:
@@ -202,6 +222,7 @@ _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
     _reserved,
     _start,
     _equals,
+    _foreign,
     _chain,
     _bare_per,
     _no_arguments,

@@ -152,16 +152,16 @@ def test_syntax_errors_of_policy_and_library_come_in_one_run_without_echoes() ->
 @pytest.mark.parametrize(
     ("body", "files", "found"),
     [
-        ("use p (x)", {}, ["2:5: these files use each other: p → p"]),
+        ("use p (x)", {}, ["2:5: these files use each other: p → p; move what they share into a library of its own"]),
         (
             "use a (x)",
             {"a": "library a\nuse b (x)", "b": "library b\nuse a (x)"},
-            ["b.policy:2:5: these files use each other: a → b → a"],
+            ["b.policy:2:5: these files use each other: a → b → a; move what they share into a library of its own"],
         ),
         (
             "use a (x)",
             {"a": "library a\nuse p (x)"},
-            ["a.policy:2:5: these files use each other: p → a → p"],
+            ["a.policy:2:5: these files use each other: p → a → p; move what they share into a library of its own"],
         ),
         ("use other (x)", {}, ["2:5: there is no other.policy beside this file; it would start with `library other`"]),
         (

@@ -464,7 +464,78 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "did not expect `whn` here",
         "did you mean `when`?",
     ),
-    ("use p (x)\nroute argmin(requests)", {}, "p", "use", "these files use each other: p → p", ""),
+    (
+        "route argmin(requests) when any(healthy) || any(draining)",
+        {},
+        "|",
+        "syntax",
+        "did not expect `|` here",
+        "write `or`",
+    ),
+    (
+        "route argmin(requests) // the shortest",
+        {},
+        "/",
+        "syntax",
+        "did not expect `/` here",
+        "comments start with `#`",
+    ),
+    (
+        "let x = mean(requests) ** 2\nroute argmin(requests)",
+        {},
+        "*",
+        "syntax",
+        "did not expect `*` here",
+        "write a product: x * x",
+    ),
+    (
+        "let x = req.turn == 0 ? 1 : 2\nroute argmin(requests)",
+        {},
+        "?",
+        "syntax",
+        "did not expect `?` here",
+        "write `x if c else y`",
+    ),
+    (
+        "route argmin(requests) when req.turn is 0",
+        {},
+        "is",
+        "syntax",
+        "did not expect `is` here",
+        "compare with `==`",
+    ),
+    (
+        "route argmin(requests) when True",
+        {},
+        "True",
+        "unknown-name",
+        "unknown name `True`",
+        "did you mean `true`?",
+    ),
+    (
+        "route argmax(hrw(id))",
+        {},
+        "id",
+        "arguments",
+        "`hrw` needs a string, found string per instance",
+        "look one up: v[s]",
+    ),
+    (
+        "hold for -2s when any(healthy)\nroute argmin(requests)",
+        {},
+        "-2s",
+        "duration",
+        "this duration is always below 0",
+        "e.g. 500ms or 2s",
+    ),
+    (
+        "use p (x)\nroute argmin(requests)",
+        {},
+        "p",
+        "use",
+        "these files use each other: p → p",
+        "move what they share into a library of its own",
+    ),
     ("param A = 1\nroute argmin(requests)", {}, "A", "unused", "parameter `A` is never used", ""),
     (
         "route argmin(requests) when 1 < 2\nroute argmax(hit_len)",
@@ -497,6 +568,13 @@ def test_a_mistake_is_named_with_its_place_and_the_way_out_and_has_no_echo(
     hits = [(text[d.span.start : d.span.end], d.code, d.message, d.help) for d in found]
     assert (caret, kind, message, help_text) in hits
     assert len(found) == (3 if code == _SEVERAL else 1)
+
+
+@pytest.mark.parametrize("word", ["rout", "Route", "return"])
+def test_a_mistyped_rule_below_the_header_is_not_missed_besides(word: str) -> None:
+    assert [each.message for each in _found(f"{word} argmin(requests)", {})] == [
+        f"a statement cannot start with `{word}`"
+    ]
 
 
 def test_a_report_shows_line_caret_and_help() -> None:

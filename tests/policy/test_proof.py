@@ -145,6 +145,11 @@ def test_a_policy_declares_its_promises_in_its_documentation() -> None:
     assert names(policy("keep healthy\nroute argmin(requests)")) == ["symmetric", "kept"]
 
 
+@pytest.mark.parametrize("doc", ["## Fewest. Holds: balanced.\n", "## Holds: balanced. Not monotone, by design.\n"])
+def test_a_promise_is_a_sentence_wherever_it_stands(doc: str) -> None:
+    assert declared(policy("route argmin(requests)", doc)) == ["balanced"]
+
+
 def test_a_property_that_says_nothing_of_a_policy_is_left_out() -> None:
     assert names(policy("route rr_argmin(0)"), ["balanced", "kept", "symmetric"]) == ["symmetric"]
 
