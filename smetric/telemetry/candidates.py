@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 LIMIT = 2000
 _ID_MAX = 200
 _SUMMARY_MAX = 480
+#: From here on JSON readers do not hold every whole number.
+_MOST_WHOLE = 2.0**53
 #: Characters of a line that tracing UIs show without breaking it.
 _WIDE = 76
 #: The gap before a guard's mark.
@@ -162,7 +164,7 @@ def _left_out(decision: Decision) -> dict[int, str]:
 def _short(value: Any) -> Any:
     """A cell as JSON shows it: whole numbers without a point, others to six digits, sets as sorted lists."""
     if isinstance(value, float):
-        return int(value) if value.is_integer() else float(f"{value:.6g}")
+        return int(value) if value.is_integer() and abs(value) < _MOST_WHOLE else float(f"{value:.6g}")
     if isinstance(value, frozenset):
         return sorted(value)[:8]
     return value[:_ID_MAX] if isinstance(value, str) else value

@@ -110,3 +110,9 @@ def test_of_many_long_rules_the_last_ones_stand_before_the_table() -> None:
     assert " more before\n" in shown
     assert "→ rest" in shown
     assert "←" in shown
+
+
+def test_a_score_larger_than_json_holds_is_told_to_six_digits() -> None:
+    made = record(loads=(1e19, 2e19, 3e19), turn=0).decision
+    assert made is not None
+    assert orjson.loads(candidates.as_json(made, 8))[0]["requests"] in (1e19, 2e19, 3e19)
