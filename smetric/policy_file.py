@@ -201,7 +201,7 @@ class PolicyFile:
         if number is None:
             wanted = self.previous()
             if wanted is None:
-                raise NoGeneration(f"there is no generation before {self.current.number} to go back to")
+                raise NoGeneration(f"there is no generation before {self.current.of} to go back to")
         else:
             wanted = next((one for one in self.generations if one.number == number), None)
             if wanted is None:

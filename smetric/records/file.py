@@ -48,6 +48,11 @@ class RotatedFile:
         """Whether the next frame begins a file."""
         return self._fd < 0 or self._size == 0 or self._size >= self._max_bytes
 
+    def let_go_of_deleted(self) -> None:
+        """Close the file if somebody has deleted it, so that the next frame begins one that can be read."""
+        if self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
+            self.close()
+
     def append(self, frame: bytes) -> None:
         """Append *frame*, whole or not at all; begins a new file where the last one is full.
 

@@ -115,6 +115,7 @@ class Writer:
     def flush(self) -> None:
         """Write all that waits, frame by frame. Called by the thread."""
         while self._queue:
+            self._file.let_go_of_deleted()
             lines: list[bytes] = []
             preambles = set() if self._file.is_new else set(self._preambles)
             if self._file.is_new:

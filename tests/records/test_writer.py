@@ -43,6 +43,19 @@ def test_a_new_file_repeats_what_its_lines_refer_to(tmp_path: Path) -> None:
         assert lines[1] == b"policy 1"
 
 
+def test_a_file_that_somebody_deletes_is_begun_again_whole(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    writer = make_writer(path, {}, max_bytes=1000)
+    put(writer, b"a\n")
+    writer.flush()
+    path.unlink()
+    put(writer, b"b\n")
+    writer.flush()
+    header, *rest = path.read_bytes().splitlines()
+    assert b'"kind":"header"' in header
+    assert rest == [b"policy 1", b"b"]
+
+
 async def test_a_thread_writes_what_is_put_and_the_end_writes_the_rest(tmp_path: Path) -> None:
     path, results = tmp_path / "decisions.jsonl", dict[str, int]()
     writer = make_writer(path, results)
