@@ -58,6 +58,20 @@ def read_policy(path: Path) -> str:
         OSError: it cannot be opened.
         ConfigError: it is no regular file, too large, or not UTF-8.
     """
+    raw = read_bytes(path)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"policy {path}: not UTF-8 at byte {error.start}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """What is in a policy file, whatever its encoding.
+
+    Raises:
+        OSError: it cannot be opened.
+        ConfigError: it is no regular file, or too large.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -66,8 +80,5 @@ def read_policy(path: Path) -> str:
     finally:
         os.close(fd)
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"policy {path}: not UTF-8 at byte {error.start}") from error
+        raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes; put what it shares into a library")
+    return raw

@@ -13,7 +13,7 @@ from smetric.policy import Reader, Source
 from smetric.policy.library import no_libraries
 from smetric.policy.parser import read
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
-from smetric.resources import MAX_BYTES, policy_path, read_policy, shipped_policies
+from smetric.resources import MAX_BYTES, policy_path, read_bytes, shipped_policies
 
 _STDIN = "<stdin>"
 
@@ -88,16 +88,8 @@ def read_one(argument: str) -> PolicySource:
 
 
 def read_standard_input() -> PolicySource:
-    """What comes on standard input.
-
-    Raises:
-        ConfigError: it is not UTF-8.
-    """
-    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-    try:
-        return PolicySource(_STDIN, raw.decode())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{_STDIN}: not UTF-8 at byte {error.start}") from error
+    """What comes on standard input."""
+    return PolicySource(_STDIN, _decoded(sys.stdin.buffer.read(MAX_BYTES + 1)))
 
 
 def read_file(path: Path) -> PolicySource:
@@ -107,9 +99,14 @@ def read_file(path: Path) -> PolicySource:
         ConfigError: it cannot be read.
     """
     try:
-        return PolicySource(_shown(path), read_policy(path))
+        return PolicySource(_shown(path), _decoded(read_bytes(path)))
     except OSError as error:
         raise ConfigError(f"policy {path}: cannot be read: {error.strerror}") from error
+
+
+def _decoded(raw: bytes) -> str:
+    """The text, with lone surrogates for what is no UTF-8: the language reports their place as it does other errors."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _shown(path: Path) -> str:

@@ -32,7 +32,7 @@ def test(
 
     Those in NAME.test.policy beside a policy are run with its own. A failing test is printed with what was decided
     instead, and why. What no test of a policy has shown at work is named: a rule never taken, a guard that never held
-    or never failed, a filter that left nobody out. Ends with 1 if any test failed.
+    or never failed, a filter that left nobody out. Ends with 1 if any test failed, or none was run for -k.
     """
     if only is not None and min_coverage is not None:
         raise click.UsageError("-k runs some tests, and --min-coverage asks what all of them show")
@@ -59,7 +59,10 @@ def test(
     click.echo(f"{passed} passed, {failed} failed{unchecked}")
     if junit is not None:
         write_junit(junit, found)
-    raise SystemExit(1 if failed or broken or poor else 0)
+    none = only is not None and not passed + failed and not broken
+    if none:
+        click.echo(f'no test has "{only}" in its sentence', err=True)
+    raise SystemExit(1 if failed or broken or poor or none else 0)
 
 
 def _say(result: TestResult, verbose: bool) -> None:

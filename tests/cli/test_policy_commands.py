@@ -336,11 +336,31 @@ def test_verbose_says_when_each_look_up_is_asked_for(tmp_path: Path) -> None:
     assert lines[-1] == "  never       hit_len, host_hit_len, disk_hit_len, store_hit_len"
 
 
+def test_what_is_no_utf_8_has_a_place_and_stops_no_other_file(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.policy"
+    latin.write_bytes(b"policy p\n# f\xfcr\nroute argmin(requests)\n")
+    bad = tmp_path / "bad.policy"
+    bad.write_text(BAD)
+    result = run("check", "--format", "json", str(latin), str(bad))
+    assert result.exit_code == 1
+    first, second = json.loads(result.stdout)["files"]
+    assert [(each["code"], each["line"], each["column"]) for each in first["findings"]] == [("encoding", 2, 4)]
+    assert len(second["findings"]) == 2
+    for command in ("check", "test", "fmt", "bench"):
+        said = run(command, str(latin))
+        assert said.exit_code == 1
+        assert "error: this character is no UTF-8\n" in said.stderr
+    assert latin.read_bytes()[12:13] == b"\xfc"
+
+
 def test_k_runs_the_tests_whose_sentence_contains_the_text(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text(GOOD)
     assert run("test", "-k", "LEAST loaded", str(path)).stdout == "1 passed, 0 failed\n"
-    assert run("test", "-k", "nothing like it", str(path)).stdout == "0 passed, 0 failed\n"
+    none = run("test", "-k", "nothing like it", str(path))
+    assert none.exit_code == 1
+    assert none.stdout == "0 passed, 0 failed\n"
+    assert none.stderr == 'no test has "nothing like it" in its sentence\n'
     assert run("test", "-k", "x", "--min-coverage", "50", str(path)).exit_code == 2
 
 
