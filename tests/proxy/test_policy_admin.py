@@ -112,7 +112,7 @@ async def test_ten_generations_are_kept_with_their_texts(path: Path) -> None:
         assert (status, await acting(router)) == (200, "rule_5")
         # Twice in a row goes back further, or says that it cannot.
         status, answer = await post(router, "/admin/policies/p/rollback")
-        assert (status, answer["error"]) == (409, "there is no generation before 15 to go back to")
+        assert (status, answer["error"]) == (409, "there is no generation before 5 to go back to")
 
 
 async def test_the_command_goes_back_and_says_what_acts(path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_the_command_goes_back_and_says_what_acts(path: Path) -> None:
         assert done.exit_code == 0
         assert "acts again, that of generation 1, as generation 3, until" in done.output
         again = await command("rollback", "default", "--admin", router.admin_url)
-        assert (again.exit_code, again.output) == (1, "Error: there is no generation before 3 to go back to\n")
+        assert (again.exit_code, again.output) == (1, "Error: there is no generation before 1 to go back to\n")
         forward = await command("rollback", "--to", "2", "--admin", router.admin_url)
         assert forward.exit_code == 0
         assert await acting(router) == "most"
