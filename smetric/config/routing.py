@@ -9,7 +9,7 @@ from smetric.config.address import PolicyRef
 from smetric.config.kind import Choice, Flag, Integer, Number, ParamValue, Text
 from smetric.config.quantity import Duration
 from smetric.config.section import ListOf, MapOf, OneOrMore, Section, setting
-from smetric.config.sections import MODEL
+from smetric.config.text import MODEL
 
 _NAME = Text(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", "at most 64 of A-Z a-z 0-9 _ . -", empty=True)
 _TENANT = Text(r"[\x20-\x7e]{1,256}", "the name of a tenant, 1 to 256 printable ASCII characters")

@@ -1,6 +1,6 @@
 """The root of all settings, and what must hold between them; schema, manual and errors come from this table.
 
-Its sections are in `sections.py`; how values are read from a file, the environment and flags is in `layers.py`.
+Its sections are in files of their own; how values are read from a file, the environment and flags is in `layers.py`.
 """
 
 from __future__ import annotations
@@ -13,36 +13,25 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from smetric.config.address import Network, NetworkRange, PathRef, PolicyRef, odd_host
-from smetric.config.kind import Flag, Integer, ParamValue, did_you_mean
+from smetric.config.caches import (
+    KvEventsSettings,
+    LmcacheSettings,
+    Lookup,
+    PeersSettings,
+    PrefixIndexSettings,
+    TokenizerSettings,
+)
+from smetric.config.evidence import Log, RecordSettings, Trace
+from smetric.config.instances import HealthSettings, InstanceSettings, PrefillSettings, Scrape
+from smetric.config.kind import Flag, Integer, ParamValue, Text, did_you_mean
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.overload import OverloadSettings
+from smetric.config.ports import Admin, Drain, Forward, Limits, Listen, Tenants
 from smetric.config.raw import Table
 from smetric.config.routing import MOST_SHADOWS, CanarySettings, GuardrailSettings, RouteSettings, ShadowSettings
 from smetric.config.section import ListOf, MapOf, Section, setting
-from smetric.config.sections import (
-    HEADER,
-    MODEL,
-    Admin,
-    Drain,
-    Forward,
-    HealthSettings,
-    InstanceSettings,
-    KvEventsSettings,
-    Limits,
-    Listen,
-    LmcacheSettings,
-    Log,
-    Lookup,
-    PeersSettings,
-    PrefillSettings,
-    PrefixIndexSettings,
-    RecordSettings,
-    Scrape,
-    Tenants,
-    TokenizerSettings,
-    Trace,
-)
 from smetric.config.service_level import SloSettings
+from smetric.config.text import MODEL
 from smetric.errors import ConfigError
 
 __all__ = [
@@ -81,6 +70,8 @@ __all__ = [
 LAST_ROUTE = "default"
 
 _PRIVATE = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+
+_HEADER = Text(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{0,64}", "the name of a header, of at most 64 characters", empty=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +166,7 @@ class Settings:
         Flag(), "Let the header `x-session-turn` override the turn that the request's history says.", False
     )
     tenant_header: str = setting(
-        HEADER,
+        _HEADER,
         "Header that names who asks, `req.tenant` in policies; have the gateway set it, for clients may send anything. "
         "Not read when not set.",
         "",

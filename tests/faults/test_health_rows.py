@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from smetric.config.sections import HealthSettings
+from smetric.config.instances import HealthSettings
 from smetric.fleet.instance import Instance, State
 from tests.fakes import Call, FakeEngine, Response, Script, capture, healthy, until
 from tests.faults.harness import Running, Tell, running
