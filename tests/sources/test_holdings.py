@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.sources.holdings import Held, Holdings
+from smetric.sources.held import Held
+from smetric.sources.holdings import Holdings
 from tests.sources.lettered import ENTRY
 
 #: A path in a tree of prefixes: its blocks stand for themselves and all before them.
