@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smetric.errors import ConfigError
 from smetric.policy import Reader, Source
-from smetric.resources import read_policy
+from smetric.resources import read_policy, read_whatever
 
 #: What the names of files end with that hold more tests of the policy of that name.
 _TESTS = ".test.policy"
@@ -33,12 +33,14 @@ def libraries_beside(policy: Path) -> Reader:
 def further_tests(policy: Path) -> Source | None:
     """`NAME.test.policy` beside *policy*, `NAME.policy`; None where there is none.
 
+    The language judges whether it is too long, or no UTF-8.
+
     Raises:
         ConfigError: it cannot be read.
     """
     path = policy.with_suffix(_TESTS)
     try:
-        return Source(read_policy(path), str(path))
+        return Source(read_whatever(path), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:

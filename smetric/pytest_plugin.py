@@ -46,11 +46,11 @@ class PolicyTests(pytest.File):
         from smetric.features import VOCABULARY
         from smetric.policy.testing import suite_of
         from smetric.policy_folder import further_tests, libraries_beside, policy_of
-        from smetric.resources import read_policy
+        from smetric.resources import read_whatever
 
         policy = policy_of(self.path)
         try:
-            text, beside = read_policy(policy), further_tests(policy)
+            text, beside = read_whatever(policy), further_tests(policy)
         except (ConfigError, OSError) as error:
             raise self.CollectError(str(error)) from None
         return suite_of(text, VOCABULARY, path=str(policy), libraries=libraries_beside(policy), beside=beside)

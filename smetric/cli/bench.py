@@ -10,9 +10,9 @@ from itertools import groupby
 import click
 
 from smetric.bench import REQUESTS, ROUNDS, SIZES, Figure, figures
-from smetric.cli.policy_argument import PolicySource, read_all
+from smetric.cli.policy_argument import policies_named
 from smetric.features import VOCABULARY
-from smetric.policy import Policy, PolicyError, load
+from smetric.policy import Policy
 
 
 @click.command()
@@ -29,11 +29,12 @@ def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> Non
     if python and form != "text":
         raise click.UsageError("--python prints Python, so --format does not go with it")
     found = []
-    for source in read_all(policies):
-        policy = _policy(source)
-        if policy is None:
+    for source in policies_named(policies):
+        if source.is_library:
             click.echo(f"{source.path}: a library, which decides nothing", err=True)
-        elif python:
+            continue
+        policy = source.load()
+        if python:
             click.echo(policy.python())
         elif form == "text":
             click.echo(_table(policy, figures(policy, VOCABULARY, calls)))
@@ -41,16 +42,6 @@ def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> Non
             found.append(_document(policy, figures(policy, VOCABULARY, calls)))
     if form == "json":
         click.echo(json.dumps(found, indent=2))
-
-
-def _policy(source: PolicySource) -> Policy | None:
-    """The policy of a file; None where it is a library."""
-    try:
-        if source.is_library:
-            return None
-        return load(source.text, VOCABULARY, path=source.path, libraries=source.libraries)
-    except PolicyError as error:
-        raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
 
 
 def _table(policy: Policy, measured: Iterable[Figure]) -> str:

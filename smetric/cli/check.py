@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 
 from smetric.cli.check_report import FORMATS, Examined
-from smetric.cli.policy_argument import PolicySource, read_all
+from smetric.cli.policy_argument import PolicySource, policies_named
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
 from smetric.policy.check import check_text
+from smetric.policy.diagnostic import unreadable
 from smetric.policy.policy import compiled
 from smetric.policy.properties import PROPERTIES, UnknownProperty, promised
 from smetric.policy.suggestion import did_you_mean
@@ -60,15 +61,16 @@ def check(
 ) -> None:
     """Check policies and libraries; all shipped policies when none is named.
 
-    Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1.
-    Warnings are printed and change nothing. A counterexample is printed as a test, and ends with 1, too.
+    Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1,
+    or with 2 where a file cannot be read. Warnings are printed and change nothing. A counterexample is printed as a
+    test, and ends with 1, too.
     """
     filled = None if config is None else _filled(config)
-    examined = [_examined(source, filled) for source in read_all(policies)]
+    examined = [_examined(source, filled) for source in policies_named(policies)]
     if prove or properties:
         examined = [_proven(each, properties) for each in examined]
     FORMATS[form](examined, verbose)
-    raise SystemExit(1 if any(each.errors for each in examined) else 0)
+    raise SystemExit(max((each.exit_code for each in examined), default=0))
 
 
 def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
@@ -77,12 +79,14 @@ def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
             source.text, VOCABULARY, path=source.path, libraries=source.libraries, beside=source.tests
         )
         if file.kind == "library":
-            return Examined(source, checked.warnings, library=file.name)
+            return Examined(source.path, file.text, checked.warnings, library=file.name)
         policy = compiled(file, checked, VOCABULARY)
     except PolicyError as error:
-        return Examined(source, error.diagnostics)
+        return Examined(source.path, error.text, error.diagnostics)
+    except ConfigError as error:
+        return Examined(source.path, "", (unreadable(str(error)),))
     unfilled = () if filled is None else policy.unfilled(filled)
-    return Examined(source, (*checked.warnings, *unfilled), policy)
+    return Examined(source.path, file.text, (*checked.warnings, *unfilled), policy)
 
 
 def _proven(each: Examined, properties: Collection[str]) -> Examined:
@@ -95,7 +99,7 @@ def _proven(each: Examined, properties: Collection[str]) -> Examined:
         promises = promised(each.policy, VOCABULARY, properties)
     except UnknownProperty as error:
         meant = did_you_mean(str(error), PROPERTIES) or f"there are {', '.join(PROPERTIES)}"
-        raise ConfigError(f"{each.source.path}: it holds `{error}`: no such property; {meant}") from error
+        raise ConfigError(f"{each.path}: it holds `{error}`: no such property; {meant}") from error
     searched = [(promise.name, counterexample(each.policy, VOCABULARY, promise)) for promise in promises]
     return replace(each, promises=searched)
 

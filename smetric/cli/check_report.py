@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smetric.cli.policy_argument import PolicySource
 from smetric.features import VOCABULARY
 from smetric.policy import Diagnostic, Parameter, Policy, Severity
 from smetric.policy.diagnostic import position, report
@@ -25,14 +24,16 @@ class Examined:
     """One file, and what was found.
 
     Args:
-        source: the file.
+        path: what reports call the file.
+        text: of it; empty where it cannot be read.
         findings: errors and warnings.
         policy: the compiled policy, where there are no errors and it is no library.
         library: the library's name, if it is one.
         promises: each property that was searched for, with a counterexample where there is one.
     """
 
-    source: PolicySource
+    path: str
+    text: str
     findings: Sequence[Diagnostic]
     policy: Policy | None = None
     library: str = ""
@@ -44,6 +45,11 @@ class Examined:
         return bool(self.broken) or any(found.severity is Severity.ERROR for found in self.findings)
 
     @property
+    def exit_code(self) -> int:
+        """What a run over it ends with at least."""
+        return 2 if any(found.code == "unreadable" for found in self.findings) else int(self.errors)
+
+    @property
     def broken(self) -> list[Counterexample]:
         """The promises that do not hold."""
         return [found for _, found in self.promises if found is not None]
@@ -53,9 +59,9 @@ def as_text(examined: Sequence[Examined], verbose: bool) -> None:
     """Findings to standard error; what policies read to standard output, if asked."""
     for each in examined:
         if each.findings:
-            click.echo(f"{report(each.findings, each.source.text, each.source.path)}\n", err=True)
+            click.echo(f"{report(each.findings, each.text, each.path)}\n", err=True)
         for found in each.broken:
-            click.echo(f"{each.source.path}: {_said(found)}\n\n{found.as_test()}\n")
+            click.echo(f"{each.path}: {_said(found)}\n\n{found.as_test()}\n")
         if verbose and each.policy is not None:
             click.echo(_account(each.policy))
             held = [name for name, found in each.promises if found is None]
@@ -85,7 +91,7 @@ def as_github(examined: Sequence[Examined], verbose: bool) -> None:
             text = _data(found.message + "\n" + found.way_out)
             click.echo(f"::{found.severity.value} {properties}::{text}")
         for broken in each.broken:
-            title = f"file={_property(each.source.path)},title=counterexample"
+            title = f"file={_property(each.path)},title=counterexample"
             click.echo(f"::error {title}::{_data(_said(broken))}%0A{_data(broken.as_test())}")
 
 
@@ -148,7 +154,7 @@ def _param(item: tuple[str, Parameter]) -> str:
 
 def _document(each: Examined) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "file": each.source.path,
+        "file": each.path,
         "ok": not each.errors,
         "findings": [
             {
@@ -196,7 +202,7 @@ def _policy(policy: Policy) -> dict[str, Any]:
 
 def _place(each: Examined, found: Diagnostic) -> dict[str, Any]:
     """File, line and column from 1, the end excluded, and offsets in characters."""
-    text, path = each.source.text, each.source.path
+    text, path = each.text, each.path
     if found.source is not None:
         text, path = found.source.text, found.source.path
     line, column = position(text, found.span.start)

@@ -12,13 +12,11 @@ import click
 import uvloop
 
 from smetric.app import Application
-from smetric.cli.policy_argument import read_one
+from smetric.cli.policy_argument import policy_named
 from smetric.demo import stage
 from smetric.demo.play import Play, perform
 from smetric.demo.report import report, serving
 from smetric.demo.session import load_sessions
-from smetric.features import VOCABULARY
-from smetric.policy import PolicyError, load
 from smetric.proxy.server import address_of, listen
 from smetric.serving import serve_ports
 from smetric.telemetry import logs
@@ -63,12 +61,7 @@ def demo(policies: tuple[str, ...], sessions: int, stay: bool, port: int | None,
     if not stay and (port, admin_port) != (None, None):
         raise click.UsageError("--port and --admin-port need --serve: otherwise free ports are taken")
     chosen = policies or (POLICIES[:1] if stay else POLICIES)
-    try:
-        sources = [read_one(policy) for policy in chosen]
-        first, *_ = [load(s.text, VOCABULARY, path=s.path, libraries=s.libraries) for s in sources]
-    except PolicyError as error:
-        click.echo(error, err=True)
-        raise SystemExit(1) from None
+    first, *_ = [policy_named(policy).load() for policy in chosen]
     logs.configure("warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if stay:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from smetric.cli.admin_port import admin_option, ask, strange
-from smetric.cli.policy_argument import PolicySource, read_one
+from smetric.cli.policy_argument import policy_named
 from smetric.cli.settings_options import param_values, set_option
 from smetric.cli.snapshot_file import read_situation
 from smetric.errors import ConfigError
-
-if TYPE_CHECKING:
-    from smetric.policy import Decision, Policy
+from smetric.features import VOCABULARY
+from smetric.policy import Decision, PolicyError
+from smetric.policy.explain import explain as explanation
+from smetric.policy.flip import lead, smallest_changes
 
 _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 
@@ -61,10 +60,6 @@ def explain(
 
 def _account(decision: Decision) -> str:
     """The explanation of a decision, and what would have changed it."""
-    from smetric.features import VOCABULARY
-    from smetric.policy.explain import explain as explanation
-    from smetric.policy.flip import lead, smallest_changes
-
     lines = [explanation(decision)]
     ahead = lead(decision)
     if ahead:
@@ -76,26 +71,14 @@ def _account(decision: Decision) -> str:
 
 def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> Decision:
     """What the policy *name* decides on a snapshot file."""
-    from smetric.features import VOCABULARY
-
-    source = read_one(name)
+    source = policy_named(name)
     try:
         text = sys.stdin.read() if snapshot == "-" else Path(snapshot).read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error
     situation = read_situation(text, "<stdin>" if snapshot == "-" else snapshot, VOCABULARY)
-    return situation.decide(_loaded(source, param_values(params)), VOCABULARY)
-
-
-def _loaded(source: PolicySource, settings: Mapping[str, float | str | bool]) -> Policy:
-    from smetric.features import VOCABULARY
-    from smetric.policy import PolicyError, load
-
-    try:
-        return load(source.text, VOCABULARY, path=source.path, settings=settings, libraries=source.libraries)
-    except PolicyError as error:
-        raise click.ClickException(f"{source.path} does not check\n\n{error}") from error
+    return situation.decide(source.load(param_values(params)), VOCABULARY)
 
 
 # ── records ──────────────────────────────────────────────────────────────────
@@ -103,7 +86,6 @@ def _loaded(source: PolicySource, settings: Mapping[str, float | str | bool]) ->
 
 def _recorded(records: tuple[str, ...], decision: str, name: str | None, params: tuple[str, ...]) -> str:
     """A recorded decision, made again by its own policy or by the policy *name*, perhaps set differently."""
-    from smetric.policy import PolicyError
     from smetric.records.account import ending, why
     from smetric.records.reader import find
     from smetric.records.situation import Judge, NotRecorded, policy_of
@@ -120,7 +102,7 @@ def _recorded(records: tuple[str, ...], decision: str, name: str | None, params:
         except PolicyError as error:
             raise click.ClickException(f"the policy of decision {decision} does not check\n\n{error}") from error
     else:
-        policy = _loaded(read_one(name), settings)
+        policy = policy_named(name).load(settings)
     is_recorded = name is None and not settings
     decided = Judge(policy, is_recorded=is_recorded).decide(recorded)
     if isinstance(decided, NotRecorded):

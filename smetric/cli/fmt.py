@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from smetric.cli.policy_argument import PolicySource, policies_below, read_file, read_standard_input
+from smetric.cli.policy_argument import PolicySource, policies_below
 from smetric.errors import ConfigError
 from smetric.policy import PolicyError
 from smetric.policy.layout import format_text
@@ -33,7 +33,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
     found = False
     for path in paths or (".",):
         for file in _policies_at(path):
-            source = read_standard_input() if file is None else read_file(file)
+            source = PolicySource(file)
             try:
                 laid_out = format_text(source.text, source.path)
             except PolicyError as error:

@@ -4,41 +4,73 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import click
+
 from smetric.errors import ConfigError
-from smetric.policy import Reader, Source
+from smetric.features import VOCABULARY
+from smetric.policy import Policy, PolicyError, Reader, Source, load
 from smetric.policy.library import no_libraries
 from smetric.policy.parser import read
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
-from smetric.resources import MAX_BYTES, policy_path, read_bytes, shipped_policies
+from smetric.resources import MAX_BYTES, decoded, policy_path, read_whatever, shipped_policies
 
-_STDIN = "<stdin>"
+_NONE: Mapping[str, float | str | bool] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PolicySource:
-    """The text of a policy and where it came from."""
+    """A policy, and where it comes from. Its text is read when it is first asked for, once.
 
-    path: str
-    text: str
+    Args:
+        file: where it lies; None for standard input.
+    """
+
+    file: Path | None
+
+    @cached_property
+    def path(self) -> str:
+        """What reports call it: the shorter of the absolute path and the one from here."""
+        if self.file is None:
+            return "<stdin>"
+        here = Path.cwd()
+        return str(self.file.relative_to(here) if self.file.is_relative_to(here) else self.file)
+
+    @cached_property
+    def text(self) -> str:
+        """What it says. The language judges whether it is too long, or no UTF-8.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if self.file is None:
+            return decoded(sys.stdin.buffer.read(MAX_BYTES + 1))
+        try:
+            return read_whatever(self.file)
+        except OSError as error:
+            raise ConfigError(f"policy {self.file}: cannot be read: {error.strerror}") from error
 
     @property
     def is_library(self) -> bool:
-        """Whether it is a library, which decides nothing.
+        """Whether it is a library, which decides nothing. What is too long to look at, or no UTF-8, is none.
 
         Raises:
-            PolicyError: it is too long to look at.
+            ConfigError: it cannot be read.
         """
-        file, _ = read(self.text, self.path)
+        try:
+            file, _ = read(self.text, self.path)
+        except PolicyError:
+            return False
         return file.kind == "library"
 
     @property
     def libraries(self) -> Reader:
         """Finds the libraries it uses, beside its file; beside standard input there are none."""
-        return no_libraries if self.path == _STDIN else libraries_beside(Path(self.path))
+        return no_libraries if self.file is None else libraries_beside(Path(self.path))
 
     @property
     def tests(self) -> Source | None:
@@ -47,26 +79,38 @@ class PolicySource:
         Raises:
             ConfigError: it cannot be read.
         """
-        return None if self.path == _STDIN else further_tests(Path(self.path))
+        return None if self.file is None else further_tests(Path(self.path))
+
+    def load(self, settings: Mapping[str, float | str | bool] = _NONE) -> Policy:
+        """The policy, its parameters as `--set` sets them.
+
+        Raises:
+            ConfigError: it cannot be read.
+            click.ClickException: it does not check.
+        """
+        try:
+            return load(self.text, VOCABULARY, path=self.path, settings=settings, libraries=self.libraries)
+        except PolicyError as error:
+            raise click.ClickException(f"{self.path} does not check\n\n{error}") from error
 
 
-def read_all(arguments: tuple[str, ...]) -> list[PolicySource]:
+def policies_named(arguments: tuple[str, ...]) -> list[PolicySource]:
     """The policies and libraries that *arguments* name, each once; all shipped policies when there are none.
 
     A folder stands for all policy files in it and below it.
 
     Raises:
-        ConfigError: there is no such policy, it cannot be read, or a folder holds none.
+        ConfigError: nothing of that name is shipped, or a folder holds no policies.
     """
     found: dict[str, PolicySource] = {}
     for argument in arguments or shipped_policies():
-        if argument not in shipped_policies() and os.path.isdir(argument):
+        if os.path.isdir(argument) and argument not in shipped_policies():
             files = {policy_of(path) for path in policies_below(Path(argument))}
             if not files:
                 raise ConfigError(f"policy {argument}: no policy files in this folder")
-            sources = [read_file(path) for path in sorted(files)]
+            sources = [PolicySource(path) for path in sorted(files)]
         else:
-            sources = [read_one(argument)]
+            sources = [policy_named(argument)]
         found |= {source.path: source for source in sources}
     return list(found.values())
 
@@ -78,38 +122,10 @@ def policies_below(folder: Path) -> Iterator[Path]:
         yield from (Path(path, name) for name in sorted(files) if name.endswith(".policy"))
 
 
-def read_one(argument: str) -> PolicySource:
+def policy_named(argument: str) -> PolicySource:
     """The policy that *argument* names; a file of tests stands for the policy beside it.
 
     Raises:
-        ConfigError: there is no such policy, or it cannot be read.
+        ConfigError: nothing of that name is shipped.
     """
-    return read_standard_input() if argument == "-" else read_file(policy_of(policy_path(argument)))
-
-
-def read_standard_input() -> PolicySource:
-    """What comes on standard input."""
-    return PolicySource(_STDIN, _decoded(sys.stdin.buffer.read(MAX_BYTES + 1)))
-
-
-def read_file(path: Path) -> PolicySource:
-    """What is in this very file.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return PolicySource(_shown(path), _decoded(read_bytes(path)))
-    except OSError as error:
-        raise ConfigError(f"policy {path}: cannot be read: {error.strerror}") from error
-
-
-def _decoded(raw: bytes) -> str:
-    """The text, with lone surrogates for what is no UTF-8: the language reports their place as it does other errors."""
-    return raw.decode("utf-8", "surrogateescape")
-
-
-def _shown(path: Path) -> str:
-    """The shorter of the absolute path and the one from here."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return PolicySource(None if argument == "-" else policy_of(policy_path(argument)))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smetric.cli.policy_argument import read_one
+from smetric.cli.policy_argument import policy_named
 from smetric.cli.settings_options import param_values, set_option
 from smetric.errors import ConfigError
+from smetric.policy import PolicyError
 
 if TYPE_CHECKING:
-    from smetric.policy import Policy
     from smetric.records.comparison import Comparison
 
 #: What `--against` says for the record itself.
@@ -63,8 +63,6 @@ def replay(
     Ends with 0, with 1 where they agree on less than --fail-under or a policy does not check, with 2 where a file is no
     record.
     """
-    from smetric.policy import PolicyError
-
     settings = param_values(params)
     try:
         found, text = _replayed(records, policy, params, settings, against, form, examples)
@@ -98,8 +96,8 @@ def _replayed(
     from smetric.records.replay import Judges
     from smetric.records.replay import replay as run
 
-    candidate = _load(policy, settings) if policy is not None else None
-    other = _load(against, {}) if against != RECORDED else None
+    candidate = policy_named(policy).load(settings) if policy is not None else None
+    other = policy_named(against).load() if against != RECORDED else None
     reading = Reading([_path(record) for record in records])
     name = candidate.name if candidate is not None else "the recorded policy"
     if settings and candidate is None:
@@ -120,14 +118,6 @@ def _replayed(
     if form == "html":
         return found, html_report.page(found, told).rstrip()
     return found, report.as_text(found, told)
-
-
-def _load(name: str, settings: Mapping[str, float | str | bool]) -> Policy:
-    from smetric.features import VOCABULARY
-    from smetric.policy import load
-
-    source = read_one(name)
-    return load(source.text, VOCABULARY, path=source.path, settings=settings, libraries=source.libraries)
 
 
 def _path(record: str) -> Path:

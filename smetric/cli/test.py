@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from smetric.cli.junit import write_junit
-from smetric.cli.policy_argument import read_all
+from smetric.cli.policy_argument import policies_named
+from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
 from smetric.policy.coverage import Coverage
@@ -32,13 +33,14 @@ def test(
 
     Those in NAME.test.policy beside a policy are run with its own. A failing test is printed with what was decided
     instead, and why. What no test of a policy has shown at work is named: a rule never taken, a guard that never held
-    or never failed, a filter that left nobody out. Ends with 1 if any test failed, or none was run for -k.
+    or never failed, a filter that left nobody out. Ends with 1 if any test failed, or none was run for -k;
+    with 2 where a file cannot be read.
     """
     if only is not None and min_coverage is not None:
         raise click.UsageError("-k runs some tests, and --min-coverage asks what all of them show")
     found: dict[str, list[TestResult]] = {}
-    broken = poor = 0
-    for source in read_all(policies):
+    broken = poor = unread = 0
+    for source in policies_named(policies):
         try:
             if source.is_library:
                 continue
@@ -46,6 +48,10 @@ def test(
         except PolicyError as error:
             click.echo(f"{error}\n", err=True)
             broken += 1
+            continue
+        except ConfigError as error:
+            click.echo(f"Error: {error}\n", err=True)
+            unread += 1
             continue
         results = suite.run(lambda sentence: only is None or only.casefold() in sentence.casefold())
         found[source.path] = results
@@ -56,13 +62,14 @@ def test(
     passed = sum(result.passed for results in found.values() for result in results)
     failed = sum(not result.passed for results in found.values() for result in results)
     unchecked = f", {broken} {'file does' if broken == 1 else 'files do'} not check" if broken else ""
+    unchecked += f", {unread} cannot be read" if unread else ""
     click.echo(f"{passed} passed, {failed} failed{unchecked}")
     if junit is not None:
         write_junit(junit, found)
-    none = only is not None and not passed + failed and not broken
+    none = only is not None and not passed + failed + broken + unread
     if none:
         click.echo(f'no test has "{only}" in its sentence', err=True)
-    raise SystemExit(1 if failed or broken or poor or none else 0)
+    raise SystemExit(2 if unread else 1 if failed or broken or poor or none else 0)
 
 
 def _say(result: TestResult, verbose: bool) -> None:

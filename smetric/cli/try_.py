@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 
 from smetric.cli.admin_port import admin_option, ask, strange
-from smetric.cli.policy_argument import PolicySource, read_one
+from smetric.cli.policy_argument import PolicySource, policy_named
 from smetric.cli.settings_options import param_values, set_option
 
 #: Seconds that the router may take: it stops after five by itself.
@@ -33,7 +33,7 @@ def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, 
     smetric try candidate.policy
     smetric try candidate.policy --of coder --set OVERLOAD=1.5 --admin http://10.0.0.5:9464
     """
-    source = read_one(policy)
+    source = policy_named(policy)
     document: dict[str, Any] = {"policy": source.text, "last": last, "libraries": _libraries(source)}
     if params:
         document["params"] = param_values(params)

@@ -17,6 +17,7 @@ from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Ki
 from smetric.policy import Diagnostic, PolicyError, Source, tree
 from smetric.policy.builder import span_of
 from smetric.policy.check import check_text
+from smetric.policy.diagnostic import unreadable
 from smetric.policy.keyword import KEYWORDS, Role
 from smetric.policy.layout import format_text
 from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
@@ -24,7 +25,7 @@ from smetric.policy.parser import MAX_BYTES, read, tokens_of
 from smetric.policy.policy import compiled
 from smetric.policy.tree import Span
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
-from smetric.resources import read_policy
+from smetric.resources import read_whatever
 
 #: What begins the parts of a test.
 _CASES = ("WITH", "GIVEN", "INSTANCE", "EXPECT")
@@ -49,9 +50,9 @@ class Document:
         own, policy = Source(self.text, self.path), policy_of(path)
         try:
             is_tests = policy != path
-            main, beside = (Source(read_policy(policy), str(policy)), own) if is_tests else (own, further_tests(path))
+            main, beside = (Source(read_whatever(policy), str(policy)), own) if is_tests else (own, further_tests(path))
         except (ConfigError, OSError) as error:
-            return (Diagnostic("unreadable", getattr(error, "strerror", None) or str(error), Span(0, 0)),)
+            return (unreadable(getattr(error, "strerror", None) or str(error)),)
         try:
             libraries = libraries_beside(policy)
             file, checked = check_text(main.text, VOCABULARY, path=main.path, libraries=libraries, beside=beside)

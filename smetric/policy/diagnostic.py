@@ -88,6 +88,11 @@ class Diagnostic:
         return "\n".join(line.rstrip() for line in lines)
 
 
+def unreadable(why: str) -> Diagnostic:
+    """What to say of a file whose text nobody has."""
+    return Diagnostic("unreadable", why, Span(0, 0))
+
+
 class PolicyError(Exception):
     """A policy that cannot be used; its text is the whole report."""
 

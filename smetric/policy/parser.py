@@ -70,9 +70,8 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
     Raises:
         PolicyError: the text is too long to look at, or no UTF-8.
     """
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_BYTES:
-        fault = Diagnostic("too-long", f"this file has {size} bytes; a policy has at most {MAX_BYTES}", Span(0, 0))
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        fault = Diagnostic("too-long", f"this file is too long: a policy has at most {MAX_BYTES} bytes", Span(0, 0))
         raise PolicyError([fault], text[:200], path)
     foreign = _SURROGATE.search(text)
     if foreign is not None:

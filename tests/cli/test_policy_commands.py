@@ -353,6 +353,73 @@ def test_what_is_no_utf_8_has_a_place_and_stops_no_other_file(tmp_path: Path) ->
     assert latin.read_bytes()[12:13] == b"\xfc"
 
 
+def test_a_file_that_cannot_be_read_is_a_finding_beside_the_others_and_ends_with_2(tmp_path: Path, good: str) -> None:
+    bad = tmp_path / "bad.policy"
+    bad.write_text(BAD)
+    gone = tmp_path / "gone.policy"
+    result = run("check", "--format", "json", str(gone), str(bad), good)
+    assert result.exit_code == 2
+    first, second, third = json.loads(result.stdout)["files"]
+    (finding,) = first["findings"]
+    assert (finding["code"], finding["file"], finding["line"]) == ("unreadable", str(gone), 1)
+    assert finding["message"] == f"policy {gone}: cannot be read: No such file or directory"
+    assert (len(second["findings"]), third["ok"]) == (2, True)
+    assert f"::error file={gone},line=1" in run("check", "--format", "github", str(gone)).stdout
+    tested = run("test", str(gone), good)
+    assert tested.exit_code == 2
+    assert tested.stdout.splitlines()[-1] == "1 passed, 0 failed, 1 cannot be read"
+    assert "gone.policy: cannot be read" in tested.stderr
+
+
+def test_a_file_that_is_too_long_is_a_finding_beside_the_others(tmp_path: Path, good: str) -> None:
+    long = tmp_path / "long.policy"
+    long.write_text("policy long\nroute argmin(requests)\n" + "# ü\n" * 40_000)
+    result = run("check", "--format", "json", str(long), good)
+    assert result.exit_code == 1
+    first, second = json.loads(result.stdout)["files"]
+    (finding,) = first["findings"]
+    assert (finding["code"], finding["message"]) == (
+        "too-long",
+        "this file is too long: a policy has at most 65536 bytes",
+    )
+    assert second["ok"]
+    assert run("test", str(long), good).stdout.splitlines()[-1] == "1 passed, 0 failed, 1 file does not check"
+    for command in ("fmt", "bench"):
+        assert run(command, str(long)).exit_code == 1
+    assert long.stat().st_size > 65536
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [(b"policy mine\n# f\xfcr\n", "encoding"), (b"policy mine\n" + b"#\n" * 40_000, "too-long")]
+)
+def test_a_file_of_tests_stops_no_other_file_either(tmp_path: Path, good: str, text: bytes, code: str) -> None:
+    beside = Path(good).with_name("good.test.policy")
+    beside.write_bytes(text)
+    other = tmp_path / "other.policy"
+    other.write_text(BAD)
+    result = run("check", "--format", "json", good, str(other))
+    assert result.exit_code == 1
+    first, second = json.loads(result.stdout)["files"]
+    assert [(found["code"], found["file"]) for found in first["findings"]] == [(code, str(beside))]
+    assert len(second["findings"]) == 2
+    beside.unlink()
+    beside.mkdir()
+    unread = run("check", good, str(other))
+    assert unread.exit_code == 2
+    assert "good.test.policy: not a regular file" in unread.stderr
+    assert "did you mean `route`?" in unread.stderr
+
+
+def test_the_shipped_library_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("check", "common").exit_code == 0
+    (file,) = json.loads(run("check", "--format", "json", "common").stdout)["files"]
+    assert file["library"] == "common"
+    assert "common.policy: a library, which decides nothing" in run("bench", "common").stderr
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "common").mkdir()
+    assert "policy common: no policy files in this folder" in run("check", "common").stderr
+
+
 def test_k_runs_the_tests_whose_sentence_contains_the_text(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text(GOOD)
