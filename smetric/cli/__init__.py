@@ -57,6 +57,18 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from smetric.config.kind import did_you_mean  # the settings take long to import
+
+            if not args[0].startswith("-") and (meant := did_you_mean(args[0], COMMANDS)):
+                error.message = error.message.rstrip(".") + meant
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))

@@ -29,6 +29,12 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert "No such command" in result.output
 
 
+def test_what_was_probably_meant_by_an_unknown_command_is_named() -> None:
+    assert "Error: No such command 'chek'; did you mean check?\n" in CliRunner().invoke(main, ["chek"]).output
+    assert CliRunner().invoke(main, ["nothing_like_it"]).output.endswith("No such command 'nothing_like_it'.\n")
+    assert "No such option" in CliRunner().invoke(main, ["--chek"]).output
+
+
 def test_checking_a_policy_does_not_load_the_server() -> None:
     program = """
 import atexit, sys
