@@ -65,9 +65,10 @@ class _Commands(click.Group):
         except click.UsageError as error:
             from smetric.config.kind import did_you_mean  # the settings take long to import
 
-            if not args[0].startswith("-") and (meant := did_you_mean(args[0], COMMANDS)):
-                error.message = error.message.rstrip(".") + meant
-            raise
+            meant = "" if args[0].startswith("-") else did_you_mean(args[0], COMMANDS)
+            if not meant:
+                raise
+            raise click.UsageError(error.message.rstrip(".") + meant, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
