@@ -13,6 +13,7 @@ from typing import Any
 from smetric import policy as language
 from smetric.features import VOCABULARY
 from smetric.policy import Policy, Reader, Source
+from smetric.policy.parameter import CONFIGURATION
 from smetric.policy_file import PolicyFile
 from smetric.records import report
 from smetric.records.comparison import Comparison
@@ -44,8 +45,8 @@ def candidate_of(file: PolicyFile, text: str, settings: Settings | None, librari
     def library(name: str) -> Source | None:
         return Source(libraries[name], f"{name}.policy") if name in libraries else beside(name)
 
-    given = file.settings if settings is None else settings
-    return language.load(text, VOCABULARY, path="candidate.policy", settings=given, libraries=library)
+    given, by = (file.settings, CONFIGURATION) if settings is None else (settings, "this trial")
+    return language.load(text, VOCABULARY, path="candidate.policy", settings=given, libraries=library, set_by=by)
 
 
 def trial(

@@ -89,7 +89,9 @@ class PolicySource:
             click.ClickException: it does not check.
         """
         try:
-            return load(self.text, VOCABULARY, path=self.path, settings=settings, libraries=self.libraries)
+            return load(
+                self.text, VOCABULARY, path=self.path, settings=settings, libraries=self.libraries, set_by="`--set`"
+            )
         except PolicyError as error:
             raise click.ClickException(f"{self.path} does not check\n\n{error}") from error
 

@@ -17,7 +17,7 @@ from smetric.policy.comment import stray_comments
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, in_order
 from smetric.policy.findings import Findings, Stop
 from smetric.policy.library import Linked, Reader, link, no_libraries
-from smetric.policy.parameter import Parameter, Value
+from smetric.policy.parameter import CONFIGURATION, Parameter, Settings, Value
 from smetric.policy.parser import read
 from smetric.policy.reads import reads, wasted_lookups
 from smetric.policy.vocabulary import Kind, Vocabulary
@@ -64,6 +64,7 @@ def check_text(
     libraries: Reader = no_libraries,
     beside: Source | None = None,
     tests: bool = True,
+    set_by: str = CONFIGURATION,
 ) -> tuple[tree.File, Checked]:
     """Parse and check a policy or a library, so that errors of both kinds come in one run.
 
@@ -75,13 +76,14 @@ def check_text(
         libraries: finds the libraries it uses.
         beside: a file with more tests of the policy, where there is one.
         tests: False skips the `test` blocks, and whatever is wrong in them.
+        set_by: who gives *settings*, as messages call it.
 
     Raises:
         PolicyError: with every error of the file, its libraries and its tests.
     """
     file, errors = read(text, path, tests=tests)
     more, further = ([], ()) if beside is None else _tests_beside(file, beside)
-    checked = _check(file, vocabulary, settings or {}, [*errors, *more], libraries, beside, further)
+    checked = _check(file, vocabulary, Settings(settings or {}, set_by), [*errors, *more], libraries, beside, further)
     return file, checked
 
 
@@ -111,13 +113,13 @@ def check(
     libraries: Reader = no_libraries,
 ) -> Checked:
     """`check_text` of a file that is parsed already."""
-    return _check(file, vocabulary, settings or {}, [], libraries, None, ())
+    return _check(file, vocabulary, Settings(settings or {}), [], libraries, None, ())
 
 
 def _check(
     file: tree.File,
     vocabulary: Vocabulary,
-    settings: Mapping[str, Value],
+    settings: Settings,
     errors: Sequence[Diagnostic],
     libraries: Reader,
     beside: Source | None,
@@ -167,7 +169,7 @@ class _Pass:
         file: tree.File,
         linked: Linked,
         vocabulary: Vocabulary,
-        settings: Mapping[str, Value],
+        settings: Settings,
         choice: Choice,
         beside: Source | None,
         tests: Sequence[tree.Test],
@@ -214,7 +216,7 @@ class _Pass:
             file = self._linked.files[name]
             features = {key.partition(".")[2]: word for key, word in self.choice.items() if key.startswith(f"{name}.")}
             # Configuration reaches the parameters that the policy itself takes.
-            settings = {key: value for key, value in self._settings.items() if (name, key) in self._taken}
+            settings = self._settings.only({taken for library, taken in self._taken if library == name})
             findings = Findings(file.text, Source(file.text, file.path), self.statements.findings.calls)
             made = Statements(file, self._vocabulary, settings, features, findings, self._library)
             self.libraries[name] = made
@@ -243,10 +245,10 @@ def _parameters(file: tree.File, linked: Linked) -> Iterator[tuple[str, tree.Par
         yield from ((prefix, statement) for statement in each.statements if isinstance(statement, tree.Param))
 
 
-def _combinations(choices: Mapping[str, tuple[str, ...]], settings: Mapping[str, Value]) -> list[Choice]:
+def _combinations(choices: Mapping[str, tuple[str, ...]], settings: Settings) -> list[Choice]:
     """All choices of features, the configured one first, cut at `MAX_COMBINATIONS`."""
     ordered = {
-        name: sorted(features, key=lambda feature, name=name: feature != settings.get(name.rpartition(".")[2]))  # type: ignore[misc]
+        name: sorted(features, key=lambda feature, name=name: feature != settings.values.get(name.rpartition(".")[2]))  # type: ignore[misc]
         for name, features in choices.items()
     }
     products = itertools.islice(itertools.product(*ordered.values()), MAX_COMBINATIONS)

@@ -14,7 +14,7 @@ from smetric.policy.diagnostic import position, quote
 from smetric.policy.findings import Findings
 from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.names import Imported, Named, Names
-from smetric.policy.parameter import Parameters
+from smetric.policy.parameter import Parameters, Settings
 from smetric.policy.reads import Guard, Step
 from smetric.policy.suggestion import comparison, did_you_mean
 from smetric.policy.tree import Span
@@ -51,7 +51,7 @@ class Statements:
         self,
         file: tree.File,
         vocabulary: Vocabulary,
-        settings: Mapping[str, object],
+        settings: Settings,
         features: Mapping[str, str],
         findings: Findings,
         library: Callable[[tree.Use], Statements | None],

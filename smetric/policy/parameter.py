@@ -6,7 +6,7 @@ Here a value is held against its own declaration; what the policy computes from 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from smetric.policy import tree
@@ -21,6 +21,8 @@ from smetric.policy.unit import PLAIN, Unit
 from smetric.policy.vocabulary import LARGEST, Kind, Vocabulary
 
 Value = float | str | bool
+#: Who gives values unless somebody else is named.
+CONFIGURATION = "configuration"
 _SORTS: dict[type, Sort] = {float: Sort.NUMBER, bool: Sort.BOOL, str: Sort.STRING}
 
 
@@ -91,12 +93,24 @@ class Parameter:
         return Interval(self.low, LARGEST if self.high is None else self.high)
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Values given to parameters, by name, and who gives them, as messages call it."""
+
+    values: Mapping[str, object]
+    by: str = CONFIGURATION
+
+    def only(self, names: Container[str]) -> Settings:
+        """Those of *names*."""
+        return replace(self, values={name: value for name, value in self.values.items() if name in names})
+
+
 class Parameters:
     """Reads the `param` statements of a file, one after the other.
 
     Args:
         vocabulary: features that a parameter may name.
-        settings: configured values by name.
+        settings: configured values.
         units: for the units of literals.
         findings: where errors go.
         features: the feature that each feature parameter stands for.
@@ -105,7 +119,7 @@ class Parameters:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        settings: Mapping[str, object],
+        settings: Settings,
         units: Units,
         findings: Findings,
         features: Mapping[str, str],
@@ -150,9 +164,9 @@ class Parameters:
 
     def undeclared(self, header: tree.Span) -> None:
         """Report settings that no statement declares."""
-        for name in self._settings:
+        for name in self._settings.values:
             if name not in self.declared and name not in self.failed:
-                message = f"configuration sets `{clip(name)}`, which this policy does not declare"
+                message = f"{self._settings.by} sets `{clip(name)}`, which this policy does not declare"
                 self._findings.error("setting", header, message, did_you_mean(name, self.declared))
 
     def set(
@@ -202,9 +216,9 @@ class Parameters:
         return None
 
     def _configured(self, made: Parameter, statement: tree.Param) -> Parameter:
-        if made.name not in self._settings:
+        if made.name not in self._settings.values:
             return made
-        value = self.set(made, self._settings[made.name], "configuration", statement.name_span)
+        value = self.set(made, self._settings.values[made.name], self._settings.by, statement.name_span)
         return made if value is None else replace(made, value=value, configured=True)
 
     def _with_domain(self, made: Parameter, statement: tree.Param, unit: Unit) -> Parameter | None:

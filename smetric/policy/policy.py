@@ -14,6 +14,7 @@ from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
 from smetric.policy.library import Reader, no_libraries
+from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.plan import Plan
 from smetric.policy.reads import ALWAYS
 from smetric.policy.resolver import Resolver
@@ -165,6 +166,7 @@ def load(
     path: str = "<policy>",
     settings: Mapping[str, float | str | bool] | None = None,
     libraries: Reader = no_libraries,
+    set_by: str = CONFIGURATION,
 ) -> Policy:
     """Parse, check and compile a policy, all but its tests: they are for `testing`, and nothing in them stops a policy.
 
@@ -174,11 +176,12 @@ def load(
         path: its name in errors and tracebacks.
         settings: configured values of its parameters.
         libraries: finds the libraries it uses.
+        set_by: who gives *settings*, as messages call it.
 
     Raises:
         PolicyError: with everything that is wrong with it.
     """
-    file, checked = check_text(source, vocabulary, settings, path, libraries, tests=False)
+    file, checked = check_text(source, vocabulary, settings, path, libraries, tests=False, set_by=set_by)
     return compiled(file, checked, vocabulary)
 
 

@@ -13,6 +13,7 @@ from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Kind, Policy, Snapshot, Source
+from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.pseudonym import pseudonym
 from smetric.records.fields import HIDDEN, fields_read, strings_named
 from smetric.records.line import DecisionLine, PolicyLine
@@ -141,7 +142,8 @@ def policy_of(recorded: PolicyLine, settings: Mapping[str, float | str | bool] |
     def library(name: str) -> Source | None:
         return Source(texts[name], f"{name}.policy") if name in texts else None
 
-    return language.load(recorded.text, VOCABULARY, path=recorded.file, settings=values, libraries=library)
+    by = "`--set`" if settings else CONFIGURATION
+    return language.load(recorded.text, VOCABULARY, path=recorded.file, settings=values, libraries=library, set_by=by)
 
 
 def lag_of(line: DecisionLine, *decisions: Decision) -> float | None:

@@ -59,6 +59,7 @@ def test_what_if_it_had_been_set_differently_or_another_policy_had_decided(
     assert other.stdout.startswith("bailian: route to ")
     wrong = run("--record", record, "--decision", first, "--set", "OVERLOD=2")
     assert wrong.exit_code == 1
+    assert "`--set` sets `OVERLOD`, which this policy does not declare" in wrong.output
     assert "did you mean `OVERLOAD`?" in wrong.output
 
 

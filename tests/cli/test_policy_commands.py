@@ -159,6 +159,7 @@ def test_explain_takes_parameters(three: str) -> None:
     assert result.output.startswith("smetric: route to gpu-0")
     result = run("explain", "smetric", "--snapshot", three, "--set", "OVERLOD=5")
     assert result.exit_code == 1
+    assert "error: `--set` sets `OVERLOD`, which this policy does not declare" in result.output
     assert "did you mean `OVERLOAD`?" in result.output
 
 

@@ -186,7 +186,10 @@ def test_a_policy_that_does_not_check_is_said_as_check_says_it(record: Path, tmp
     assert result.exit_code == 1
     assert "bad.policy" in result.output
     assert "reqests" in result.output
-    assert run(record, "--set", "NOPE=1").exit_code == 1
+    for arguments in ((), ("--policy", "smetric")):
+        wrong = run(record, *arguments, "--set", "NOPE=1")
+        assert wrong.exit_code == 1
+        assert "`--set` sets `NOPE`, which this policy does not declare" in wrong.output
 
 
 def test_a_report_that_cannot_be_written_is_said(record: Path, tmp_path: Path) -> None:

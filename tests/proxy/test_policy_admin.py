@@ -217,11 +217,12 @@ route rr_argmin(0)
     async with running(FakeEngine(), policy=str(path), params={"MOST": 3.0}) as router:
         status, answer = await post(router, "/admin/policies/p/try", GOOD.encode())
         assert (status, answer["diagnostics"][0]["message"][:4]) == (422, "1:8:")
-        assert "which this policy does not declare" in answer["error"]
+        assert "configuration sets `MOST`, which this policy does not declare" in answer["error"]
         status, answer = await post(router, "/admin/policies/p/try", {"policy": GOOD, "params": {}})
         assert status == 200
         status, answer = await post(router, "/admin/policies/p/try", {"policy": text, "params": {"MOST": 0}})
         assert (status, "outside 1.." in answer["error"]) == (422, True)
+        assert "this trial sets `MOST` to 0, outside 1.." in answer["error"]
 
 
 @pytest.mark.parametrize(
