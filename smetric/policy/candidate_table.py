@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from smetric.policy.figure import clipped, figure
 from smetric.policy.guard import one_line
-from smetric.policy.term import Column, Ref, Term, walk
+from smetric.policy.term import Column, Ref, Term
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision, FilterTrace
-    from smetric.policy.policy import Policy
 
 _INDENT = "    "
 _GAP = "    "
@@ -133,19 +132,7 @@ def _ages(decision: Decision, features: Iterable[str], order: list[int]) -> list
 def columns_of(decision: Decision) -> list[str]:
     """The features this decision saw, in the order in which the policy asks for them."""
     columns = decision.snapshot.columns
-    return [feature for feature in _asked_for(decision.policy) if feature in columns]
-
-
-@functools.lru_cache(maxsize=64)
-def _asked_for(policy: Policy) -> tuple[str, ...]:
-    """The features *policy* reads, in the order in which it asks for them."""
-    seen: dict[str, None] = {}
-    for step in policy.plan.steps:
-        for term in (*(guard.value for guard in step.guards), *(() if step.value is None else (step.value,))):
-            found = [part for part in walk(term) if isinstance(part, Column)]
-            for part in sorted(found, key=lambda part: part.span.start):
-                seen[part.feature] = None
-    return tuple(seen)
+    return [feature for feature in decision.policy.asks if feature in columns]
 
 
 def score_name(decision: Decision) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from smetric.policy.term import Binding, Pick, Term
+from smetric.policy.term import Binding, Keyed, Pick, Term, walk
 from smetric.policy.tree import Span
 
 
@@ -57,6 +57,11 @@ class Step:
     status: int = 0
     message: str = ""
 
+    @property
+    def terms(self) -> list[Term]:
+        """What it computes, in order: its guards, then its value."""
+        return [*(guard.value for guard in self.guards), *(() if self.value is None else (self.value,))]
+
 
 @dataclass(slots=True)
 class Plan:
@@ -67,14 +72,22 @@ class Plan:
         picks: the picks.
         keys: for each pick, the name of its cursor if it rotates, of its stream if it draws.
         draws: for each `draw`, `top` and `chance`, the name of its stream.
-        keyed: whether it places by a key, and so by the seed where the key is empty.
     """
 
     steps: tuple[Step, ...]
     picks: tuple[Binding, ...]
     keys: tuple[str, ...]
     draws: tuple[str, ...]
-    keyed: bool
+
+    @property
+    def terms(self) -> list[Term]:
+        """What all steps compute, in order."""
+        return [term for step in self.steps for term in step.terms]
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it places by a key, and so by the seed where the key is empty."""
+        return any(isinstance(part, Keyed) for term in self.terms for part in walk(term))
 
     @property
     def rotating(self) -> list[str]:

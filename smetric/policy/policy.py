@@ -19,7 +19,7 @@ from smetric.policy.plan import Plan
 from smetric.policy.reads import ALWAYS
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
-from smetric.policy.term import Column, Pick, Term, features_of, fields_of, walk
+from smetric.policy.term import Pick, Term, columns_of, fields_of
 from smetric.policy.tree import Span
 from smetric.policy.vocabulary import Vocabulary
 
@@ -69,12 +69,12 @@ class Policy:
         self._vocabulary = vocabulary
         plan = self.plan
         compiled = Compiler(plan, vocabulary, file.text, file.path).compile()
-        self._terms = [guard.value for step in plan.steps for guard in step.guards]
-        self._terms += [step.value for step in plan.steps if step.value is not None]
-        #: Every feature that some decision may read.
-        self.reads: frozenset[str] = frozenset(name for term in self._terms for name in features_of(term))
+        terms = plan.terms
+        #: Every feature that some decision may read, in the order in which the policy asks for them.
+        self.asks: tuple[str, ...] = tuple(dict.fromkeys(part.feature for term in terms for part in columns_of(term)))
+        self.reads = frozenset(self.asks)
         #: Every request field that some decision may read.
-        self.fields: frozenset[str] = frozenset(name for term in self._terms for name in fields_of(term))
+        self.fields: frozenset[str] = frozenset(name for term in terms for name in fields_of(term))
         #: The features that cost a look-up.
         self.lookups: Mapping[str, Lookup] = {
             name: Lookup(checked.reads.get(name) == ALWAYS, compiled.asked_by[name])
@@ -103,9 +103,9 @@ class Policy:
     def unfilled(self, filled: Container[str]) -> tuple[Diagnostic, ...]:
         """A warning for each look-up, and each measured feature, that the configured sources have not *filled*."""
         places: dict[str, Span] = {}
-        for term in self._terms:
-            for part in walk(term):
-                if isinstance(part, Column) and self._needs_source(part.feature) and part.feature not in filled:
+        for term in self.plan.terms:
+            for part in columns_of(term):
+                if self._needs_source(part.feature) and part.feature not in filled:
                     first = places.setdefault(part.feature, part.span)
                     places[part.feature] = min(first, part.span, key=lambda span: span.start)
         return tuple(

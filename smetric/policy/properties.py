@@ -16,7 +16,6 @@ from smetric.policy.figure import figure
 from smetric.policy.plan import StatementKind
 from smetric.policy.policy import Policy
 from smetric.policy.situation import Situation
-from smetric.policy.term import Column, walk
 from smetric.policy.vocabulary import Vocabulary
 
 #: A balanced policy never picks an instance with more than this many times the mean load.
@@ -146,14 +145,7 @@ def _not_kept(policy: Policy, vocabulary: Vocabulary, situation: Situation) -> B
 
 def loads(policy: Policy, vocabulary: Vocabulary) -> list[str]:
     """The loads that a policy reads, in the order in which it asks for them."""
-    found: dict[str, None] = {}
-    for step in policy.plan.steps:
-        for term in (*(guard.value for guard in step.guards), *(() if step.value is None else (step.value,))):
-            columns = sorted(
-                (part for part in walk(term) if isinstance(part, Column)), key=lambda part: part.span.start
-            )
-            found.update(dict.fromkeys(part.feature for part in columns if vocabulary.features[part.feature].load))
-    return list(found)
+    return [name for name in policy.asks if vocabulary.features[name].load]
 
 
 def _reads_a_load(policy: Policy, vocabulary: Vocabulary) -> bool:

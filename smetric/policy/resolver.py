@@ -81,7 +81,6 @@ class Resolver:
         self._picks = _Sites()
         self._bindings: list[Binding] = []
         self._draws = _Sites()
-        self._keyed = False
         self._level = 0
         self._owner = ""
 
@@ -96,13 +95,9 @@ class Resolver:
                 scope.names[statement.name] = bound(statement.name, self._term(statement.value, scope))
             elif isinstance(statement, tree.Filter | tree.Route | tree.Reject | tree.Hold):
                 steps.append(self._step(statement, steps))
-        count_uses(
-            [guard.value for step in steps for guard in step.guards]
-            + [step.value for step in steps if step.value is not None]
-        )
-        return Plan(
-            tuple(steps), tuple(self._bindings), tuple(self._picks.keys), tuple(self._draws.keys), self._keyed
-        )  # fmt: skip
+        plan = Plan(tuple(steps), tuple(self._bindings), tuple(self._picks.keys), tuple(self._draws.keys))
+        count_uses(plan.terms)
+        return plan
 
     def _declare(self, statement: tree.Statement, scope: _Scope, parameters: Mapping[str, Parameter]) -> None:
         """Put the names of a `param`, `def` or `use` into *scope*."""
@@ -258,7 +253,6 @@ class Resolver:
                 site = self._draws.add(self._owner)
                 return Top(value, amount, thens, self._level, site, span=span, shape=Shape.VECTOR)
             case Family.WEIGHT | Family.PLACE:
-                self._keyed = True
                 shape = Shape.VECTOR if row.family is Family.WEIGHT else Shape.SCALAR
                 return Keyed(name, plain[0], span=span, shape=shape)
             case Family.KNOWN | Family.AGE:

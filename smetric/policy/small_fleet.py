@@ -13,7 +13,7 @@ from typing import Any
 from smetric.policy.plan import Plan
 from smetric.policy.policy import Policy
 from smetric.policy.situation import Situation, clamped
-from smetric.policy.term import Const, Term, walk
+from smetric.policy.term import Const, walk
 from smetric.policy.testing import SEEDS
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
 
@@ -105,7 +105,7 @@ class SmallFleets:
 def _constants(plan: Plan) -> set[Any]:
     """The numbers and strings of all expressions."""
     found: set[Any] = set()
-    for root in _roots(plan):
+    for root in plan.terms:
         for term in walk(root):
             if isinstance(term, Const):
                 if isinstance(term.value, frozenset):
@@ -115,13 +115,6 @@ def _constants(plan: Plan) -> set[Any]:
                 elif not isinstance(term.value, bool):
                     found.add(float(term.value))
     return found
-
-
-def _roots(plan: Plan) -> Iterator[Term]:
-    for step in plan.steps:
-        yield from (guard.value for guard in step.guards)
-        if step.value is not None:
-            yield step.value
 
 
 def smaller(situation: Situation, vocabulary: Vocabulary) -> Iterator[Situation]:

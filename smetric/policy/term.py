@@ -242,6 +242,11 @@ def walk(term: Term) -> Iterator[Term]:
             pending.extend(current.parts())
 
 
+def columns_of(term: Term) -> list[Column]:
+    """The features that *term* may read, where it does, in the order of the file."""
+    return sorted((part for part in walk(term) if isinstance(part, Column)), key=lambda part: part.span.start)
+
+
 def features_of(term: Term) -> frozenset[str]:
     """The features that *term* may read."""
     return frozenset(part.feature for part in walk(term) if isinstance(part, Column))

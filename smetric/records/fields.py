@@ -12,7 +12,7 @@ from typing import Any
 
 from smetric.features import VOCABULARY
 from smetric.policy import Kind, Policy
-from smetric.policy.term import Const, Keyed, Term, fields_of, walk
+from smetric.policy.term import Const, walk
 
 #: All fields, in the order of the table.
 FIELDS = tuple(VOCABULARY.request)
@@ -33,16 +33,13 @@ def fields_recorded(policies: Collection[Policy]) -> list[str]:
 
 def fields_read(policy: Policy) -> set[str]:
     """The request's fields that *policy* may read; its id stands for an empty key of `hrw` and `bucket`."""
-    found = {name for term in _terms(policy) for name in fields_of(term)}
-    if any(isinstance(part, Keyed) for term in _terms(policy) for part in walk(term)):
-        found.add("id")
-    return found
+    return {*policy.fields, *(("id",) if policy.plan.keyed else ())}
 
 
 def strings_named(policy: Policy) -> set[str]:
     """The strings that stand in *policy*, which a request's may be compared with."""
     found: set[str] = set()
-    for term in _terms(policy):
+    for term in policy.plan.terms:
         for part in walk(term):
             if isinstance(part, Const):
                 found |= _strings_in(part.value)
@@ -53,8 +50,3 @@ def _strings_in(value: Any) -> set[str]:
     if isinstance(value, str):
         return {value}
     return {item for item in value if isinstance(item, str)} if isinstance(value, Collection) else set()
-
-
-def _terms(policy: Policy) -> list[Term]:
-    terms = [guard.value for step in policy.plan.steps for guard in step.guards]
-    return terms + [step.value for step in policy.plan.steps if step.value is not None]

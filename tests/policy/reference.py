@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class Reference:
         }
         self.draws = {
             term.span.start: stream_of(f"draw {policy.plan.draws[term.site]}")
-            for root in _roots(policy)
+            for root in policy.plan.terms
             for term in walk(root)
             if isinstance(term, Draw | Top)
         }
@@ -281,13 +281,6 @@ class Reference:
         if call.function.startswith("rr_"):
             return rotated(tied, self.snapshot.ids, self.cursors.get(key, ""))
         return drawn(tied, self.snapshot.ids, self.seed, stream_of(key))
-
-
-def _roots(policy: Policy) -> Iterator[Any]:
-    for step in policy.plan.steps:
-        yield from (guard.value for guard in step.guards)
-        if step.value is not None:
-            yield step.value
 
 
 def _quantile(values: list[float], share: float) -> float:
