@@ -5,6 +5,7 @@ Numbers, names of the policy and ids of instances only: no string of a request i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from smetric.policy.builtin import Family
@@ -20,10 +21,9 @@ __all__ = ["explain", "guard_numbers", "rules", "summary", "table"]
 
 #: Candidates that the full account lists in their own order; of more, the best.
 _ROWS = 32
-#: What a failed comparison turned out to be.
+#: A comparison as the text shows it where it held, and what it turned out to be where it failed.
+_SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">"}
 _OPPOSITE = {"<=": ">", ">=": "<", "<": "≥", ">": "≤"}
-#: A comparison as the text shows it.
-_SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">", "==": "=", "!=": "≠"}
 _MARKS = {True: "✓", False: "✗", None: "·"}
 
 
@@ -81,25 +81,7 @@ def guard_numbers(decision: Decision, at: int, place: int) -> str:
     if place >= len(guards) or place > stop:
         return ""
     term = guards[place].value
-    return _numbers(decision, at, term) if place == stop else _held(decision, at, term)
-
-
-def _held(decision: Decision, at: int, term: Term) -> str:
-    """Both sides of a comparison that held."""
-    while isinstance(term, Ref) and term.shape is Shape.SCALAR:
-        term = term.binding.value
-    if not isinstance(term, Op) or len(term.operands) != 2 or term.op not in _SIGNS:
-        return ""
-    left, right = term.operands
-    value = decision.policy.probe(decision, at, left)
-    if not isinstance(value, int | float):
-        return ""
-    if term.op in ("==", "!="):
-        if isinstance(left, RequestValue | Ref | Column):
-            name = f"req.{left.name}" if isinstance(left, RequestValue) else term_name(decision, left)
-            return f"{name} is {figure(value)}"
-        return ""
-    return f"{_side(decision, at, left)} {_SIGNS[term.op]} {_side(decision, at, right)}"
+    return _numbers(decision, at, term) if place == stop else _sides(decision, at, term, _SIGNS)
 
 
 def _headline(decision: Decision) -> str:
@@ -181,15 +163,18 @@ def _subject(decision: Decision, at: int, term: Term) -> str:
 def _numbers(decision: Decision, at: int, term: Term) -> str:
     """Both sides of a comparison that failed."""
     unknown = sorted(name for name in fields_of(term) if getattr(decision.request, name) is None)
-    if unknown:
-        return f"req.{unknown[0]} is unknown"
+    return f"req.{unknown[0]} is unknown" if unknown else _sides(decision, at, term, _OPPOSITE)
+
+
+def _sides(decision: Decision, at: int, term: Term, signs: Mapping[str, str]) -> str:
+    """Both sides of a comparison; what a name was that is compared for equality."""
     while isinstance(term, Ref) and term.shape is Shape.SCALAR:
         term = term.binding.value
     if not isinstance(term, Op) or len(term.operands) != 2:
         return ""
     left, right = term.operands
-    if term.op in _OPPOSITE:
-        return f"{_side(decision, at, left)} {_OPPOSITE[term.op]} {_side(decision, at, right)}"
+    if term.op in signs:
+        return f"{_side(decision, at, left)} {signs[term.op]} {_side(decision, at, right)}"
     if term.op in ("==", "!="):
         value = decision.policy.probe(decision, at, left)
         if isinstance(value, int | float) and isinstance(left, RequestValue | Ref | Column):

@@ -5,7 +5,7 @@ What stands in them is checked where policies are (`check_statement`); where fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from smetric.policy import tree
@@ -37,11 +37,6 @@ class Linked:
     files: dict[str, tree.File] = field(default_factory=dict)
     targets: dict[int, str] = field(default_factory=dict)
     errors: list[Diagnostic] = field(default_factory=list)
-
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """The text of every library by name."""
-        return {name: Source(file.text, file.path) for name, file in sorted(self.files.items())}
 
 
 def link(file: tree.File, reader: Reader) -> Linked:
