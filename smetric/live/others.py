@@ -67,7 +67,7 @@ class Others:
             "agrees": decision.instance == chosen,
             "sentence": summary(decision),
             "rules": rules(decision),
-            "scores": {decision.snapshot.ids[i]: score[i] for i in decision.ranked[:256]} if score is not None else {},
+            "scores": {decision.snapshot.ids[i]: score[i] for i in decision.foremost(256)} if score is not None else {},
             "explanation": explain(decision),
             "lag_s": lag_of(seen.line, decision),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,14 +42,7 @@ def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
 @functools.lru_cache(maxsize=1)  # text and JSON of one decision are made one after the other
 def foremost(decision: Decision, top: int) -> tuple[int, ...]:
     """Indices of at most *top* of those the pick could choose: the chosen first, then the best scores, ties by id."""
-    score, ids, chosen = decision.score, decision.snapshot.ids, decision.index
-    others = [i for i in decision.candidates if i != chosen]
-    if score is None:
-        ranked = [i for _, i in heapq.nsmallest(top, [(ids[i], i) for i in others])]
-    else:
-        sign = -1 if decision.direction == "max" else 1
-        ranked = [i for _, _, i in heapq.nsmallest(top, [(sign * score[i], ids[i], i) for i in others])]
-    return tuple([chosen, *ranked][:top] if chosen >= 0 else ranked)
+    return tuple(decision.foremost(top))
 
 
 def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:

@@ -6,6 +6,7 @@ Sentences and tables are `explain.py`.
 from __future__ import annotations
 
 import enum
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -267,9 +268,18 @@ class Decision:
     @property
     def ranked(self) -> list[int]:
         """`candidates` with the best score first, ties in order of ids; the chosen one first of all."""
-        score, ids = self.score, self.snapshot.ids
-        sign = -1 if self.direction == "max" else 1
-        return sorted(self.candidates, key=lambda i: (i != self.index, 0 if score is None else sign * score[i], ids[i]))
+        return self.foremost(len(self.snapshot.ids))
+
+    def foremost(self, most: int) -> list[int]:
+        """The first *most* of `ranked`."""
+        score, ids, chosen = self.score, self.snapshot.ids, self.index
+        others = [i for i in self.candidates if i != chosen]
+        if score is None:
+            best = [i for _, i in heapq.nsmallest(most, [(ids[i], i) for i in others])]
+        else:
+            sign = -1 if self.direction == "max" else 1
+            best = [i for _, _, i in heapq.nsmallest(most, [(sign * score[i], ids[i], i) for i in others])]
+        return [chosen, *best][:most] if chosen >= 0 else best
 
     @property
     def runner_up_index(self) -> int | None:

@@ -88,7 +88,7 @@ def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) 
 
 def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
     told = _told(decision)
-    near = decision.ranked[:_CANDIDATES]
+    near = decision.foremost(_CANDIDATES)
     for name in sorted(decision.reads):
         feature = vocabulary.features[name]
         column = decision.snapshot.columns[name]
