@@ -23,7 +23,7 @@ async def test_follow_ups_are_predicted_to_hit_what_engines_then_report_their_re
             await router.end()
     errors = []
     for record in records:
-        hit, usage = record.hit(), record.usage
+        hit, usage = record.hit, record.usage
         if record.request.turn and hit is not None and usage is not None:
             assert usage.prompt_tokens is not None
             assert usage.cached_tokens is not None

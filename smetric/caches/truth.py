@@ -142,7 +142,7 @@ class HitTruth:
 
     def answered(self, record: DecisionRecord, usage: Usage | None) -> None:
         """The request of *record* was answered; judged if a hit was predicted and the instance reports one."""
-        predicted, request, instance = record.hit(), record.request, record.instance
+        predicted, request, instance = record.hit, record.request, record.instance
         if predicted is None or instance is None or usage is None or request.prompts != 1:
             return
         if usage.cached_tokens is None or not usage.prompt_tokens:

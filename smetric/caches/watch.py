@@ -74,7 +74,7 @@ def _hit_share(record: DecisionRecord, usage: Usage | None) -> float | None:
     known: list[float] = []
     if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
         known.append(usage.cached_tokens / usage.prompt_tokens)
-    best = record.best_hit()
+    best = record.best_hit
     if best is not None:
         known.append(best / max(1, record.request.prompt_len))
     return max(known, default=None)

@@ -61,7 +61,7 @@ def told_by(source: str, play: Play) -> list[Decision]:
     told = [
         (hit[0], record.decision)
         for record in play.records.values()
-        if record.decision is not None and (hit := record.hit()) is not None and hit[1].partition(":")[0] == source
+        if record.decision is not None and (hit := record.hit) is not None and hit[1].partition(":")[0] == source
     ]
     return [decision for _, decision in sorted(told, key=lambda one: -one[0])]
 

@@ -25,15 +25,12 @@ MOST_ROWS = 256
 def account(record: DecisionRecord) -> dict[str, Any]:
     """The account."""
     decision, request = record.decision, record.request
-    result = full(record, top=0) | row(record)
-    del result["hit"]
-    hit = record.hit()
+    result = row(record) | full(record, top=0)
     result |= {
         "file": record.policy.path.rpartition("/")[2],
         "text": record.policy.source,
         "libraries": sorted(record.policy.libraries),
         "params": {name: figure(param.value) for name, param in record.policy.params.items()},
-        "hit": {"tokens": hit[0], "source": hit[1] or None} if hit is not None else None,
         "prompts": request.prompts,
         "shadows": [
             {**shadow_of(one), "sentence": summary(one.decision) if one.decision is not None else one.choice}

@@ -94,7 +94,7 @@ class Figures:
                 if one.decision is not None:
                     agreed, answered = second.shadows.get(one.policy.name, (0, 0))
                     second.shadows[one.policy.name] = (agreed + (one.answer == names.AGREES), answered + 1)
-            usage, hit = record.usage, record.hit()
+            usage, hit = record.usage, record.hit
             if hit is None or usage is None or usage.cached_tokens is None or not usage.prompt_tokens:
                 continue
             second.predicted += hit[0]

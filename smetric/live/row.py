@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smetric.live.wish import failed_guards, margin_of
-from smetric.telemetry import attributes, names
+from smetric.telemetry import attributes
 from smetric.telemetry.decisions import brief
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def row(record: DecisionRecord) -> dict[str, Any]:
     """The row."""
     decision = record.decision
-    moved, hit, margin = record.migration, record.hit(), margin_of(record)
+    moved, hit, margin = record.migration, record.hit, margin_of(record)
     return {
         **brief(record),
         "time_ms": record.time_ns // 1_000_000,
@@ -34,8 +34,7 @@ def row(record: DecisionRecord) -> dict[str, Any]:
 
 def shadow_of(shadowed: Shadowed) -> dict[str, Any]:
     """What a policy in shadow would have done; `agrees` is None where it could not answer."""
-    agrees = {names.AGREES: True, names.DIFFERS: False}.get(shadowed.answer)
-    return {"policy": shadowed.policy.name, "choice": shadowed.choice, "agrees": agrees}
+    return {"policy": shadowed.policy.name, "choice": shadowed.choice, "agrees": shadowed.agrees}
 
 
 def ending(record: DecisionRecord) -> dict[str, Any]:

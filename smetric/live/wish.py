@@ -118,14 +118,4 @@ def _outcomes(decision: Decision) -> Iterator[Step]:
 
 def margin_of(record: DecisionRecord) -> float | None:
     """How much worse the runner-up's score is, as a share of the larger of both; None without one."""
-    decision = record.decision
-    if decision is None or decision.index < 0 or decision.score is None:
-        return None
-    score = decision.score
-    others = [score[i] for i in decision.candidates if i != decision.index]
-    if not others:
-        return None
-    mine = score[decision.index]
-    next_best = max(others) if decision.direction == "max" else min(others)
-    largest = max(abs(mine), abs(next_best))
-    return abs(next_best - mine) / largest if largest else 0.0
+    return record.decision.margin_share if record.decision is not None else None

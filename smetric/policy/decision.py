@@ -324,6 +324,16 @@ class Decision:
         return None if at is None or self.score is None else abs(self.score[at] - self.score[self.index])
 
     @property
+    def margin_share(self) -> float | None:
+        """`margin` as a share of the larger of both scores; 0 where both are 0."""
+        at, score = self.runner_up_index, self.score
+        if at is None or score is None:
+            return None
+        mine, next_best = score[self.index], score[at]
+        largest = max(abs(mine), abs(next_best))
+        return abs(next_best - mine) / largest if largest else 0.0
+
+    @property
     def tied(self) -> int:
         """How many candidates had the best score, or one that counts as such; 0 when there was no pick; found once."""
         if self._tied == _NOT_SOUGHT:

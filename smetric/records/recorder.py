@@ -151,7 +151,7 @@ def _generation(record: DecisionRecord, number: int, observed: Sequence[Policy])
 
 
 def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
-    decision, usage, hit = record.decision, record.usage, record.hit()
+    decision, usage, hit = record.decision, record.usage, record.hit
     line = DecisionLine(
         id=record.id,
         time_ns=record.time_ns,
@@ -208,12 +208,9 @@ def _add_decision(line: DecisionLine, decision: Decision) -> None:
     line.cursors = {key: decision.used[key] for key in decision.policy.plan.keys if key in decision.used}
     line.seed = decision.seed
     line.guards = decision.guards
-    score, index = decision.score, decision.index
-    if score is not None and index >= 0:
-        line.score = mine = score[index]
-        others = [score[i] for i in decision.candidates if i != index]
-        if others:
-            line.margin = abs((max if decision.direction == "max" else min)(others) - mine)
+    if decision.score is not None and decision.index >= 0:
+        line.score = decision.score[decision.index]
+        line.margin = decision.margin
 
 
 def _request(record: DecisionRecord, generation: _Generation) -> Any:

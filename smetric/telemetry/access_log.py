@@ -61,7 +61,7 @@ class AccessLog:
 
 
 def _add_decision(fields: dict[str, Any], record: DecisionRecord) -> None:
-    request, usage, hit, migration = record.request, record.usage, record.hit(), record.migration
+    request, usage, hit, migration = record.request, record.usage, record.hit, record.migration
     fields["decision_id"] = record.id
     fields["outcome"] = record.outcome
     fields["policy"] = record.policy.name

@@ -97,7 +97,7 @@ def of_attempt(record: DecisionRecord, method: str, path: str, number: int) -> d
     }
     if parts.port is not None:
         result[names.SERVER_PORT.name] = parts.port
-    if (hit := record.hit()) is not None:
+    if (hit := record.hit) is not None:
         result[names.HIT_TOKENS.name] = hit[0]
     if number > 1:
         result[names.HTTP_RESEND.name] = number - 1
@@ -189,7 +189,7 @@ def of_decision(
         _add_outlook(result, record)
         result |= shadowed.attributes_of(record.shadowed)
         result[names.CANDIDATES_JSON.name] = candidate_rows.as_json(decision, top, limit)
-    hit = record.hit()
+    hit = record.hit
     if hit is not None:
         result[names.HIT_TOKENS.name] = hit[0]
         result[names.HIT_RATIO.name] = hit[0] / request.prompt_len if request.prompt_len else 0.0

@@ -19,7 +19,6 @@ from smetric.telemetry.sessions import Sessions
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from smetric.policy.decision import Decision
     from smetric.telemetry.record import DecisionRecord
 
 
@@ -70,11 +69,11 @@ class Consequences:
         record.migration = migration_of(record, self.sessions.last(record.request))
         if record.migration is not None:
             self.migrations.note(record, record.migration)
-        runner_up = decision.runner_up_index if decision.score is not None else None
-        if runner_up is not None:
-            self._count_margin(record.policy.name, decision, runner_up)
+        if (margin := decision.margin_share) is not None:
+            self._margins.of(record.policy.name).observe(margin)
         if record.rank == 0:
-            self._count_hits(record, decision)
+            self._count_hits(record)
+        runner_up = decision.runner_up_index if decision.score is not None else None
         record.forecast = self._forecasts.of(record, runner_up)
 
     def answering(self, record: DecisionRecord) -> None:
@@ -87,18 +86,12 @@ class Consequences:
         self._level.ended(record, gap_s)
         self.savings.settle(record)
 
-    def _count_margin(self, policy: str, decision: Decision, runner_up: int) -> None:
-        assert decision.score is not None
-        mine, theirs = decision.score[decision.index], decision.score[runner_up]
-        largest = max(abs(mine), abs(theirs))
-        self._margins.of(policy).observe(abs(theirs - mine) / largest if largest else 0.0)
-
-    def _count_hits(self, record: DecisionRecord, decision: Decision) -> None:
+    def _count_hits(self, record: DecisionRecord) -> None:
         """Where the prompt's tokens are, if the policy looked."""
-        best = record.best_hit()
+        best = record.best_hit
         if best is None:
             return
-        policy, here = record.policy.name, int(decision.snapshot.cell("hit_len", decision.index) or 0)
+        policy, here = record.policy.name, record.hit[0] if record.hit is not None else 0
         length = max(record.request.prompt_len, best)
         of = self._hit_places.of
         of(policy, names.HELD_HERE).inc(here)

@@ -78,7 +78,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
         record: the decision.
         top: candidates shown at most.
     """
-    decision, usage, hit = record.decision, record.usage, record.hit()
+    decision, usage, hit = record.decision, record.usage, record.hit
     result = brief(record)
     result |= {
         "reason": record.reason,

@@ -117,7 +117,7 @@ class Metrics:
         # A retry routes the same tokens again.
         if record.rank == 0:
             self._prompt_tokens.of(model).inc(record.request.prompt_len)
-            hit = record.hit()
+            hit = record.hit
             if hit is not None:
                 self._hit_tokens.of(model).inc(hit[0])
 

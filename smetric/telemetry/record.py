@@ -99,6 +99,10 @@ class DecisionRecord:
     held_by: Decision | None = None
 
     id: str = field(init=False)
+    #: Tokens of the prompt believed cached on the chosen instance, and the source; None where not known.
+    hit: tuple[int, str] | None = field(default=None, init=False)
+    #: Most tokens of it believed cached on any candidate; None where none was looked up and known.
+    best_hit: int | None = field(default=None, init=False)
     #: 32 hex digits, empty without a trace.
     trace_id: str = field(default="", init=False)
     #: How many decisions of the same request came before this one.
@@ -121,6 +125,10 @@ class DecisionRecord:
         prompt = self.request.prompt
         if prompt is not None and prompt.counted:
             self.tokens_source = "exact"
+        if self.decision is not None:
+            self.best_hit = _best_hit(self.decision.snapshot)
+            if self.instance is not None:
+                self.hit = _hit(self.decision)
 
     @property
     def rule(self) -> str:
@@ -148,14 +156,6 @@ class DecisionRecord:
         """What it is, among what traces are kept for (`names.KEPT`), or ordinary."""
         return (self.outcome,) if self.migration is None else (self.outcome, names.MIGRATION)
 
-    def best_hit(self) -> int | None:
-        """Most tokens of the prompt believed cached on any candidate; None where none was looked up and known."""
-        if self.decision is None or "hit_len" not in self.decision.snapshot.columns:
-            return None
-        hits, known = self.decision.snapshot.columns["hit_len"], self.decision.snapshot.known.get("hit_len")
-        best = max(hits if known is None else compress(hits, known), default=None)
-        return None if best is None else int(best)
-
     def hit_at(self, index: int) -> int | None:
         """Tokens of the prompt believed cached on candidate *index*, also where it was looked up for another policy."""
         assert self.decision is not None
@@ -165,16 +165,16 @@ class DecisionRecord:
                 break
         return None if hit is None else int(hit)
 
-    def hit(self) -> tuple[int, str] | None:
-        """Tokens of the prompt believed cached on the chosen instance, and the source; None where not known."""
-        decision = self.decision
-        if decision is None or self.instance is None:
-            return None
-        snapshot, index = decision.snapshot, decision.index
-        hits = snapshot.columns.get("hit_len")
-        if hits is None:
-            return None
-        known = snapshot.known.get("hit_len")
-        if known is not None and not known[index]:
-            return None
-        return int(hits[index]), snapshot.origin("hit_len", index)
+
+def _hit(decision: Decision) -> tuple[int, str] | None:
+    snapshot, index = decision.snapshot, decision.index
+    tokens = snapshot.cell("hit_len", index)
+    return None if tokens is None else (int(tokens), snapshot.origin("hit_len", index))
+
+
+def _best_hit(snapshot: Snapshot) -> int | None:
+    hits, known = snapshot.columns.get("hit_len"), snapshot.known.get("hit_len")
+    if hits is None:
+        return None
+    best = max(hits if known is None else compress(hits, known), default=None)
+    return None if best is None else int(best)

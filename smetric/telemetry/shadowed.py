@@ -55,6 +55,11 @@ class Shadowed:
             return self.decision.choice
         return f"not answerable: {', '.join(self.missing)} not read" if self.missing else "error"
 
+    @property
+    def agrees(self) -> bool | None:
+        """Whether it would have chosen the same; None where it has no answer."""
+        return {names.AGREES: True, names.DIFFERS: False}.get(self.answer)
+
 
 def row(shadowed: Shadowed, *, top: int) -> dict[str, Any]:
     """It as JSON, with the table of at most *top* candidates."""
@@ -63,7 +68,7 @@ def row(shadowed: Shadowed, *, top: int) -> dict[str, Any]:
         "origin": names.SHADOW,
         "policy": f"{policy.name}@{policy.digest}",
         "generation": shadowed.generation,
-        "agrees": {names.AGREES: True, names.DIFFERS: False}.get(shadowed.answer),
+        "agrees": shadowed.agrees,
         "choice": shadowed.choice,
         "regret": shadowed.regret,
         "session_had_diverged": shadowed.had_diverged,
@@ -100,9 +105,9 @@ def attributes_of(all_shadowed: Sequence[Shadowed]) -> dict[str, Any]:
         names.SHADOW_POLICY.name: ", ".join(one.policy.name for one in all_shadowed)[:_TEXT_MAX],
         names.SHADOW_INSTANCE.name: ", ".join(one.choice for one in all_shadowed)[:_TEXT_MAX],
     }
-    answers = {one.answer for one in all_shadowed}
-    if answers <= {names.AGREES, names.DIFFERS}:
-        result[names.SHADOW_AGREES.name] = answers == {names.AGREES}
+    answers = [one.agrees for one in all_shadowed]
+    if None not in answers:
+        result[names.SHADOW_AGREES.name] = all(answers)
     regrets = [one.regret for one in all_shadowed if one.regret is not None]
     if regrets:
         result[names.SHADOW_REGRET.name] = max(regrets)
@@ -122,9 +127,8 @@ def span_of(shadowed: Shadowed, *, top: int, limit: int, ui_hints: bool) -> dict
         names.POLICY_GENERATION.name: shadowed.generation,
         names.DURATION.name: shadowed.evaluate_s,
     }
-    answer = {names.AGREES: True, names.DIFFERS: False}.get(shadowed.answer)
-    if answer is not None:
-        result[names.SHADOW_AGREES.name] = answer
+    if shadowed.agrees is not None:
+        result[names.SHADOW_AGREES.name] = shadowed.agrees
     if decision is None:
         summary = f"{policy.name} (shadow): {shadowed.choice}"
     else:

@@ -301,7 +301,7 @@ async def test_h9_tenants_share_no_salt_and_no_hits() -> None:
         for tenant in ("red", "blue"):
             await salt(tenant, chat(messages=follow_up))
             (record,) = router.application.telemetry.decisions.recent(1)
-            hits.append(record.hit())
+            hits.append(record.hit)
         assert hits[0] is not None
         assert hits[0][0] > 1000
         assert hits[1] is None or hits[1][0] == 0

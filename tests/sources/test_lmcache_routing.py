@@ -122,7 +122,7 @@ async def test_agents_come_home_by_what_lmcache_says(mode: str, tiers: set[str])
         assert set(homes) == {instance.id for instance in application.fleet.instances}
         for agent, home in zip(agents, homes, strict=True):
             assert [instance for instance, _ in agent.served] == [home] * 4
-        hits = [(record.hit(), record.usage) for record in application.telemetry.decisions.recent(1000)]
+        hits = [(record.hit, record.usage) for record in application.telemetry.decisions.recent(1000)]
         known = [(hit, usage) for hit, usage in hits if hit is not None]
         # The system prompt is credited to whoever registered first: of its own agents alone the controller is certain.
         assert {origin for (_, origin), _ in known} == tiers
@@ -148,11 +148,11 @@ async def test_a_restarted_router_does_not_take_the_prompt_that_sessions_share_f
                 await agent.turn(client)
             # The first of each instance leaves the shared part in the index; of the others it knows nothing else.
             assert [agent.served[-1][0] for agent in agents] == [agent.served[0][0] for agent in agents]
-            hits = [record.hit() for record in application.telemetry.decisions.recent(1000)]
+            hits = [record.hit for record in application.telemetry.decisions.recent(1000)]
             assert {origin for hit in hits if hit is not None for origin in hit[1:]} == {"lmcache:host"}
             for agent in agents:
                 await agent.turn(client)
-            hits = [record.hit() for record in application.telemetry.decisions.recent(len(agents))]
+            hits = [record.hit for record in application.telemetry.decisions.recent(len(agents))]
             assert {origin for hit in hits if hit is not None for origin in hit[1:]} == {"prefix_index"}
 
 
