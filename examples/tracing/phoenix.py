@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from examples.tracing.process import serving
 
 SETUP = Path(__file__).parent / "setup_phoenix.sh"
 #: The project its pages show; Phoenix reads it from the resource of the spans.
@@ -28,6 +29,8 @@ _SPANS = """query($name: String!, $condition: String) {
 }"""
 #: Seconds until it answers; the first start of a new database takes the longest.
 READY_S = 180.0
+#: Seconds it may take to end.
+END_S = 20.0
 
 
 def folder() -> Path:
@@ -110,27 +113,6 @@ def phoenix(work: Path, *, port: int, grpc_port: int) -> Iterator[str]:
         "PHOENIX_WORKING_DIR": str(work),
     }
     log = work / "phoenix.log"
-    with log.open("ab") as out:
-        program = folder() / "venv" / "bin" / "phoenix"
-        process = subprocess.Popen([program, "serve"], env=os.environ | told, stdout=out, stderr=out)
-    try:
-        _wait(process, url, log)
+    command = [folder() / "venv" / "bin" / "phoenix", "serve"]
+    with serving(command, told, log, ready=f"{url}/healthz", ready_s=READY_S, end_s=END_S):
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{url}/healthz", timeout=5):
-                return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.3)
-    raise RuntimeError(f"Phoenix does not answer at {url}; see {log}")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-#: Seconds until it serves.
-READY_S = 60.0
+from examples.tracing.process import serving
+
+#: Seconds until it serves, and until it has sent its spans.
+READY_S = END_S = 60.0
 
 
 @contextmanager
@@ -54,32 +51,12 @@ def router(
     }
     config, log = work / "smetric.yaml", work / "router.log"
     config.write_text(yaml.safe_dump(settings, sort_keys=False))
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "smetric", "serve", "--config", str(config)],
-            env=os.environ | environ,
-            stdout=out,
-            stderr=out,
-        )
-    try:
-        _wait(process, f"http://127.0.0.1:{admin_port}/readyz", log)
+    with serving(
+        [sys.executable, "-m", "smetric", "serve", "--config", str(config)],
+        environ,
+        log,
+        ready=f"http://127.0.0.1:{admin_port}/readyz",
+        ready_s=READY_S,
+        end_s=END_S,
+    ):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                break
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.2)
-    if process.poll() is not None or time.monotonic() >= deadline:
-        raise RuntimeError(f"the router is not ready; see {log}")
