@@ -16,7 +16,7 @@ import structlog
 from cachetools import LRUCache
 
 from smetric.config.credential import Credential
-from smetric.proxy.asgi import App, Receive, Scope, Send
+from smetric.proxy.asgi import App, Message, Receive, Scope, Send
 from smetric.proxy.headers import first
 from smetric.proxy.live import PAGE
 from smetric.sources.peers import PATH as PLACEMENTS
@@ -59,9 +59,16 @@ class AdminGuard:
         if problem is not None:
             await self._refuse(scope, send, client, *problem)
             return
-        if scope["method"] not in _READING and not scope["path"].endswith(_TRYING):
-            log.info("smetric.admin.changed", client=client, method=scope["method"], path=scope["path"][:200])
-        await self._app(scope, receive, send)
+        if scope["method"] in _READING or scope["path"].endswith(_TRYING):
+            await self._app(scope, receive, send)
+            return
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                log.info("smetric.admin.changed", client=client, method=scope["method"], path=scope["path"][:200])
+            await send(message)
+
+        await self._app(scope, receive, told)
 
     def _problem(self, scope: Scope, client: str) -> tuple[int, str] | None:
         """Status and reason, if *client* may not."""

@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 
 from smetric.body import patch_model
+from smetric.config.routing import PATHS
 from smetric.errors import HttpError
 from smetric.proxy.admission import Admission
 from smetric.proxy.asgi import App, Receive, Scope, Send
@@ -40,17 +41,8 @@ INFERENCE: dict[str, Api] = {
     "/v1/messages": Api.MESSAGES,
     "/v1/responses": Api.RESPONSES,
 }
-#: Other paths that are passed to a candidate. What loads adapters or changes an engine is left out on purpose.
-PASSED: tuple[str, ...] = (
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/v1/classify",
-    "/v1/embeddings",
-    "/v1/moderations",
-    "/v1/pooling",
-    "/v1/rerank",
-    "/v1/score",
-)
+#: The other paths that are passed to a candidate. What loads adapters or changes an engine is left out on purpose.
+PASSED: tuple[str, ...] = tuple(path for path in PATHS if path not in INFERENCE)
 COUNT_TOKENS = "/v1/messages/count_tokens"
 STORED_RESPONSE = "/v1/responses/{id}"
 CANCEL_RESPONSE = "/v1/responses/{id}/cancel"

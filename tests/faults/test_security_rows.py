@@ -118,6 +118,7 @@ async def test_h2_the_admin_port_opens_to_its_token_only_and_says_who_tried() ->
         for target in ("/metrics", "/healthz", "/readyz"):
             assert (await admin(router, target)).status == 200
         assert (await admin(router, "/admin/instances/e0/drain", good, method="POST")).status == 200
+        assert (await admin(router, "/admin/instances/nobody/drain", good, method="POST")).status == 404
         (changed,) = router.lines("smetric.admin.changed")
         assert (changed["method"], changed["path"]) == ("POST", "/admin/instances/e0/drain")
         assert len(router.lines("smetric.admin.refused")) == 5
