@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import orjson
 import pytest
 
-from tests.fakes import Call, FakeEngine, until
-from tests.faults.harness import Tell, chat, running
+from tests.fakes import Call, FakeEngine, RawClient, request, until
+from tests.faults.harness import Running, Tell, chat, running
 from tests.faults.stall import Stall
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -46,32 +47,62 @@ async def test_h4_a_trusted_trace_goes_on_and_a_tracestate_of_500_members_does_n
         assert call.values(b"tracestate") == []
 
 
-async def test_h7_hostile_names_and_paths_leave_one_json_line_each_and_no_series() -> None:
-    async def no_models(call: Call) -> None:
-        await call.answer(404, b"")
+async def no_models(call: Call) -> None:
+    await call.answer(404, b"")
 
+
+async def series(router: Running) -> int:
+    page = (await router.admin("/metrics")).body
+    return sum(not line.startswith(b"#") for line in page.splitlines())
+
+
+async def test_h7_hostile_names_and_paths_leave_one_json_line_each_and_no_series() -> None:
     engine = FakeEngine()
     engine.models = no_models
     async with running(engine) as router:
         names = ["tiny\r\nFAKE: line", "\x1b[31mred\x1b[0m", "\u2028", "x" * 10_000]
-        names += [f"model-{i}" for i in range(200)]
-
-        async def series() -> int:
-            page = (await router.admin("/metrics")).body
-            return sum(not line.startswith(b"#") for line in page.splitlines())
-
         await router.chat(model=names[0])
-        before = await series()
+        before = await series(router)
         for name in names:
             assert (await router.chat(model=name)).status == 200
         await asyncio.sleep(1.05)  # a rendered page is shown for a second
-        assert await series() == before
+        assert await series(router) == before
         for path in ("/v1/%0d%0aFAKE: x", "/ok%0d%0a%1b[31m"):
             assert (await router.ask("GET", path.replace(" ", "%20"))).status == 404
         lines = router.log.getvalue().splitlines()
         assert len([line for line in lines if orjson.loads(line)["event"] == "request"]) == len(names) + 2
         assert all(line.isprintable() for line in lines)
         assert not any(line.startswith("FAKE") for line in lines)
+
+
+async def ask_for(router: Running, names: Sequence[str]) -> list[int]:
+    """The statuses of requests for the models *names*, one after the other on one connection."""
+    statuses = []
+    async with await RawClient.connect(router.url) as client:
+        for name in names:
+            await client.send(request("POST", "/v1/chat/completions", chat(model=name)))
+            statuses.append((await client.response()).status)
+    return statuses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("status", "count"), [(200, 10_000), (404, 1_000)], ids=["passed on", "refused"])
+async def test_h7_ten_thousand_names_of_models_make_no_series(status: int, count: int) -> None:
+    """Passed on, as no engine says which models it has; or refused, as all say it."""
+    engine = FakeEngine()
+    if status == 200:
+        engine.models = no_models
+    async with running(engine) as router:
+        assert await ask_for(router, ["before"]) == [status]
+        before = await series(router)
+        names = [f"model-{i}" for i in range(count)]
+        clients = [ask_for(router, names[first::8]) for first in range(8)]
+        assert {each for statuses in await asyncio.gather(*clients) for each in statuses} == {status}
+        engine.calls.clear()
+        await asyncio.sleep(1.05)  # a rendered page is shown for a second
+        assert await series(router) == before
+        lines = router.log.getvalue().splitlines()
+        assert sum(orjson.loads(line)["event"] == "request" for line in lines) == len(names) + 2
 
 
 GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"x"}]'
