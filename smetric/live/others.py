@@ -16,6 +16,7 @@ from smetric.policy.explain import explain, summary
 from smetric.policy_file import PolicyFile
 from smetric.records.ring import recorded
 from smetric.records.situation import Judge, NotRecorded, lag_of
+from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord
 
 #: Seconds for which a policy once loaded is used again, whatever its file says by then.
@@ -50,7 +51,7 @@ class Others:
             PolicyError: it does not check.
         """
         policy = await self._policy(name)
-        result: dict[str, Any] = {"policy": f"{policy.name}@{policy.digest}", "asked": name}
+        result: dict[str, Any] = {"origin": names.REPLAY, "policy": f"{policy.name}@{policy.digest}", "asked": name}
         seen = next(recorded([record], [policy]), None)
         if seen is None or not seen.line.ids:
             return result | {"answerable": False, "why": "not answerable: no policy ran"}

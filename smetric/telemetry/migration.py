@@ -30,7 +30,7 @@ class Migration:
     Args:
         source: the instance.
         guard: what took it away: the label of a guard or of a filter, `names.LEFT_OUT` or `names.NOT_PICKED`.
-        left_tokens: tokens of its prompt left behind there; None where that is not known.
+        left_tokens: tokens of its prompt left behind there, at least 1; None where that is not known.
     """
 
     source: str
@@ -41,8 +41,8 @@ class Migration:
 def migration_of(record: DecisionRecord, last: str | None) -> Migration | None:
     """Whom the request of *record* was taken away from; None for a first turn, and for one that was not.
 
-    Where hits were looked up they settle it: it is the instance that holds more of the prompt than the chosen one, and
-    most of all. Otherwise it is the one of the last turn. One that was no candidate has no known hit.
+    Where hits were looked up they settle it: it is the instance that holds at least a token more of the prompt than the
+    chosen one, and most of all. Otherwise it is the one of the last turn. One that was no candidate has no known hit.
 
     Args:
         record: its decision.
@@ -53,9 +53,9 @@ def migration_of(record: DecisionRecord, last: str | None) -> Migration | None:
         return None
     snapshot, chosen = decision.snapshot, decision.index
     hits, known = snapshot.columns.get("hit_len"), snapshot.known.get("hit_len")
-    if hits is not None and max(hits) > hits[chosen]:
+    if hits is not None and max(hits) >= hits[chosen] + 1:
         best = max(range(len(hits)), key=lambda i: hits[i] if known is None or known[i] else -1.0)
-        if hits[best] > hits[chosen] and (known is None or known[best]):
+        if hits[best] >= hits[chosen] + 1 and (known is None or known[best]):
             is_known = known is None or known[chosen]
             left = int(hits[best] - hits[chosen]) if is_known else None
             return Migration(snapshot.ids[best], _guard(decision, best), left)

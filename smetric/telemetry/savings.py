@@ -49,6 +49,7 @@ class Account:
         predicted_s: the sum of these forecasts.
         actual_s: the sum of what became of them.
         migrations: those that went elsewhere.
+        compared_migrations: those of them of which it is known what they left behind.
         left_tokens: what these left behind.
     """
 
@@ -61,6 +62,7 @@ class Account:
     predicted_s: float = 0.0
     actual_s: float = 0.0
     migrations: int = 0
+    compared_migrations: int = 0
     left_tokens: int = 0
     #: The metrics of what it adds up: bound once.
     series: _Series = field(repr=False, kw_only=True)
@@ -93,7 +95,9 @@ class Savings:
         account.decisions += 1
         if (migration := record.migration) is not None:
             account.migrations += 1
-            account.left_tokens += migration.left_tokens or 0
+            if migration.left_tokens is not None:
+                account.compared_migrations += 1
+                account.left_tokens += migration.left_tokens
         if forecast is None:
             return
         if forecast.other_hit is not None:
@@ -140,7 +144,11 @@ class Savings:
                         "actual_s": round(account.actual_s, 3),
                         "actual_of_predicted": round(share, 3) if share is not None else None,
                     },
-                    "migrations": {"count": account.migrations, "left_tokens": account.left_tokens},
+                    "migrations": {
+                        "count": account.migrations,
+                        "compared": account.compared_migrations,
+                        "left_tokens": account.left_tokens,
+                    },
                 }
             )
         return rows

@@ -213,6 +213,7 @@ async def test_another_policy_is_asked_what_it_would_have_chosen() -> None:
         assert (await would("bailian"))["why"] == "not answerable: hit_len not read"
         found = await would("load_only")
         assert found["answerable"]
+        assert found["origin"] == "replay"
         assert found["instance"] in ("e0", "e1")
         same = await would("in%20force:%20default")
         assert (same["instance"], same["agrees"], same["rule"]) == (instance, True, "balance")

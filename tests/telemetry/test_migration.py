@@ -41,6 +41,12 @@ def test_one_that_stays_and_a_first_turn_have_not() -> None:
     assert migration_of(record(names.PINNED), "gpu-1") is None
 
 
+def test_less_than_a_token_is_nothing_left_behind() -> None:
+    source = "policy p\nroute argmin(requests) as calm\n"
+    made = decided(source, Snapshot(["gpu-0", "gpu-1"], {"requests": [1.0, 2.0], "hit_len": [879.5, 880.0]}))
+    assert migration_of(made, "gpu-1") is None
+
+
 def test_a_hit_nobody_knows_is_no_hit_and_what_is_left_by_one_is_not_told() -> None:
     assert migration_of(record(loads=OVERLOADED, known=[True, False, True]), None) is None
     made = migration_of(record(loads=OVERLOADED, known=[True, True, False]), None)

@@ -95,13 +95,14 @@ def test_outcomes_settle_what_decisions_saved_and_lost() -> None:
     savings.settle(ended(Forecast(0.6, "gpu-0", 0.3, 1000), ttft_s=0.7, held_s=0.1, lookup_s=0.1))
     savings.settle(ended(Forecast(0.4), usage=None))
     savings.settle(ended(None, migration=Migration("gpu-0", "g", 880)))
+    savings.settle(ended(None, migration=Migration("gpu-0", "not picked", None)))
     (row,) = savings.report()
-    assert (row["day"], row["policy"], row["rule"], row["decisions"]) == ("1970-01-01", "sticky", "stick", 4)
+    assert (row["day"], row["policy"], row["rule"], row["decisions"]) == ("1970-01-01", "sticky", "stick", 5)
     assert row["tokens"] == {"compared": 2, "saved": 800 - 136}
     assert row["seconds"] == {"compared": 2, "saved": pytest.approx(1.5 - 0.2)}
     assert row["forecast"]["count"] == 3
     assert row["forecast"]["actual_of_predicted"] == pytest.approx(1.5 / 1.4, abs=1e-3)
-    assert row["migrations"] == {"count": 1, "left_tokens": 880}
+    assert row["migrations"] == {"count": 2, "compared": 1, "left_tokens": 880}
     assert savings.tokens.of("sticky", "stick", "saved").value == 800
     assert savings.tokens.of("sticky", "stick", "lost").value == 136
     assert savings.seconds.of("sticky", "stick", "saved").value == pytest.approx(1.5)

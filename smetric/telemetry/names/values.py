@@ -50,14 +50,12 @@ ANY_CANDIDATE = "any_candidate"
 POLICY_ERROR = "policy_error"
 REASONS = (BY_POLICY, BY_PIN, ANY_CANDIDATE, ALL_FILTERED, NO_INSTANCE, POLICY_ERROR)
 
-# Where a decision comes from: a request that is served, one that only asks, a policy in shadow, a probe of our own, a
-# record or the ring of the last decisions.
+# Where a decision comes from: a request that is served, a policy in shadow, or what was decided before and is evaluated
+# again, from a record or from the ring of the last decisions.
 LIVE = "live"
-ADVISORY = "advisory"
 SHADOW = "shadow"
-ORIGIN_PROBE = "probe"
 REPLAY = "replay"
-ORIGINS = (LIVE, ADVISORY, SHADOW, ORIGIN_PROBE, REPLAY)
+ORIGINS = (LIVE, SHADOW, REPLAY)
 
 # The arms of a route that has a canary.
 CONTROL = "control"
