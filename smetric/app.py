@@ -136,6 +136,7 @@ class Application:
             candidates=settings.trace.candidates,
             ui_hints=settings.trace.ui_hints,
             keep=settings.trace.keep,
+            keep_over_parent=settings.trace.keep_over_parent,
             resource={"smetric.policy.default": self.policy_file.current.policy.name},
         )
         level = ServiceLevel(settings.slo.ttft_base, settings.slo.ttft_per_1k_tokens / 1000, settings.slo.tpot)

@@ -29,6 +29,12 @@ class Trace:
         "leave `migration` out then.",
         TRACES_KEPT,
     )
+    keep_over_parent: bool = setting(
+        Flag(),
+        "Trace what `keep` names also where the caller whose trace is continued does not record it: that trace begins "
+        "here. `false` leaves it to the caller.",
+        True,
+    )
     candidates: int = setting(Integer(0, 32), "Rows of the candidate table in a decision's span.", 8)
     ui_hints: bool = setting(Flag(), "Add the OpenInference attributes that tracing UIs show first.", True)
     ui_url: str = setting(

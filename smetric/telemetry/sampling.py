@@ -1,8 +1,8 @@
 """Which traces are recorded: decided once per request, when its outcome is known, before any span exists.
 
 The rule is the user's (`OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG`); what is out of the ordinary is kept whatever
-it says: outcomes but `routed` and `pinned`, and migrations. The SDK's samplers need a span context per call; this one
-costs two comparisons. Tail sampling by latency is a collector's work.
+it says: outcomes but `routed` and `pinned`, and migrations, unless the caller's word is to count more. The SDK's
+samplers need a span context per call; this one costs a few comparisons. Tail sampling by latency is a collector's work.
 """
 
 from __future__ import annotations
@@ -24,19 +24,24 @@ class Sampler:
         ratio: share of root traces kept, 0..1, by the low 64 bits of the trace id as the SDK does it.
         parent_based: follow the caller's sampled flag where a caller is continued.
         keep: what is recorded whatever these say, of `names.KEPT`.
+        keep_over_parent: this too where the caller that is continued does not record; its trace is a fragment then.
     """
 
     ratio: float = 1.0
     parent_based: bool = True
     keep: frozenset[str] = frozenset(KEPT)
+    keep_over_parent: bool = True
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str], keep: Collection[str] = KEPT) -> Sampler:
+    def from_environ(
+        cls, environ: Mapping[str, str], keep: Collection[str] = KEPT, *, keep_over_parent: bool = True
+    ) -> Sampler:
         """Read `OTEL_TRACES_SAMPLER` and its argument; unset is `parentbased_always_on`.
 
         Args:
             environ: where they are read from.
             keep: what is recorded whatever they say.
+            keep_over_parent: also where the caller does not record.
 
         Raises:
             ConfigError: an unknown sampler, or a ratio outside 0..1.
@@ -49,7 +54,7 @@ class Sampler:
         ratio = {"always_on": 1.0, "always_off": 0.0}.get(kind)
         if ratio is None:
             ratio = _ratio(environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0")
-        return cls(ratio, kind != name, frozenset(keep))
+        return cls(ratio, kind != name, frozenset(keep), keep_over_parent)
 
     def keeps(self, trace_id: int, parent_sampled: bool | None, kinds: Collection[str]) -> bool:
         """Whether to record a trace.
@@ -59,7 +64,7 @@ class Sampler:
             parent_sampled: the flag of the caller whose trace is continued, None for a root.
             kinds: the outcome of the decision, and `migration`; empty where there was none.
         """
-        if not self.keep.isdisjoint(kinds):
+        if (self.keep_over_parent or parent_sampled is not False) and not self.keep.isdisjoint(kinds):
             return True
         if self.parent_based and parent_sampled is not None:
             return parent_sampled

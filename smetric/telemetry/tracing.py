@@ -48,6 +48,7 @@ class Tracing:
         candidates: how many candidates a decision span shows.
         ui_hints: add the attributes by which tracing UIs lay a span out.
         keep: what is recorded whatever the sampler says, of `names.KEPT`.
+        keep_over_parent: this too where the caller that is continued does not record.
         resource: more resource attributes, e.g. the policy at start.
 
     Raises:
@@ -61,12 +62,13 @@ class Tracing:
         candidates: int = 8,
         ui_hints: bool = True,
         keep: Collection[str] = names.KEPT,
+        keep_over_parent: bool = True,
         resource: Mapping[str, str] | None = None,
     ) -> None:
         self.candidates = candidates
         self.ui_hints = ui_hints
         self.propagation = Propagation.from_environ(environ)
-        self.sampler = Sampler.from_environ(environ, keep)
+        self.sampler = Sampler.from_environ(environ, keep, keep_over_parent=keep_over_parent)
         #: Bytes of the candidates' attributes: the SDK, too, would cut what is longer than the user's limit.
         self.value_limit = LIMIT
         self._processor: BoundedProcessor | None = None

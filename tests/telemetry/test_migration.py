@@ -119,6 +119,22 @@ async def test_traces_of_migrations_need_not_be_kept(
     assert [one.attributes["smetric.decision.outcome"] for one in receiver.named("route")] == ["rejected"]
 
 
+@pytest.mark.parametrize(("over_parent", "outcomes"), [(True, ["routed", "rejected"]), (False, [])])
+async def test_traces_are_kept_over_a_caller_that_does_not_record_unless_that_is_not_wanted(
+    never_sampled: Callable[..., Telemetry], receiver: Receiver, over_parent: bool, outcomes: list[str]
+) -> None:
+    unsampled = (b"traceparent", b"00-%b-%b-00" % (b"4b" * 16, b"0f" * 8))
+    app = never_sampled(keep_over_parent=over_parent)
+    run_one(app, record(loads=OVERLOADED), unsampled)
+    run_one(app, record(names.REJECTED), unsampled)
+    run_one(app, record(names.REJECTED))
+    assert await app.tracing.shutdown()
+    routes = receiver.named("route")
+    continued = [one for one in routes if one.span.trace_id == b"\x4b" * 16]
+    assert [one.attributes["smetric.decision.outcome"] for one in continued] == outcomes
+    assert len(routes) == len(outcomes) + 1
+
+
 def test_it_is_counted_and_said_once_a_minute_for_each_source() -> None:
     app = telemetry()
     with capture_logs() as lines:

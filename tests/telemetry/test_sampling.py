@@ -37,6 +37,21 @@ def test_every_outcome_out_of_the_ordinary_is_kept(outcome: str, flag: bool | No
     assert sampler("parentbased_traceidratio", "0").keeps(1 << 64 - 1, flag, (outcome,))
 
 
+@pytest.mark.parametrize("kind", names.KEPT)
+@pytest.mark.parametrize("name", ["parentbased_always_on", "parentbased_traceidratio", "always_off"])
+def test_the_word_of_a_caller_that_does_not_record_may_count_more(name: str, kind: str) -> None:
+    polite = Sampler.from_environ({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": "0"}, keep_over_parent=False)
+    assert not polite.keeps(7, False, (kind,))
+    assert polite.keeps(7, True, (kind,))
+    assert polite.keeps(1 << 64 - 1, None, (kind,))  # a root of our own has nobody to ask
+
+
+def test_a_sampler_that_asks_no_caller_records_by_its_own_ratio_all_the_same() -> None:
+    own = Sampler.from_environ({"OTEL_TRACES_SAMPLER": "always_on"}, keep_over_parent=False)
+    assert own.keeps(7, False, (names.REJECTED,))
+    assert own.keeps(7, False, (names.ROUTED,))
+
+
 def test_unset_keeps_everything_and_follows_the_caller() -> None:
     default = Sampler.from_environ({})
     assert default.keeps(7, None, ())
