@@ -8,7 +8,7 @@ from smetric.app import Application
 from smetric.config.settings import InstanceSettings, Settings
 from tests.fakes import FakeEngine
 from tests.faults.harness import chat, running
-from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
 BY_TENANT = 'policy by_tenant\n\nreject 429 "not today" when req.tenant == "blue"\nroute rr_argmin(requests)\n'
 

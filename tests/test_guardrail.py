@@ -19,7 +19,7 @@ from smetric.policy_file import Origin, PolicyFile
 from smetric.routes import Match, Route, Routes
 from tests.fakes import Call, FakeEngine, healthy, until
 from tests.faults.harness import Running, running
-from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
 
 GOOD = "policy p\nroute rr_argmin(requests) as least\n"

@@ -27,7 +27,7 @@ from smetric.router import Router
 from smetric.routes import Match, Route, Routes, routes_of
 from tests.fakes import FakeEngine, until
 from tests.faults.harness import Running, chat, instances_of, running
-from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
 ROTATE = "policy {}\nroute rr_argmin(0) as turns\n"
 

@@ -29,7 +29,7 @@ from smetric.telemetry.record import DecisionRecord
 from tests.agent_sessions import engines, instances
 from tests.fakes import FakeEngine
 from tests.faults.harness import CANARY, Running, instances_of, running
-from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
 
 FIRST_TURNS = 100

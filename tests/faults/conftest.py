@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.product import logging_as_before, pytest_asyncio_loop_factories
+from tests.product import pytest_asyncio_loop_factories
 
-__all__ = ["logging_as_before", "pytest_asyncio_loop_factories"]
+__all__ = ["pytest_asyncio_loop_factories"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

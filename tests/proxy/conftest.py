@@ -1,5 +1,5 @@
 """These tests run the whole product."""
 
-from tests.product import logging_as_before, pytest_asyncio_loop_factories
+from tests.product import pytest_asyncio_loop_factories
 
-__all__ = ["logging_as_before", "pytest_asyncio_loop_factories"]
+__all__ = ["pytest_asyncio_loop_factories"]

@@ -15,7 +15,7 @@ from smetric.config.routing import CanarySettings, MatchSettings, RouteSettings,
 from smetric.resources import shipped_policies
 from tests.fakes import FakeEngine, Response, fetch
 from tests.faults.harness import CANARY, Running, chat, running
-from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
 GOOD = "policy p\nroute rr_argmin(requests) as least\n"
 BAD = "policy p\nroute argmax(requests) as most\n"

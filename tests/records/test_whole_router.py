@@ -18,7 +18,7 @@ from smetric.resources import shipped_policies
 from tests.agent_sessions import Gateway, agents, engines, instances
 from tests.fakes import FakeEngine, until
 from tests.faults.harness import CANARY, Running, chat, running
-from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import policy
 
 SESSION = "x-claude-code-session-id"

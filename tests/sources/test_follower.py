@@ -20,7 +20,7 @@ from smetric.sources.follower import Follower
 from smetric.sources.prefill_rate import FEWEST, SOONEST_S
 from tests.fakes import Call, FakeEngine, healthy
 from tests.faults.harness import chat, running
-from tests.product import logging_as_before, pytest_asyncio_loop_factories  # noqa: F401
+from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
 MEASURED = [name for name, feature in VOCABULARY.features.items() if feature.measured]
 READS_ALL = """policy reads_all

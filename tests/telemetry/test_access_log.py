@@ -8,7 +8,6 @@ import structlog
 
 from smetric.telemetry import logs
 from smetric.telemetry.access_log import AccessLog
-from tests.product import logging_as_before  # noqa: F401
 
 
 @pytest.fixture

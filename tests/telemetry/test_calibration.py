@@ -15,9 +15,6 @@ from smetric.emulator.instance import InstanceSettings as EngineSettings
 from smetric.proxy.server import address_of, listen, serve
 from smetric.sim.engine import EngineConfig
 from tests.fakes import until
-from tests.product import logging_as_before
-
-__all__ = ["logging_as_before"]
 
 MODEL = "emulated"
 SESSIONS, TURNS = 2, 14

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
 
 import orjson
 import pytest
@@ -13,14 +12,8 @@ from smetric.telemetry import logs
 
 
 @pytest.fixture
-def out() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    level = root.level
-    yield io.StringIO()
-    structlog.reset_defaults()
-    root.setLevel(level)
-    for handler in [each for each in root.handlers if isinstance(each, logs.LibraryHandler)]:
-        root.removeHandler(handler)
+def out() -> io.StringIO:
+    return io.StringIO()
 
 
 def lines(out: io.StringIO) -> list[dict[str, object]]:

@@ -24,10 +24,7 @@ from smetric.proxy.server import address_of, listen, serve
 from smetric.sim.engine import EngineConfig
 from smetric.telemetry import names
 from tests.fakes import until
-from tests.product import logging_as_before
 from tests.telemetry.otlp_receiver import Received, Receiver, receiving
-
-__all__ = ["logging_as_before"]
 
 MODEL = "emulated"
 CANARY = "canaryprompt"
