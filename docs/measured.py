@@ -98,7 +98,7 @@ def matrix() -> str:
 
 
 def reliability() -> str:
-    """The figures F1 to F17."""
+    """The figures."""
     told: dict[str, str] = {}
     for run in results().values():
         told |= run["figures"]

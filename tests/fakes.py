@@ -314,24 +314,26 @@ class RawClient:
         """The next answer, as far as it comes."""
         response = await self.head()
         length = response.values("content-length")
+        body = bytearray()
         try:
             async with asyncio.timeout(10):
                 if method == "HEAD" or response.status == 204:
                     response.complete = True
                 elif response.values("transfer-encoding"):
                     while size := int(await self.reader.readuntil(b"\r\n"), 16):
-                        response.body += (await self.reader.readexactly(size + 2))[:-2]
+                        body += (await self.reader.readexactly(size + 2))[:-2]
                     await self.reader.readexactly(2)
                     response.complete = True
                 elif length:
-                    response.body = await self.reader.readexactly(int(length[0]))
+                    body += await self.reader.readexactly(int(length[0]))
                     response.complete = True
                 else:
-                    response.body = await self.reader.read()
+                    body += await self.reader.read()
         except asyncio.IncompleteReadError as error:
-            response.body += error.partial if length else b""
+            body += error.partial if length else b""
         except ConnectionError:
             pass  # an abnormal end: `complete` stays False
+        response.body = bytes(body)
         return response
 
     async def at_end(self) -> bool:

@@ -17,6 +17,7 @@ import trustme
 from smetric.config.settings import Forward, Scrape
 from tests.fakes import DONE, Call, FakeEngine, Script, chunk, delta, hang, head, healthy, until
 from tests.faults.harness import CANARY, Running, Tell, chat, running
+from tests.faults.shapes import SHAPES, events_of, streaming
 
 #: So seldom that what a row does to an engine is met by requests first.
 SELDOM = Scrape(interval=60.0, timeout=1.0)
@@ -337,28 +338,11 @@ async def test_d7_a_connection_that_brought_nonsense_is_never_used_again() -> No
         assert [call.nth for call in engine.calls[1:]] == [1, 1]
 
 
-def shape_of(kind: str) -> list[bytes]:
-    """The events of a stream that ends well."""
-    if kind == "one byte a chunk":
-        text = b"".join(map(delta, "short")) + DONE
-        return [text[i : i + 1] for i in range(len(text))]
-    if kind == "one event of 5 MB":
-        return [delta("x" * 5_000_000), DONE]
-    return [delta(str(number)) for number in range(20_000)] + [DONE]
-
-
-@pytest.mark.parametrize("kind", ["one byte a chunk", "one event of 5 MB", "20,000 tiny events"])
-async def test_d10_whatever_the_shape_of_a_stream_its_bytes_pass_unchanged(kind: str) -> None:
-    events = shape_of(kind)
-
-    async def script(call: Call) -> None:
-        await call.send(head(200, (b"content-type", b"text/event-stream"), CHUNKED))
-        for first in range(0, len(events), 500):
-            await call.send(b"".join(map(chunk, events[first : first + 500])))
-        await call.send(b"0\r\n\r\n")
-
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_d10_whatever_the_shape_of_a_stream_its_bytes_pass_unchanged(shape: str) -> None:
+    events = events_of(shape)
     async with running(FakeEngine()) as router:
-        router.engines[0].script = script
+        router.engines[0].script = streaming(events)
         answer = await router.chat(stream=True)
         assert (answer.status, answer.complete) == (200, True)
         assert hashlib.sha256(answer.body).digest() == hashlib.sha256(b"".join(events)).digest()

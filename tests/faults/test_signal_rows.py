@@ -7,7 +7,13 @@ import gzip
 import math
 import re
 import socket
+import subprocess
+import sys
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from statistics import quantiles
 
 import orjson
 import pytest
@@ -15,6 +21,7 @@ import pytest
 from smetric.config.settings import Scrape
 from smetric.fleet.instance import Instance
 from tests.fakes import METRICS, Call, FakeEngine, Script, hang, until
+from tests.faults.gated import figures
 from tests.faults.harness import CANARY, Running, Tell, running
 from tests.faults.stall import Stall
 from tests.telemetry.otlp_receiver import receiving
@@ -135,13 +142,8 @@ async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: by
         assert finite(router)
 
 
-async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the_router_sent_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with receiving() as collector:
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
+async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the_router_sent_and_says_so() -> None:
+    with receiving() as collector, exporting(collector.url) as environ:
         scrape = Scrape(interval=0.05, timeout=0.2, unknown_after=1.0)
         engines = [FakeEngine(), FakeEngine()]
         async with running(*engines, policy="smetric", scrape=scrape, environ=environ) as router:
@@ -175,40 +177,128 @@ async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the
             assert all(row["unknown"] == ["requests"] for rows in shown for row in rows)
 
 
-@pytest.mark.parametrize("to", ["nobody", "a black hole"])
-async def test_e5_a_collector_that_cannot_be_reached_holds_up_nothing(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as black_hole:
-        black_hole.bind(("127.0.0.1", 0))
-        if to == "a black hole":
-            black_hole.listen()  # connections are made, and never answered
-        url = f"http://127.0.0.1:{black_hole.getsockname()[1]}"
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+#: A queue that is soon full. Each request makes three spans.
+QUEUE, BATCH, SPANS = 64, 16, 3
+
+
+@contextmanager
+def exporting(url: str) -> Iterator[dict[str, str]]:
+    """The environment of a router that sends its traces to *url*: the SDK reads its own part of the process's."""
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+        "OTEL_BSP_MAX_QUEUE_SIZE": str(QUEUE),
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": str(BATCH),
+    }
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        # The exporter holds a socket of its own, which the leak probe would count.
+            patch.setenv(name, value)
+        yield environ
+
+
+@contextmanager
+def black_hole(*, listens: bool) -> Iterator[str]:
+    """An address where connections are refused, or made and never answered."""
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        if listens:
+            hole.listen()
+        yield f"http://127.0.0.1:{hole.getsockname()[1]}"
+
+
+@contextmanager
+def slow_collector() -> Iterator[str]:
+    with receiving(after_s=0.5) as collector:
+        yield collector.url
+
+
+COLLECTORS: dict[str, Callable[[], AbstractContextManager[str]]] = {
+    "refuses connections": partial(black_hole, listens=False),
+    "never answers": partial(black_hole, listens=True),
+    "is slow": slow_collector,
+}
+
+
+@pytest.mark.parametrize("collector", COLLECTORS)
+async def test_e5_a_collector_that_fails_holds_up_nothing_and_what_it_does_not_take_is_counted(collector: str) -> None:
+    requests = 200
+    # The exporter holds a socket of its own, which the leak probe would count.
+    with COLLECTORS[collector]() as url, exporting(url) as environ:
         async with running(FakeEngine(), environ=environ, check_after=False) as router:
-            answers = await asyncio.gather(*(router.chat() for _ in range(50)))
-            assert [answer.status for answer in answers] == [200] * 50
+            answers = [
+                answer
+                for _ in range(4)
+                for answer in await asyncio.gather(*(router.chat() for _ in range(requests // 4)))
+            ]
+            assert [answer.status for answer in answers] == [200] * requests
             assert router.counted() == (0, 0, 0)
+            # Whatever it took meanwhile, no more wait than the queue holds, and a batch is on its way.
+            lost = figures(router, "smetric_trace_spans_dropped_total")["smetric_trace_spans_dropped_total"]
+            taken = 5 * BATCH if collector == "is slow" else 0
+            assert SPANS * requests - QUEUE - BATCH - taken <= lost < SPANS * requests
             ended = time.monotonic()
         assert time.monotonic() - ended < 5
 
 
-async def test_e5_a_collector_that_refuses_every_export_loses_only_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    with receiving(status=413) as collector:
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
+COLLECTOR = """
+from tests.telemetry.otlp_receiver import receiving
+with receiving() as collector:
+    print(collector.url, flush=True)
+    input()
+"""
+
+
+@asynccontextmanager
+async def collector_of_its_own() -> AsyncIterator[str]:
+    """A collector that takes everything, in a process of its own: in this one requests would wait for it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", COLLECTOR), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.stdin.write(b"\n")
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+
+
+@pytest.mark.slow
+async def test_e5_a_collector_that_hangs_makes_no_request_slower(record_property: Tell) -> None:
+    """Beside a router whose collector takes everything, both asked in turn; told is the ratio."""
+    seconds: dict[str, list[float]] = {"well": [], "hangs": []}
+    async with AsyncExitStack() as stack:
+        routers: dict[str, Running] = {}
+        for kind, url in (
+            ("well", await stack.enter_async_context(collector_of_its_own())),
+            ("hangs", stack.enter_context(black_hole(listens=True))),
+        ):
+            with exporting(url) as environ:
+                routers[kind] = await stack.enter_async_context(
+                    running(FakeEngine(), environ=environ, check_after=False)
+                )
+        for number in range(500):
+            for kind in ("well", "hangs") if number % 2 else ("hangs", "well"):
+                began = time.perf_counter()
+                assert (await routers[kind].chat()).status == 200
+                seconds[kind].append(time.perf_counter() - began)
+    well, hangs = (quantiles(seconds[kind], n=100) for kind in ("well", "hangs"))
+    assert hangs[49] <= 1.25 * well[49]
+    record_property(
+        "F18", f"{hangs[49] / well[49]:.2f} (median), {hangs[98] / well[98]:.2f} (p99) of 500 requests each"
+    )
+
+
+async def test_e5_a_collector_that_refuses_every_export_loses_only_spans() -> None:
+    with receiving(status=413) as collector, exporting(collector.url) as environ:
         async with running(FakeEngine(), environ=environ) as router:
             assert [(await router.chat()).status for _ in range(20)] == [200] * 20
             await until(lambda: router.application.tracing.dropped > 0)
 
 
-async def test_h6_no_prompt_stands_in_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    with receiving() as collector:
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
+async def test_h6_no_prompt_stands_in_a_span() -> None:
+    with receiving() as collector, exporting(collector.url) as environ:
         async with running(FakeEngine(), FakeEngine(), policy="smetric", environ=environ) as router:
             await router.chat(stream=True)
             await router.chat(messages=[{"role": "user", "content": CANARY}, {"role": "assistant", "content": CANARY}])

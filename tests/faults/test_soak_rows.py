@@ -25,6 +25,7 @@ from tests.fakes import Call, FakeEngine, RawClient, chunk, delta, fetch, reques
 from tests.faults.harness import Tell, chat
 from tests.faults.mixed_load import Mix, obedient
 from tests.faults.process import Process, process
+from tests.faults.shapes import SHAPES, events_of, streaming
 
 MIB = 1024 * 1024
 ENGINES = 4
@@ -280,3 +281,37 @@ async def test_a5_a_body_far_over_the_limit_is_refused_without_being_kept(tmp_pa
                 await send_all(client, head, data, 1600)
                 grown.append((await probe(router))["rss"] - before)
         assert min(grown) < 2 * MIB
+
+
+def most_memory(router: Process) -> int:
+    """The most bytes it has held since it was last asked."""
+    folder = Path(f"/proc/{router.process.pid}")
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", (folder / "status").read_text())
+    (folder / "clear_refs").write_text("5")
+    return 1024 * int(peak)
+
+
+@pytest.mark.slow
+async def test_d10_streams_of_any_shape_take_no_memory_while_they_pass_nor_afterwards(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with probed(tmp_path, [engine]) as router:
+
+        async def ask_for(shape: str) -> None:
+            engine.script = streaming(events_of(shape))
+            answer = await fetch(router.data, "POST", "/v1/chat/completions", chat(stream=True))
+            assert (answer.status, answer.complete) == (200, True)
+
+        async def grown(rounds: int) -> tuple[int, int]:
+            """Bytes by which the most it held, and what it holds afterwards, exceed what it held before."""
+            before = (await probe(router))["rss"]
+            await asyncio.to_thread(most_memory, router)
+            for shape in SHAPES * rounds:
+                await ask_for(shape)
+            peak = await asyncio.to_thread(most_memory, router)
+            return peak - before, (await probe(router))["rss"] - before
+
+        await grown(2)
+        while_passing, afterwards = await grown(6)
+        # One event alone is 5 MB; a socket's buffer is a fraction of that.
+        assert while_passing <= 2 * MIB
+        assert afterwards <= 1 * MIB

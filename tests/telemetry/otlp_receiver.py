@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +44,9 @@ def _plain(value: AnyValue) -> Any:
 
 
 @contextmanager
-def receiving(status: int = 200) -> Iterator[Receiver]:
+def receiving(status: int = 200, after_s: float = 0.0) -> Iterator[Receiver]:
+    """A collector that answers each export with *status*, *after_s* seconds after it came."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
@@ -56,6 +59,7 @@ def receiving(status: int = 200) -> Iterator[Receiver]:
                     for span in scope_spans.spans:
                         attributes = {each.key: _plain(each.value) for each in span.attributes}
                         receiver.spans.append(Received(span, attributes, resource, scope_spans.scope.name))
+            time.sleep(after_s)
             self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()
