@@ -104,7 +104,7 @@ def test_the_grammar_colours_each_token_of_a_policy_as_the_parser_reads_it(path:
     text = path.read_text()
     pieces = {piece.start: piece for piece in scoped(text)}
     for token in tokens_of(text).tokens:
-        piece = pieces[token.start_pos or 0]
+        piece = pieces[token.start]
         assert piece.text == str(token)
         assert piece.scope.startswith(scope_of(str(token), token.type)), piece
     comments = [match for match in re.finditer(r'"[^"\n]*"|(#[^\n]*)', text) if match[1]]

@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from lark import Token
-
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Kind, Word
 from smetric.policy import Diagnostic, PolicyError, Source, tree
-from smetric.policy.builder import span_of
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import unreadable
 from smetric.policy.keyword import KEYWORDS, Role
@@ -23,6 +20,7 @@ from smetric.policy.layout import format_text
 from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
 from smetric.policy.parser import MAX_BYTES, read, tokens_of
 from smetric.policy.policy import compiled
+from smetric.policy.token import Token
 from smetric.policy.tree import Span
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
 from smetric.resources import read_whatever
@@ -65,7 +63,7 @@ class Document:
         """The finding at a place of this text: what is wrong in another file, at the first `use` or at the top."""
         if source.path == self.path:
             return found
-        uses = (span_of(token) for word, token in pairwise(self._tokens) if word.type == "USE")
+        uses = (token.span for word, token in pairwise(self._tokens) if word.type == "USE")
         message = f"in {found.within(source).brief(source.text)}"
         return Diagnostic(found.code, message, next(uses, Span(0, 0)), severity=found.severity)
 
@@ -79,7 +77,7 @@ class Document:
     def word_at(self, offset: int) -> tuple[Word, Span] | None:
         """What the word at *offset* means, and where it stands; None where nothing is known of it."""
         for place, token in enumerate(self._tokens):
-            span = span_of(token)
+            span = token.span
             if span.start <= offset <= span.end and _is_word(token):
                 known = self._meaning(place)
                 return None if known is None else (known, span)
@@ -87,17 +85,17 @@ class Document:
 
     def completions(self, offset: int) -> list[Word]:
         """What may stand at *offset*, where a word is being written or none is there yet."""
-        before = [token for token in self._tokens if span_of(token).start < offset]
+        before = [token for token in self._tokens if token.start < offset]
         start = offset
-        if before and span_of(before[-1]).end >= offset:
+        if before and before[-1].end >= offset:
             if before[-1].type in ("STRING", "NUMBER", "DURATION"):
                 return []
             if _is_word(before[-1]):
-                start = span_of(before.pop()).start
+                start = before.pop().start
         line = self.text[self.text.rfind("\n", 0, start) + 1 : start]
         if not before:
             return _keywords(Role.HEADER)
-        if "#" in self.text[max(start - len(line), span_of(before[-1]).end) : start]:
+        if "#" in self.text[max(start - len(line), before[-1].end) : start]:
             return []  # within a comment
         if not line:
             return _keywords(Role.STATEMENT)
@@ -110,8 +108,8 @@ class Document:
             return list(FIELDS.values())
         if last.type in BEFORE_NAMES:
             return []  # a new name
-        names = [word for word, at in self._names() if at < span_of(piece[0]).start]
-        if last.type == "NUMBER" and "\n" not in self.text[span_of(last).end : start]:
+        names = [word for word, at in self._names() if at < piece[0].start]
+        if last.type == "NUMBER" and "\n" not in self.text[last.end : start]:
             return [*UNITS.values(), *_declared("param", names)]
         words = _keywords(Role.PART, Role.OPERATOR, Role.LITERAL)
         return [*_arguments(piece), *names, *FEATURES.values(), *FUNCTIONS.values(), *words]

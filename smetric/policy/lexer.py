@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lark import Lark, Token
-from lark.exceptions import UnexpectedCharacters
-
-from smetric.policy.builder import magnitude, span_of
+from smetric.policy.builder import magnitude
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, clip, quote
+from smetric.policy.token import Scanner, Token
 from smetric.policy.tree import Span
 from smetric.policy.vocabulary import LARGEST
 
@@ -64,32 +62,25 @@ class Tokens:
     skipped: list[int] = field(default_factory=list)
 
 
-def tokenize(lark: Lark, text: str) -> Tokens:
+def tokenize(scanner: Scanner, text: str) -> Tokens:
     """All tokens of *text*; what the terminals do not allow is reported and stepped over."""
     found = Tokens()
-    base, lines = 0, 0
-    while base < len(text) and len(found.errors) <= MAX_DIAGNOSTICS:
-        try:
-            for token in lark.lex(text[base:]):
-                start = base + (token.start_pos or 0)
-                token.start_pos, token.end_pos, token.line = start, start + len(token), lines + (token.line or 1)
-                found.tokens.append(token)
-        except UnexpectedCharacters as error:
-            stopped = base + (error.pos_in_stream or 0)
-            lines += text.count("\n", base, stopped)
-            base = stopped
-            fault = _bad_text(text, base)
-            found.errors.append(fault)
-            found.skipped.append(base)
-            base = fault.span.end
-        else:
+    place = 0
+    while len(found.errors) <= MAX_DIAGNOSTICS:
+        tokens, place = scanner.scan(text, place)
+        found.tokens += tokens
+        if place == len(text):
             break
+        fault = _bad_text(text, place)
+        found.errors.append(fault)
+        found.skipped.append(place)
+        place = fault.span.end
     for place, token in enumerate(found.tokens):
         fault_or_none = _bad_token(found.tokens, place, text)
         if fault_or_none is not None:
             found.errors.append(fault_or_none)
             if token.type == "DOT":
-                found.skipped.append(span_of(token).start)
+                found.skipped.append(token.start)
     return found
 
 
@@ -102,7 +93,7 @@ def cut(found: Tokens) -> list[Piece]:
             pieces.append(Piece([]))
         pieces[-1].tokens.append(token)
         previous = token
-    starts = [span_of(piece.tokens[0]).start for piece in pieces]
+    starts = [piece.tokens[0].start for piece in pieces]
     for offset in found.skipped:
         owner = max((index for index, start in enumerate(starts) if start <= offset), default=0)
         if pieces:
@@ -161,13 +152,13 @@ def _bad_text(text: str, offset: int) -> Diagnostic:
 
 def _bad_token(tokens: Sequence[Token], place: int, text: str) -> Diagnostic | None:
     token = tokens[place]
-    span = span_of(token)
+    span = token.span
     if token.type == "NAME" and len(token) > MAX_NAME:
         return Diagnostic("long-name", f"a name has at most {MAX_NAME} characters, this one {len(token)}", span)
     if token.type in ("NUMBER", "DURATION") and magnitude(token) > LARGEST:
         return Diagnostic("too-large", f"`{quote(text, span)}` is too large", span, "numbers are at most 1e15")
     if token.type == "DOT" and place + 1 < len(tokens) and tokens[place + 1].type == "NUMBER":
         follower = tokens[place + 1]
-        if span_of(follower).start == span.end:
+        if follower.start == span.end:
             return Diagnostic("bare-fraction", "a number starts with a digit", span, f"write `0.{clip(follower)}`")
     return None

@@ -11,16 +11,18 @@ import functools
 import re
 from pathlib import Path
 
-from lark import Lark, Token
+from lark import Lark
 from lark.exceptions import UnexpectedToken
 
 from smetric.policy import tree
-from smetric.policy.builder import Builder, span_of
+from smetric.policy.automaton import Reduced, Stuck, run
+from smetric.policy.builder import Builder
 from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
 from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, Tokens, cut, same_line, tokenize, too_deep
 from smetric.policy.suggestion import closest
 from smetric.policy.syntax_error import Stop, explain, misplaced_start
+from smetric.policy.token import Scanner, Token
 from smetric.policy.tree import Span
 
 #: Bytes of a policy file.
@@ -56,7 +58,7 @@ def parse(text: str, path: str = "<policy>") -> tree.File:
 
 def tokens_of(text: str) -> Tokens:
     """The tokens of a text, or of a piece of one."""
-    return tokenize(_lark(), text)
+    return tokenize(_scanner(), text)
 
 
 def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree.File, list[Diagnostic]]:
@@ -90,7 +92,7 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
         kind = "library" if pieces[0].word == "library" else kind
         del pieces[0]
     else:
-        span = span_of(pieces[0].tokens[0]) if pieces else Span(0, 0)
+        span = pieces[0].tokens[0].span if pieces else Span(0, 0)
         errors.append(Diagnostic("header", "a file starts with `policy NAME`", span, "write it above this line"))
     skipped: list[int] = []
     if not tests:
@@ -121,15 +123,18 @@ def _without_tests(
 @functools.cache
 def _lark() -> Lark:
     """The parser of the grammar; building it takes some 60 ms, so it is built once a process."""
-    lark = Lark(
+    return Lark(
         grammar_path().read_text("utf-8"),
         parser="lalr",
         lexer="basic",
         start=["header", "item"],
-        propagate_positions=True,
+        tree_class=Reduced,
     )
-    lark.lexer = lark.parser.lexer  # without one of its own `lark.lex` builds a new one for each text
-    return lark
+
+
+@functools.cache
+def _scanner() -> Scanner:
+    return Scanner(_lark())
 
 
 def _header(piece: Piece, errors: list[Diagnostic]) -> tuple[tree.Name, list[tree.Statement]]:
@@ -137,14 +142,14 @@ def _header(piece: Piece, errors: list[Diagnostic]) -> tuple[tree.Name, list[tre
     first = piece.tokens[0]
     if piece.word not in HEADERS:
         message = f"a file starts with `policy NAME`, not with `{clip(first)}`"
-        errors.append(Diagnostic("header", message, span_of(first), "e.g. policy my_policy"))
+        errors.append(Diagnostic("header", message, first.span, "e.g. policy my_policy"))
     made = None if piece.broken or piece.word not in HEADERS else _parse(piece, "header", errors)
     if isinstance(made, tree.Name):
         return made, []
     place = _mistyped(piece, errors)
     if place:
         return _header(Piece(piece.tokens[:place]), errors)[0], [_broken(piece.tokens[place:])]
-    return tree.Name(span=span_of(first), name=""), []
+    return tree.Name(span=first.span, name=""), []
 
 
 def _statements(piece: Piece, doc: str, errors: list[Diagnostic]) -> list[tree.Statement]:
@@ -152,7 +157,7 @@ def _statements(piece: Piece, doc: str, errors: list[Diagnostic]) -> list[tree.S
     tokens = piece.tokens
     if piece.word in HEADERS:
         message = f"did not expect `{piece.word}` here"
-        errors.append(Diagnostic("header", message, span_of(tokens[0]), "a file has one header, its first line"))
+        errors.append(Diagnostic("header", message, tokens[0].span, "a file has one header, its first line"))
     elif not piece.broken:
         made = _parse(piece, "item", errors)
         if isinstance(made, tree.Statement):
@@ -167,7 +172,7 @@ def _mistyped(piece: Piece, errors: list[Diagnostic]) -> int:
     """Where in a piece that did not parse a line starts with what was meant as a keyword; 0 where none does."""
     if piece.broken or not errors or errors[-1].code != "statement":
         return 0
-    return next((i for i, token in enumerate(piece.tokens) if i and span_of(token) == errors[-1].span), 0)
+    return next((i for i, token in enumerate(piece.tokens) if i and token.span == errors[-1].span), 0)
 
 
 def _broken(tokens: list[Token], doc: str = "") -> tree.Broken:
@@ -181,7 +186,7 @@ def _broken(tokens: list[Token], doc: str = "") -> tree.Broken:
         meant = names[:1]
     else:
         meant = names[1:2] if word in ("param", "let", "def") else []
-    span = Span(span_of(tokens[0]).start, span_of(tokens[-1]).end)
+    span = Span(tokens[0].start, tokens[-1].end)
     return tree.Broken(span=span, doc=doc, word=word, names=tuple(filter(None, meant)))
 
 
@@ -191,23 +196,32 @@ def _parse(piece: Piece, rule: str, errors: list[Diagnostic]) -> object:
     deep = too_deep(tokens)
     if deep is not None:
         message = f"this nests deeper than {MAX_NESTING} brackets, `not`s and signs"
-        errors.append(Diagnostic("too-deep", message, span_of(deep), "name the inner parts with `let`"))
+        errors.append(Diagnostic("too-deep", message, deep.span, "name the inner parts with `let`"))
         return None
+    if not any(_poses_as_unit(tokens, place) for place in range(len(tokens))):
+        try:
+            return run(_lark(), rule, tokens, Builder())
+        except Stuck:
+            pass
+    errors.append(_fault(tokens, rule))
+    return None
+
+
+def _fault(tokens: list[Token], rule: str) -> Diagnostic:
+    """Why the tokens are no *rule*."""
     parser = _lark().parse_interactive("", start=rule)
     place = 0
     try:
         for place, token in enumerate(tokens):
             if _poses_as_unit(tokens, place):
-                errors.append(misplaced_start(token, tokens[place + 1] if place + 1 < len(tokens) else None))
-                return None
-            parser.feed_token(token)
+                return misplaced_start(token, tokens[place + 1] if place + 1 < len(tokens) else None)
+            parser.feed_token(token)  # type: ignore[arg-type]  # of a token Lark reads the type alone
         place = len(tokens)
-        parsed = parser.feed_eof(tokens[-1])  # type: ignore[no-untyped-call]
+        parser.feed_eof()  # type: ignore[no-untyped-call]
     except UnexpectedToken:
         accepted = frozenset(parser.accepts())  # type: ignore[no-untyped-call]
-        errors.append(explain(Stop(tokens, place, accepted)))
-        return None
-    return Builder().transform(parsed)
+        return explain(Stop(tokens, place, accepted))
+    raise AssertionError("these tokens parse")
 
 
 def _poses_as_unit(tokens: list[Token], place: int) -> bool:
@@ -222,4 +236,4 @@ def _with_doc(statement: tree.Statement, doc: str) -> tree.Statement:
 
 
 def _start(piece: Piece) -> int:
-    return span_of(piece.tokens[0]).start
+    return piece.tokens[0].start

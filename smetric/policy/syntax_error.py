@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lark import Token
-
-from smetric.policy.builder import span_of
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS, same_line
 from smetric.policy.suggestion import closest
+from smetric.policy.token import Token
 
 STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STATEMENTS[-1]}"
 
@@ -92,7 +90,7 @@ def misplaced_start(token: Token, follower: Token | None) -> Diagnostic:
     else:
         meant = closest(token, STATEMENTS)
         help_text = f"did you mean `{meant}`?" if meant else STATEMENT_LIST
-    return Diagnostic("statement", f"a statement cannot start with `{clip(token)}`", span_of(token), help_text)
+    return Diagnostic("statement", f"a statement cannot start with `{clip(token)}`", token.span, help_text)
 
 
 def _brackets(stop: Stop) -> Diagnostic | None:
@@ -103,14 +101,14 @@ def _brackets(stop: Stop) -> Diagnostic | None:
             open_.append(token)
         elif token.type in CLOSERS:
             if not open_:
-                return Diagnostic("bracket", f"`{token}` closes nothing", span_of(token))
+                return Diagnostic("bracket", f"`{token}` closes nothing", token.span)
             if OPENERS[open_[-1].type] != token.type:
                 return Diagnostic(
-                    "bracket", f"did not expect `{token}` here", span_of(token), f"`{open_[-1]}` is still open"
+                    "bracket", f"did not expect `{token}` here", token.span, f"`{open_[-1]}` is still open"
                 )
             open_.pop()
     if open_:
-        return Diagnostic("bracket", f"`{open_[-1]}` is not closed", span_of(open_[-1]))
+        return Diagnostic("bracket", f"`{open_[-1]}` is not closed", open_[-1].span)
     return None
 
 
@@ -119,7 +117,7 @@ def _reserved(stop: Stop) -> Diagnostic | None:
     if token is None or previous is None or not _is_word(token):
         return None
     if previous.type in BEFORE_NAMES or (stop.accepted == {"NAME"} and previous.type in ("LPAR", "COMMA")):
-        return Diagnostic("reserved", f"`{token}` is a reserved word", span_of(token), "choose another name")
+        return Diagnostic("reserved", f"`{token}` is a reserved word", token.span, "choose another name")
     return None
 
 
@@ -161,7 +159,7 @@ def _chain(stop: Stop) -> Diagnostic | None:
         if depth < 0 or (depth == 0 and earlier.type in ("AND", "OR", "IF", "ELSE", "WHEN", "AS", "COMMA", "WHERE")):
             return None
         if depth == 0 and earlier.type in ("COMPARE", "IN"):
-            return Diagnostic("chain", "comparisons do not chain", span_of(token), "write `a < b and b < c`")
+            return Diagnostic("chain", "comparisons do not chain", token.span, "write `a < b and b < c`")
     return None
 
 
@@ -169,7 +167,7 @@ def _bare_per(stop: Stop) -> Diagnostic | None:
     token, previous = stop.token, stop.previous
     if token is None or previous is None or token.type != "PER" or previous.type != "NUMBER":
         return None
-    return Diagnostic("unit", "a unit is missing before `per`", span_of(token), "e.g. 5 requests per second")
+    return Diagnostic("unit", "a unit is missing before `per`", token.span, "e.g. 5 requests per second")
 
 
 def _no_arguments(stop: Stop) -> Diagnostic | None:
@@ -179,7 +177,7 @@ def _no_arguments(stop: Stop) -> Diagnostic | None:
     return Diagnostic(
         "arguments",
         "a definition takes at least one argument",
-        span_of(token),
+        token.span,
         "a value without arguments is a `let`",
     )
 
@@ -205,7 +203,7 @@ def _end(stop: Stop) -> Diagnostic | None:
         return None
     last = stop.tokens[-1]
     expected = _expected(stop.accepted - _OPERATORS or stop.accepted)
-    return Diagnostic("unfinished", f"this `{clip(stop.tokens[0])}` is not finished", span_of(last), expected)
+    return Diagnostic("unfinished", f"this `{clip(stop.tokens[0])}` is not finished", last.span, expected)
 
 
 def _anything(stop: Stop) -> Diagnostic:
@@ -233,7 +231,7 @@ _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
 
 
 def _unexpected(token: Token, help_text: str) -> Diagnostic:
-    return Diagnostic("syntax", f"did not expect `{clip(token)}` here", span_of(token), help_text)
+    return Diagnostic("syntax", f"did not expect `{clip(token)}` here", token.span, help_text)
 
 
 def _is_word(token: Token) -> bool:

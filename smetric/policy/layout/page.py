@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from smetric.policy.builder import span_of
 from smetric.policy.layout.case import lay_case
 from smetric.policy.layout.declaration import lay_declarations
 from smetric.policy.layout.rule import lay_rules
@@ -66,8 +65,8 @@ def format_text(text: str, path: str = "<policy>") -> str:
 
 def _parts(text: str, pieces: Sequence[Piece]) -> tuple[list[_Part], list[str]]:
     """The statements, an empty line before and after each header and test, and the lines below the last statement."""
-    starts = [span_of(piece.tokens[0]).start for piece in pieces]
-    ends = [span_of(piece.tokens[-1]).end for piece in pieces]
+    starts = [piece.tokens[0].start for piece in pieces]
+    ends = [piece.tokens[-1].end for piece in pieces]
     _, above = _between("\n" + text[: starts[0]])
     parts: list[_Part] = []
     for piece, end, following in zip(pieces, ends, [*starts[1:], len(text)], strict=True):

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lark import Token
-
 from smetric.policy.lexer import CLOSERS, OPENERS, OPERAND_ENDS
 from smetric.policy.parser import tokens_of
+from smetric.policy.token import Token
 
 #: What `-` is called where it is a sign and no subtraction.
 SIGN = "SIGN"
@@ -44,7 +43,7 @@ def words_of(tokens: Sequence[Token], text: str) -> list[Word]:
         sign = token.type == "MINUS" and (not words or words[-1].type not in OPERAND_ENDS)
         words.append(Word(SIGN if sign else token.type, str(token)))
     for word, token, following in zip(words, tokens, tokens[1:], strict=False):
-        lines = [line.strip() for line in text[token.end_pos : following.start_pos].split("\n")]
+        lines = [line.strip() for line in text[token.end : following.start].split("\n")]
         word.comments = [Comment(line, at > 0) for at, line in enumerate(lines) if line]
     return words
 

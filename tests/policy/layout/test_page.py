@@ -180,13 +180,13 @@ class Scrambler:
         out, end = "", 0
         for piece in pieces:
             tokens = piece.tokens
-            out += self._gap_between(text[end : tokens[0].start_pos])
+            out += self._gap_between(text[end : tokens[0].start])
             for token, following in zip(tokens, [*tokens[1:], None], strict=True):
                 out += str(token)
-                end = token.end_pos or 0
+                end = token.end
                 if following is not None:
                     unit = token.type == "NUMBER" and following.type == "NAME" and tokens[0].type != "TEST"
-                    gap = text[end : following.start_pos]
+                    gap = text[end : following.start]
                     out += gap if "#" in gap else self._gap(" " if unit else "")
         return out + text[end:]
 
