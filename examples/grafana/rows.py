@@ -187,6 +187,7 @@ KNOWLEDGE = Row(
         counter(names.CACHE_BREAKS, "What breaks prefixes"),
         gauge(names.INDEX_BLOCKS, "Blocks in the prefix index"),
         gauge(names.KV_KNOWN, "KV caches known by events"),
+        gauge(names.KV_LAG, "How late KV events come"),
     ),
 )
 

@@ -162,6 +162,8 @@ class KvEvents:
                 instance.id: CacheFigures(
                     is_known=bool(streams := self._streams(instance)) and all(s.state is State.KNOWN for s in streams),
                     messages=sum((Counter(dict(one.messages)) for one in subscribers), Counter()),
+                    lag_s=max((lag for stream in streams if (lag := stream.lag_s) is not None), default=None),
+                    gaps=sum(stream.gaps for stream in streams),
                     missed=sum(stream.missed for stream in streams),
                     orphans=sum(stream.orphans for stream in streams),
                 )

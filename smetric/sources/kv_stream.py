@@ -48,7 +48,19 @@ class Stream:
         index: where its cache's contents are entered.
     """
 
-    __slots__ = ("_index", "_latest", "_loss", "_orphans_before", "contents", "is_behind", "missed", "next", "restarts")
+    __slots__ = (
+        "_index",
+        "_latest",
+        "_loss",
+        "_orphans_before",
+        "contents",
+        "gaps",
+        "is_behind",
+        "lag_s",
+        "missed",
+        "next",
+        "restarts",
+    )
 
     def __init__(self, index: KvIndex) -> None:
         self._index = index
@@ -61,7 +73,10 @@ class Stream:
         self._orphans_before = 0
         #: Messages may be missing that nothing has shown to be missing yet.
         self.is_behind = False
-        #: Messages that were missed for good, and restarts that the sequence numbers showed.
+        #: Seconds from when the engine made its latest message, by its clock, until it was taken; None before the first.
+        self.lag_s: float | None = None
+        #: How often messages were missed for good, how many, and restarts that the sequence numbers showed.
+        self.gaps = 0
         self.missed = 0
         self.restarts = 0
 
@@ -110,6 +125,7 @@ class Stream:
         if self.next is None:
             self.lose(State.JOINED_LATE)
         else:
+            self.gaps += 1
             self.missed += seq - self.next
             self.lose(State.GAP)
         self.next = seq

@@ -147,6 +147,8 @@ class Subscriber:
             if stream.next != seq:
                 stream.skip_to(seq)
         await self._take(stream, seq, message, "ok")
+        # Clocks of two hosts differ: what seems to come from later came at once.
+        stream.lag_s = max(0.0, time.time() - message.at)
         stream.is_behind = False
         self._tell(message.rank, stream)
 

@@ -20,12 +20,16 @@ class CacheFigures:
     Args:
         is_known: whether the contents of all of them, one for each data-parallel rank, are complete.
         messages: messages by result: ok, replayed, repeated, malformed.
-        missed: messages missed for good.
+        lag_s: seconds from when the engine made its latest message until it was taken; None before the first.
+        gaps: how often messages were missed for good.
+        missed: how many of them.
         orphans: blocks that could not be entered.
     """
 
     is_known: bool
     messages: Mapping[str, int]
+    lag_s: float | None
+    gaps: int
     missed: int
     orphans: int
 
@@ -60,15 +64,21 @@ class KvGauges(Collector):
         yield CounterMetricFamily(names.KV_INDEX_REFUSED.name, names.KV_INDEX_REFUSED.doc, value=figures.refused)
         if len(figures.instances) > MOST_INSTANCES:
             return
-        known = GaugeMetricFamily(names.KV_KNOWN.name, names.KV_KNOWN.doc, labels=names.KV_KNOWN.labels)
-        messages, missed, orphans = (
+        known, lag = (
+            GaugeMetricFamily(metric.name, metric.doc, labels=metric.labels)
+            for metric in (names.KV_KNOWN, names.KV_LAG)
+        )
+        messages, gaps, missed, orphans = (
             CounterMetricFamily(metric.name, metric.doc, labels=metric.labels)
-            for metric in (names.KV_MESSAGES, names.KV_MISSED, names.KV_ORPHANS)
+            for metric in (names.KV_EVENTS, names.KV_GAPS, names.KV_MISSED, names.KV_ORPHANS)
         )
         for id, caches in figures.instances.items():
             known.add_metric([id], caches.is_known)
+            if caches.lag_s is not None:
+                lag.add_metric([id], caches.lag_s)
             for result, count in caches.messages.items():
                 messages.add_metric([id, result], count)
+            gaps.add_metric([id], caches.gaps)
             missed.add_metric([id], caches.missed)
             orphans.add_metric([id], caches.orphans)
-        yield from (known, messages, missed, orphans)
+        yield from (known, lag, messages, gaps, missed, orphans)

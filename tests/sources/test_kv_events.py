@@ -1,6 +1,7 @@
 import asyncio
 import errno
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -226,7 +227,8 @@ async def test_a_gap_longer_than_the_replay_buffer_is_a_loss() -> None:
         await one.publish(stored([77] * BLOCK))
         await until(lambda: messages(source) == 11)
         figures = told(source)
-        assert (figures.is_known, figures.missed, figures.messages["replayed"]) == (False, 41, 9)
+        assert (figures.is_known, figures.gaps, figures.missed) == (False, 1, 41)
+        assert figures.messages["replayed"] == 9
         await one.publish(CLEARED)
         await until(lambda: told(source).is_known)
         assert await hit_len(source, request(PROMPT)) == [0]
@@ -299,6 +301,26 @@ async def test_a_new_process_behind_the_same_address_is_told_from_the_old_one(pu
         for i in range(published):
             assert await hit_len(source, request([50 + i, *PROMPT])) == [5 * BLOCK]
         assert source.index.blocks == 5 * published
+
+
+async def test_how_late_messages_come_is_told_of_the_latest_that_came_by_itself() -> None:
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        assert told(source).lag_s is None
+
+        async def made(at: float, **how: bool) -> None:
+            await one.send(msgspec.msgpack.encode([at, [stored(PROMPT)], 0]), **how)
+
+        now = time.time()
+        await made(now - 100.0)
+        await until(lambda: messages(source) == 1)
+        assert 100.0 <= (told(source).lag_s or 0.0) < 110.0
+        await made(now - 50.0, lost=True)
+        await made(now + 3600.0)
+        await until(lambda: messages(source) == 3)
+        # One that a replay brought is as late as the replay; and a clock that is ahead makes nobody early.
+        assert told(source).lag_s == 0.0
 
 
 async def test_without_a_replay_socket_the_next_message_shows_whether_one_was_missed() -> None:

@@ -87,7 +87,9 @@ async def test_a_follow_up_goes_where_the_events_say(routed: tuple[Application, 
     body, _ = await application.metrics.page()
     for line in (
         'smetric_kv_events_known{instance="e0"} 1.0',
-        'smetric_kv_events_messages_total{instance="e1",result="ok"} 1.0',
+        'smetric_kv_events_total{instance="e1",result="ok"} 1.0',
+        'smetric_kv_events_lag_seconds{instance="e1"} ',
+        'smetric_kv_events_gaps_total{instance="e1"} 0.0',
         'smetric_kv_events_missed_total{instance="e1"} 0.0',
         'smetric_kv_events_orphan_blocks_total{instance="e1"} 0.0',
         "smetric_kv_index_blocks 40.0",

@@ -160,7 +160,7 @@ async def test_what_engines_find_in_their_caches_is_shown_once_they_have_said_it
 async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app = telemetry(rate=lambda _: 1000.0)
     app.metrics.register(gauges(fleet()))
-    app.metrics.register(KvGauges(lambda: KvFigures(1, 1, 1, {"gpu-0": CacheFigures(True, {"ok": 1}, 0, 0)})))
+    app.metrics.register(KvGauges(lambda: KvFigures(1, 1, 1, {"gpu-0": CacheFigures(True, {"ok": 1}, 0.1, 0, 0, 0)})))
     app.consequences.answering(record())
     run_stream(app, record(loads=(2, 30, 1), stream=True))
     seen = fleet()

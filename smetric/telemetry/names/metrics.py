@@ -325,15 +325,22 @@ INDEX_EVICTIONS = Metric("smetric_prefix_index_evictions_total", "counter", (), 
 KV_KNOWN = Metric(
     "smetric_kv_events_known", "gauge", ("instance",), "1 while all its KV caches' contents are known from its events."
 )
-KV_MESSAGES = Metric(
-    "smetric_kv_events_messages_total",
+KV_EVENTS = Metric(
+    "smetric_kv_events_total",
     "counter",
     ("instance", "result"),
     "Messages of KV events: `ok`, `replayed`, `repeated`, `malformed`.",
 )
-KV_MISSED = Metric(
-    "smetric_kv_events_missed_total", "counter", ("instance",), "Messages missed that no replay brought back."
+KV_LAG = Metric(
+    "smetric_kv_events_lag_seconds",
+    "gauge",
+    ("instance",),
+    "From when the engine made its latest message, by its clock, until it was taken here; the longest of its ranks.",
 )
+KV_GAPS = Metric(
+    "smetric_kv_events_gaps_total", "counter", ("instance",), "Gaps in the messages that no replay filled."
+)
+KV_MISSED = Metric("smetric_kv_events_missed_total", "counter", ("instance",), "Messages missed in these gaps.")
 KV_ORPHANS = Metric(
     "smetric_kv_events_orphan_blocks_total", "counter", ("instance",), "Blocks stored whose parent was not known."
 )
