@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import bisect
 import keyword
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -86,6 +87,21 @@ def listed(element: ast.expr, sources: dict[str, str], condition: ast.expr | Non
     )
 
 
+def _place(statement: ast.AST, start: tuple[int, int], end: tuple[int, int]) -> None:
+    """Set where a statement and its expressions stand, lines from 1 and columns in bytes from 0; blocks have theirs."""
+    pending: list[Any] = [statement]  # of any kind of node; what has no place gets one nobody asks for
+    while pending:
+        node = pending.pop()
+        node.lineno, node.col_offset = start
+        node.end_lineno, node.end_col_offset = end
+        for name in node._fields:
+            value = getattr(node, name)
+            if isinstance(value, ast.expr):
+                pending.append(value)
+            elif isinstance(value, list):
+                pending += [each for each in value if not isinstance(each, ast.stmt)]
+
+
 @dataclass(slots=True)
 class Branch(Generic[T]):
     """A block that may still be thrown away, continued or adopted; `result` is what writing it gave."""
@@ -112,7 +128,7 @@ class Code:
         self.ended = False
         self.span = Span(0, 0)
         self._text = text
-        self._starts = [0, *(i + 1 for i, char in enumerate(text) if char == "\n")]
+        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
         self._taken = set(reserved) | set(keyword.kwlist)
         self._optional: set[str] = set()
         self._statements = 0
@@ -129,12 +145,11 @@ class Code:
         return name
 
     def add(self, statement: ast.stmt) -> None:
-        """Append a statement, placed at the current span."""
+        """Append a statement, placed at the current span with its expressions."""
         self._statements += 1
         if self._statements > MAX_STATEMENTS:
             raise TooLargeError
-        statement.lineno, statement.col_offset = self._position(self.span.start)
-        statement.end_lineno, statement.end_col_offset = self._position(self.span.end)
+        _place(statement, self._position(self.span.start), self._position(self.span.end))
         self.body.append(statement)
 
     def assign(self, name: str, value: ast.expr) -> None:
@@ -192,12 +207,12 @@ class Code:
         if not then.body:
             return
         self.add(ast.If(test=condition, body=then.body, orelse=otherwise.body))
-        open_ends = [branch.state for branch in (then, otherwise) if not branch.ended]
-        self.ended = not open_ends
-        if open_ends:
-            self.state = {
-                name: all(state.get(name, False) for state in open_ends) for state in open_ends for name in state
-            }
+        self.ended = then.ended and otherwise.ended
+        if then.ended or otherwise.ended:
+            self.state = (otherwise if then.ended else then).state
+        else:
+            first, second = then.state, otherwise.state
+            self.state = {name: first.get(name, False) and second.get(name, False) for name in first | second}
 
     def function(self, name: str, arguments: Iterable[str], path: str, namespace: dict[str, object]) -> object:
         """Compile what was written; *namespace* holds what it calls."""
@@ -209,6 +224,7 @@ class Code:
         optional: list[ast.stmt] = [
             ast.Assign(targets=[store(name)], value=ast.Constant(None)) for name in sorted(self._optional)
         ]
+        top = (1, 0)
         definition = ast.FunctionDef(
             name=name,
             args=ast.arguments(
@@ -217,8 +233,9 @@ class Code:
             body=optional + self.body,
             decorator_list=[],
         )
-        definition.lineno, definition.col_offset = 1, 0
-        return ast.fix_missing_locations(ast.Module(body=[definition], type_ignores=[]))
+        for node in (definition, *definition.args.args, *optional):
+            _place(node, top, top)
+        return ast.Module(body=[definition], type_ignores=[])
 
     def _aside(self, start: Branch[Any], write: Callable[[], T]) -> Branch[T]:
         outer = self.body, self.state, self.ended
