@@ -73,7 +73,7 @@ class Stream:
         self._orphans_before = 0
         #: Messages may be missing that nothing has shown to be missing yet.
         self.is_behind = False
-        #: Seconds from when the engine made its latest message, by its clock, until it was taken; None before the first.
+        #: Seconds from when the engine made its latest message, by its clock, until it was taken; None before one.
         self.lag_s: float | None = None
         #: How often messages were missed for good, how many, and restarts that the sequence numbers showed.
         self.gaps = 0
