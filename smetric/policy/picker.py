@@ -99,10 +99,16 @@ def _among_all(emitter: Emitter, pick: Pick, into: Picked) -> None:
     code.assign(into.index, method(score, "index", load(best)))
 
     def tie() -> None:
-        tied = code.name("tied")
-        i, x = code.name("i"), code.name("x")
-        code.assign(tied, _enumerated(i, x, score, compare(load(x), ast.Eq(), load(best))))
-        _break_tie(emitter, pick, pick.thens, tied, into.index)
+        if pick.thens:
+            tied = code.name("tied")
+            i, x = code.name("i"), code.name("x")
+            code.assign(tied, _enumerated(i, x, score, compare(load(x), ast.Eq(), load(best))))
+            _break_tie(emitter, pick, pick.thens, tied, into.index)
+            return
+        ids, name, x = code.name("ids"), code.name("name"), code.name("x")
+        code.assign(ids, emitter.inputs.ids())
+        names = listed(load(name), {name: ids, x: into.score}, compare(load(x), ast.Eq(), load(best)))
+        code.assign(into.index, _one_of(emitter, pick, load(ids), names))
 
     code.choose(compare(method(score, "count", load(best)), ast.Gt(), ast.Constant(1)), tie)
 
@@ -172,21 +178,27 @@ def _narrowed(
 def _break_tie(emitter: Emitter, pick: Pick, thens: Sequence[Term], tied: str, index: str) -> None:
     """Set *index* to one of *tied*: by the next tie breaker if there is one, which is asked only now."""
     code = emitter.code
-    if not thens:
-        if pick.rotates:
-            last = method(load("used"), "get", load(f"key_{pick.site}"), ast.Constant(""))
-            code.assign(index, call("rotated", load(tied), emitter.inputs.ids(), last))
-        else:
-            stream = load(f"stream_{pick.site}")
-            code.assign(index, call("drawn", load(tied), emitter.inputs.ids(), load("seed"), stream))
-        return
 
-    def narrow() -> None:
-        fewer = _narrowed(emitter, load(emitter.vector(thens[0])), tied, "min")
-        _break_tie(emitter, pick, thens[1:], fewer, index)
+    def several() -> None:
+        if thens:
+            fewer = _narrowed(emitter, load(emitter.vector(thens[0])), tied, "min")
+            _break_tie(emitter, pick, thens[1:], fewer, index)
+            return
+        ids, i = code.name("ids"), code.name("i")
+        code.assign(ids, emitter.inputs.ids())
+        names = listed(item(load(ids), load(i)), {i: tied})
+        code.assign(index, _one_of(emitter, pick, load(ids), names))
 
-    several = compare(call("len", load(tied)), ast.Gt(), ast.Constant(1))
-    code.choose(several, narrow, lambda: code.assign(index, item(load(tied), ast.Constant(0))))
+    one = item(load(tied), ast.Constant(0))
+    code.choose(compare(call("len", load(tied)), ast.Gt(), ast.Constant(1)), several, lambda: code.assign(index, one))
+
+
+def _one_of(emitter: Emitter, pick: Pick, ids: ast.expr, names: ast.expr) -> ast.expr:
+    """The index of one of *names*, which are still tied, in *ids*: in rotation, or drawn."""
+    if pick.rotates:
+        last = method(load("used"), "get", load(f"key_{pick.site}"), ast.Constant(""))
+        return method(ids, "index", call("rotated", names, last))
+    return method(ids, "index", call("drawn", names, load("seed"), load(f"stream_{pick.site}")))
 
 
 def _enumerated(i: str, x: str, values: ast.expr, condition: ast.expr) -> ast.expr:

@@ -258,9 +258,9 @@ class Reference:
             far = {i: sign * value.at(i) - best for i in those}
             weights = {i: math.exp(-far[i] / temperature) if temperature else float(far[i] == 0) for i in those}
             if not temperature:
-                return drawn([i for i in those if weights[i]], ids, self.seed, stream)
+                return self.among([i for i in those if weights[i]], stream)
         if not any(weights.values()) or not isinstance(value.data, list):
-            return drawn(those, ids, self.seed, stream)
+            return self.among(those, stream)
         left = fraction(self.seed, stream) * sum(weights.values())
         for i in sorted(those, key=lambda i: ids[i]):
             left -= weights[i]
@@ -279,8 +279,13 @@ class Reference:
             tied = [i for i in tied if criterion.at(i) == target]
         key = self.keys[call.span.start]
         if call.function.startswith("rr_"):
-            return rotated(tied, self.snapshot.ids, self.cursors.get(key, ""))
-        return drawn(tied, self.snapshot.ids, self.seed, stream_of(key))
+            ids = self.snapshot.ids
+            return ids.index(rotated([ids[i] for i in tied], self.cursors.get(key, "")))
+        return self.among(tied, stream_of(key))
+
+    def among(self, tied: list[int], stream: int) -> int:
+        ids = self.snapshot.ids
+        return ids.index(drawn([ids[i] for i in tied], self.seed, stream))
 
 
 def _quantile(values: list[float], share: float) -> float:

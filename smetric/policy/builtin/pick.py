@@ -6,27 +6,23 @@ Finding the best and narrowing by `then:` is written out by the compiler (`picke
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from smetric.policy.builtin.row import Builtin, Family
 from smetric.policy.seed import fraction, mix
 
 
-def drawn(tied: Sequence[int], ids: Sequence[str], seed: int, stream: int) -> int:
-    """One of *tied*, which are indices into *ids*, at random; the order of the candidates plays no part."""
-    if len(tied) == 1:
-        return tied[0]
-    in_order = sorted([ids[i] for i in tied])
-    return ids.index(in_order[mix(seed, stream) % len(in_order)])
+def drawn(names: Sequence[str], seed: int, stream: int) -> str:
+    """One of *names* at random; their order plays no part."""
+    in_order = sorted(names)
+    return in_order[mix(seed, stream) % len(in_order)]
 
 
-def rotated(tied: Sequence[int], ids: Sequence[str], last: str) -> int:
-    """The first of *tied*, which are indices into *ids*, after *last* in order of ids, around the end."""
-    if len(tied) == 1:
-        return tied[0]
-    names = [ids[i] for i in tied]
-    later = [name for name in names if name > last]
-    return ids.index(min(later or names))
+def rotated(names: Sequence[str], last: str) -> str:
+    """The first of *names* after *last* in their order, around the end."""
+    in_order = sorted(names)  # costs next to nothing where they are: a fleet's candidates come in order of their ids
+    return in_order[bisect_right(in_order, last) % len(in_order)]
 
 
 def sample(values: Sequence[float], those: Sequence[int], ids: Sequence[str], seed: int, stream: int) -> int:
@@ -34,7 +30,7 @@ def sample(values: Sequence[float], those: Sequence[int], ids: Sequence[str], se
     order = sorted(those, key=ids.__getitem__)
     total = sum([values[i] for i in order if values[i] > 0])
     if total == 0:
-        return drawn(order, ids, seed, stream)
+        return order[mix(seed, stream) % len(order)]
     left = fraction(seed, stream) * total
     chosen = -1
     for i in order:
@@ -72,7 +68,7 @@ def _softened(
     costs = [sign * value for value in values]
     best = min([costs[i] for i in those])
     if temperature == 0:
-        return drawn([i for i in those if costs[i] == best], ids, seed, stream)
+        return ids.index(drawn([ids[i] for i in those if costs[i] == best], seed, stream))
     # No exponent is above 0, so none overflows; the best has weight 1, so the sum is never 0.
     return sample([math.exp(min(0.0, (best - cost) / temperature)) for cost in costs], those, ids, seed, stream)
 

@@ -26,9 +26,9 @@ class Family(enum.Enum):
     ELEMENT = "element"
     #: Two numbers to their quotient, element by element [written out].
     RATIO = "ratio"
-    #: One number per instance to the best instance, ties drawn [tied, ids, seed, stream] …
+    #: One number per instance to the best instance, ties drawn [ids of the tied, seed, stream] …
     PICK = "pick"
-    #: … or in rotation [tied, ids, last winner].
+    #: … or in rotation [ids of the tied, last winner].
     ROTATION = "rotation"
     #: One number per instance to an instance drawn by it [values, candidates, ids, seed, stream, *named].
     LOTTERY = "lottery"
