@@ -5,11 +5,14 @@ python docs/generate.py [--check]
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from markdown import table
 from measured import decisions, footprint, matrix, reliability, routers
 
@@ -18,6 +21,8 @@ from smetric.config.section import ListOf, Section
 from smetric.config.settings import SETTINGS
 from smetric.features import VOCABULARY
 from smetric.policy.vocabulary import Feature, Unknown
+from smetric.records import line
+from smetric.records.traffic import TrafficLine
 from smetric.reference import markdown_table, range_of
 from smetric.telemetry import names
 
@@ -122,11 +127,44 @@ def events() -> str:
     return table(("event", "written"), ((f"`{e.name}`", e.doc) for e in names.EVENTS))
 
 
+#: Where each part of a record stands.
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "header": line.Header,
+    "policy": line.PolicyLine,
+    "decision": line.DecisionLine,
+    "columns.NAME": line.ColumnLine,
+    "usage": line.UsageLine,
+    "hit": line.HitLine,
+    "forecast": line.ForecastLine,
+    "migration": line.MigrationLine,
+}
+
+
+def record_lines() -> str:
+    """Keys of the record of decisions."""
+    rows = ((f"`{part}`", *row) for part, struct in _PARTS.items() for row in _keys(struct))
+    return table(("in", "key", "meaning"), rows)
+
+
+def traffic_lines() -> str:
+    """Keys of the trace of the traffic."""
+    return table(("key", "meaning"), _keys(TrafficLine))
+
+
+def _keys(struct: type[msgspec.Struct]) -> Iterable[tuple[str, str]]:
+    """The keys of a line as they are written, and what its documentation says of them."""
+    arguments = inspect.cleandoc(struct.__doc__ or "").partition("Args:\n")[2]
+    said = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.M))
+    for field, key in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
+        yield f"`{key}`", re.sub(r"\s+", " ", said[field]).replace("None", "null")
+
+
 PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "features.md": (features, request),
     "policy-language.md": (statements, operators, builtins),
     "configuration.md": (settings,),
     "telemetry.md": (attributes, metrics, events),
+    "replay.md": (record_lines, traffic_lines),
     "reliability.md": (reliability, matrix),
     "performance.md": (routers, footprint, decisions),
 }

@@ -90,12 +90,12 @@ def _recorded(records: tuple[str, ...], decision: str, name: str | None, params:
     from smetric.records.reader import find
     from smetric.records.situation import Judge, NotRecorded, policy_of
 
+    settings = param_values(params)
     recorded = find(map(Path, records), decision)
     if recorded is None:
         raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
     if not recorded.line.ids:
         return f"{why(recorded)}\n{ending(recorded.line)}"
-    settings = param_values(params)
     if name is None:
         try:
             policy = policy_of(recorded.policy, settings)

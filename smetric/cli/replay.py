@@ -61,7 +61,7 @@ def replay(
     smetric replay decisions*.jsonl --policy new.policy --against bailian --format html --output report.html
 
     Ends with 0, with 1 where they agree on less than --fail-under or a policy does not check, with 2 where a file is no
-    record.
+    record or none holds a decision.
     """
     settings = param_values(params)
     try:

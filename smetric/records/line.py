@@ -13,7 +13,7 @@ import msgspec
 
 from smetric.features import VOCABULARY
 
-#: Version of this form. A reader refuses larger ones; what a newer writer of the same version adds is passed over.
+#: Version of these lines. A reader refuses larger ones; what a newer writer of the same version adds is passed over.
 VERSION = 1
 
 
@@ -21,7 +21,7 @@ class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
     """First line of a file.
 
     Args:
-        version: of the form.
+        version: of the lines.
         smetric: version of the router that wrote it.
         time_ns: when the file was begun, Unix nanoseconds.
     """
@@ -74,7 +74,13 @@ class ColumnLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class UsageLine(msgspec.Struct, kw_only=True):
-    """Tokens as the instance counted them; None where it did not say."""
+    """Tokens as the instance counted them; None where it did not say.
+
+    Args:
+        prompt_tokens: of the prompt.
+        completion_tokens: generated.
+        cached_tokens: of the prompt, found in a cache.
+    """
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -82,14 +88,26 @@ class UsageLine(msgspec.Struct, kw_only=True):
 
 
 class HitLine(msgspec.Struct, kw_only=True):
-    """Tokens believed cached on the chosen instance, and by whom."""
+    """What was believed of the chosen instance's cache.
+
+    Args:
+        tokens: of the prompt, believed to be there.
+        source: who said so.
+    """
 
     tokens: int
     source: str = ""
 
 
 class ForecastLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Times to the first token that were expected, in seconds, of the chosen instance and of the other one."""
+    """Times to the first token that were expected.
+
+    Args:
+        ttft_s: seconds on the chosen instance.
+        other: the instance it is compared with: the one a migration left, else the runner-up.
+        other_ttft_s: seconds on that one.
+        other_hit: tokens of the prompt believed cached there.
+    """
 
     ttft_s: float | None = None
     other: str = ""
@@ -98,7 +116,13 @@ class ForecastLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MigrationLine(msgspec.Struct, kw_only=True, rename={"source": "from"}):
-    """Where a later turn was taken away from, by what, and the tokens left there; None where that is not known."""
+    """Where a later turn was taken away from.
+
+    Args:
+        source: the instance.
+        guard: what took it away.
+        left_tokens: tokens of its prompt left behind there; None where that is not known.
+    """
 
     source: str
     guard: str
@@ -130,28 +154,28 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
         origin: where the decision comes from: `live` for a request that was served.
         route: the entry of `routes` that the request fell under.
         arm: `control` or `canary` where the route has a canary; empty elsewhere.
-        instance: who was chosen.
+        instance: who was chosen; None for nobody.
         rule: the label of the rule that fired; empty where no policy ran.
         api: the wire format of the request.
-        request: what policies read of it; see `PolicyLine.fields`.
+        request: what policies read of it: what the policy's `fields` name.
         tokens_source: how the prompt's length is known.
         ids: the candidates; empty where no policy ran, as `columns` are then.
         columns: what was read of them, by feature.
         cursors: of the picks that rotate, as they were given.
         seed: of its draws.
-        guards: for each rule visited, its guards: true, false, or null for not reached.
-        score: of the chosen one.
-        margin: how much worse the best of the others is.
+        guards: for each rule visited, its guards: true, false, or None for not reached.
+        score: of the chosen one; None where none was chosen by a score.
+        margin: how much worse the best of the others is; None where there is none.
         evaluate_s: seconds the policy took.
         lookup_s: seconds spent on look-ups before.
-        status: what the client was sent; null where another decision of the same request follows.
+        status: what the client was sent; None where another decision of the same request follows.
         ttft_s: seconds from arrival to the first byte of the answer.
         duration_s: seconds from arrival to its end.
-        error_type: what went wrong.
-        usage: tokens as the instance counted them.
-        hit: tokens believed cached on the chosen instance.
-        forecast: what was expected, where something was.
-        migration: set where a later turn went elsewhere.
+        error_type: what went wrong; empty for nothing.
+        usage: tokens as the instance counted them; None where it did not say.
+        hit: tokens believed cached on the chosen instance; None where none were looked up.
+        forecast: times that were expected; None where nothing could be said.
+        migration: where it was taken away from; None where it is no later turn that went elsewhere.
     """
 
     id: str

@@ -19,6 +19,7 @@ from smetric.records.line import VERSION, DecisionLine, Header, Line, PolicyLine
 
 #: Longest line that is read: a policy of the greatest size, or a decision over some ten thousand instances.
 MAX_LINE = 16 << 20
+_EXPECTED = "expected a file that the setting `record` made"
 _DECODE = msgspec.json.Decoder(Line).decode
 
 
@@ -34,6 +35,8 @@ class Recorded:
 class Reading:
     """Reads files in turn.
 
+    Iterating raises a ConfigError where a file cannot be read or is no record, and where none holds a decision.
+
     Args:
         paths: the files, oldest first.
         progressed: told of bytes read from disk.
@@ -45,8 +48,14 @@ class Reading:
     cut_short: list[Path] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Recorded]:
+        is_empty = True
         for path in self.paths:
-            yield from self._file(path)
+            # A single file may be empty: that is what a full disk leaves.
+            for recorded in self._file(path):
+                is_empty = False
+                yield recorded
+        if is_empty:
+            raise ConfigError(f"{', '.join(map(str, self.paths))}: no decision in it; {_EXPECTED}")
 
     @property
     def size(self) -> int:
@@ -70,7 +79,7 @@ class Reading:
                 yield Recorded(line, policy)
             elif isinstance(line, Header):
                 if line.version > VERSION:
-                    raise _bad(path, number, f"form {line.version}, this version reads {VERSION}; use a newer SMetric")
+                    raise _bad(path, number, f"version {line.version}; this SMetric reads {VERSION}: use a newer one")
                 policies.clear()
                 is_headed = True
             else:
@@ -107,7 +116,7 @@ def find(paths: Iterable[Path], id: str) -> Recorded | None:
     """The decision called *id*, or None.
 
     Raises:
-        ConfigError: a file cannot be read, or is no record.
+        ConfigError: a file cannot be read, or is no record, or none holds a decision.
     """
     for recorded in Reading(list(paths)):
         if recorded.line.id == id:
@@ -131,4 +140,4 @@ def _is_whole(line: DecisionLine) -> bool:
 
 
 def _bad(path: Path, number: int, why: str) -> ConfigError:
-    return ConfigError(f"{path}:{number}: {why}; expected a file that the setting `record` made")
+    return ConfigError(f"{path}:{number}: {why}; {_EXPECTED}")

@@ -45,21 +45,24 @@ class TrafficLine(msgspec.Struct, kw_only=True):
         timestamp: its arrival, milliseconds since the first request of this process.
         unix_ms: the same since 1970.
         input_length: tokens of the prompt, as the instance counted them, else as the router did.
-        output_length: tokens generated; None where the instance did not say (a stream without usage).
-        hash_ids: one for each full block of the prompt, which covers all blocks before it.
-        block_tokens: how many tokens a block is.
+        output_length: tokens generated; None for a stream without usage, which clients ask for by
+            `stream_options: {"include_usage": true}`.
+        hash_ids: one for each full block of the prompt, each covering all before it: equal ids, equal beginnings.
+        block_tokens: tokens of a block: 2,048 rendered bytes, about 512.
         chat_id: the id of its decision, as in traces and the record of decisions.
-        parent_chat_id: of the request that it follows; None where there is none or it is not known.
+        parent_chat_id: the request that it follows, by its history, else by its session's header; None where there is
+            none or it is not known.
         session: hash of the session, that of the client's header or that of the first request.
         turn: assistant turns in the carried history.
-        trigger: user, agent or compaction.
+        trigger: `user`, `agent` (tools' results came back) or `compaction` (the agent has its context summarised), by
+            the last message.
         api: the wire format.
         model: hash of the model asked for.
-        instance: where it was served.
+        instance: where it was served; None for nowhere.
         status: what the client was sent.
-        ttft_ms: milliseconds from arrival to the first byte of the answer.
+        ttft_ms: milliseconds from arrival to the first byte of the answer; None where there was none.
         duration_ms: milliseconds from arrival to its end.
-        cached_tokens: prompt tokens the instance says it had cached.
+        cached_tokens: prompt tokens the instance says it had cached; None where it did not say.
     """
 
     timestamp: int

@@ -177,6 +177,12 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "notes.txt:1: no line of a record" in result.output
     assert run(tmp_path / "absent.jsonl").exit_code == 2
+    path.write_text("")
+    for arguments in ((), ("--policy", "bailian"), ("--fail-under", "1")):
+        result = run(path, *arguments)
+        assert (result.exit_code, "notes.txt: no decision in it" in result.output) == (2, True)
+    explained = CliRunner().invoke(main, ["explain", "--record", str(path), "--decision", "01JDQ2M7Q0Z5T8F4C6R9K3W1XE"])
+    assert explained.exit_code == 2
 
 
 def test_a_policy_that_does_not_check_is_said_as_check_says_it(record: Path, tmp_path: Path) -> None:

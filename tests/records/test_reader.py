@@ -76,7 +76,7 @@ def test_one_decision_is_found_by_its_id(tmp_path: Path) -> None:
     [
         (b"hello\n", "no line of a record"),
         (b'{"kind":"decision","id":"x","time_ns":1,"generation":1,"outcome":"routed","request":{}}\n', "generation 1"),
-        (b'{"kind":"header","version":99,"smetric":"9","time_ns":1}\n', "form 99, this version reads 1"),
+        (b'{"kind":"header","version":99,"smetric":"9","time_ns":1}\n', "version 99; this SMetric reads 1"),
         (b'{"kind":"other"}\n', "no line of a record"),
         (b'[{"event":"smetric.request"}]\n', "no line of a record"),
         (b"\xff\xfe\n", "no line of a record"),
@@ -87,6 +87,16 @@ def test_what_is_no_record_is_said_to_be_none_and_where(text: bytes, why: str, t
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=rf"file\.jsonl:1: .*{why}.*expected a file that the setting `record` made"):
         ids(path)
+
+
+def test_files_without_any_decision_are_no_record_but_one_among_others_may_be_empty(tmp_path: Path) -> None:
+    empty, path = tmp_path / "empty.jsonl", tmp_path / "decisions.jsonl"
+    empty.touch()
+    wanted = recorded(path)
+    assert [one.line.id for one in Reading([empty, path])] == wanted
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(ConfigError, match=r"empty\.jsonl, .*decisions\.jsonl: no decision in it; expected a file that"):
+        find([empty, path], wanted[0])
 
 
 def test_columns_that_do_not_fit_the_candidates_are_refused(tmp_path: Path) -> None:
