@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -297,36 +295,3 @@ async def test_g4_a_router_that_dies_beside_another_on_the_same_socket_takes_no_
             assert await other.ended() == 0
             for client in clients:
                 client.leave()
-
-
-#: What runs a command as nobody, with every file system read-only and no home.
-UNPRIVILEGED = (
-    *("unshare", "--mount", "--propagation", "private", "bash", "-c"),
-    "mount -o remount,bind,ro / && "
-    'exec env -u HOME setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --inh-caps=-all "$@"',
-    "unprivileged",
-)
-
-
-def can_drop_privileges() -> bool:
-    """Whether this process may give them up as above: it is root, and mounts are its to make."""
-    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("setpriv") is None:
-        return False
-    probe = [*UNPRIVILEGED, sys.executable, "-c", "import smetric.app"]
-    return subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0
-
-
-async def test_h11_it_serves_as_nobody_on_a_read_only_file_system(tmp_path: Path) -> None:
-    if not can_drop_privileges():
-        pytest.skip("needs root, unshare and setpriv, and a checkout that others may read")
-    async with (
-        engine_of(healthy) as engine,
-        process(tmp_path / "log", "--instance", engine.url, before=UNPRIVILEGED) as router,
-    ):
-        status = await asyncio.to_thread(Path(f"/proc/{router.process.pid}/status").read_text)
-        assert "Uid:\t65534\t65534\t65534\t65534" in status
-        assert "CapEff:\t0000000000000000" in status
-        assert (await fetch(router.data, "POST", "/v1/chat/completions", chat())).status == 200
-        router.terminate()
-        assert await router.ended() == 0
-        assert "Traceback" not in await asyncio.to_thread(router.log.read_text)
