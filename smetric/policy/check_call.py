@@ -11,6 +11,7 @@ from smetric.policy import tree
 from smetric.policy.builtin import Builtin
 from smetric.policy.check_family import Bad, Families, Given, Infers
 from smetric.policy.findings import Findings
+from smetric.policy.interval import TRUE
 from smetric.policy.suggestion import did_you_mean
 from smetric.policy.types import BROKEN, Sort, Type
 
@@ -39,6 +40,9 @@ class Calls:
                 if mask.sort is not Sort.BOOL or not mask.vector:
                     message = f"`where` needs a truth value per instance, found {mask}"
                     raise self._fail("where", where.span, message)
+                if mask.decided:
+                    whom = "everybody" if mask.interval == TRUE else "nobody"
+                    self._expressions.same(where.span, mask, f"this `where` takes {whom} in every decision")
             plain = [pair for pair in typed if not pair[0].name]
             named = [pair for pair in typed if pair[0].name]
             return self._families.typed(Given(call, builtin, plain, named, masks[0][1] if masks else None))

@@ -59,6 +59,8 @@ class Expressions:
         self._calls = Calls(self, findings)
         self._budget = Budget()
         self._expanding: list[tree.Def] = []
+        #: What is the same in every decision, outside definitions, which are for more than one call.
+        self.constants: list[tuple[Span, Type, str]] = []
 
     def infer(self, expr: tree.Expr, arguments: Arguments = _NONE) -> Type:
         """The type of *expr*, where *arguments* are those of the definition it stands in.
@@ -91,6 +93,11 @@ class Expressions:
             message = f"this policy has more than {MAX_NODES} parts, its definitions expanded"
             self._findings.error("too-large", span, message, "name what repeats with `let`")
             raise Stop
+
+    def same(self, span: Span, found: Type, message: str) -> None:
+        """Keep in mind, for a warning, what is the same in every decision."""
+        if not self._expanding:
+            self.constants.append((span, found, message))
 
     def condition(self, expr: tree.Expr, arguments: Arguments = _NONE) -> Type:
         """The type of a condition, which must be one truth value."""
@@ -134,6 +141,8 @@ class Expressions:
                 return self._operators.binary(expr, left, right)
             case tree.IfElse():
                 parts = [self.infer(part, arguments) for part in (expr.condition, expr.then, expr.otherwise)]
+                if parts[0].decided:
+                    self.same(expr.condition.span, parts[0], "this condition is the same in every decision")
                 return self._operators.if_else(expr, *parts)
             case tree.At():
                 return self._at(expr, arguments)

@@ -10,7 +10,7 @@ from smetric.policy import tree
 from smetric.policy.builtin import Builtin, Family
 from smetric.policy.check_unit import Units, describe
 from smetric.policy.findings import Findings
-from smetric.policy.interval import COUNT, COUNT_ALL, TRUTH, Interval, hull, ratio
+from smetric.policy.interval import COUNT, COUNT_ALL, FALSE, TRUE, TRUTH, ZERO, Interval, hull, ratio
 from smetric.policy.types import Sort, Type
 from smetric.policy.unit import PLAIN, SECONDS
 from smetric.policy.vocabulary import NEVER
@@ -32,6 +32,9 @@ class Infers(Protocol):
 
     def infer(self, expr: tree.Expr, arguments: Mapping[str, Type]) -> Type:
         """The type of an expression."""
+
+    def same(self, span: tree.Span, found: Type, message: str) -> None:
+        """Keep in mind, for a warning, what is the same in every decision."""
 
 
 class Bad(Exception):
@@ -92,15 +95,23 @@ class Families:
             case Family.FIRST:
                 for pair in plain:
                     self._need(given, pair, Sort.INSTANCE)
+                sure = next((pair for pair in plain[:-1] if not pair[1].maybe), None)
+                if sure is not None:
+                    self._expressions.same(sure[0].span, sure[1], "`first` always takes this, which is never absent")
                 maybe = all(found.maybe for found in given.types)
                 return Type(Sort.INSTANCE, maybe=maybe).reading(given.types[0]).perhaps(*given.types)
             case Family.DRAW | Family.TOP:
                 return self._some(given)
             case Family.CHANCE:
                 self._share(given, plain[0])
-                return Type(Sort.BOOL).reading(*given.types)
+                likely = plain[0][1].interval
+                verdict = FALSE if likely.high == 0 else TRUE if likely.low == 1 else TRUTH
+                return Type(Sort.BOOL, interval=verdict).reading(*given.types)
             case Family.WEIGHT | Family.PLACE:
                 self._need(given, plain[0], Sort.STRING, vector=False)
+                key = plain[0][0].value
+                if given.builtin.family is Family.PLACE and isinstance(key, tree.Text) and key.value:
+                    self._expressions.same(key.span, plain[0][1], "this key is the same for every request")
                 made = Type(Sort.NUMBER, given.builtin.family is Family.WEIGHT, PLAIN, TRUTH)
                 return made.reading(*given.types)
             case Family.KNOWN | Family.AGE | Family.FRESH:
@@ -143,7 +154,7 @@ class Families:
         self._plain(given, pair)
         argument, found = pair
         if found.interval.low < 0 or found.interval.high > 1:
-            message = f"`{given.builtin.name}` needs a share in 0..1, and this lies in {found.interval}"
+            message = f"`{given.builtin.name}` needs a share in 0..1, and this {found.interval.place}"
             help_text = "keep it there: clamp(…, 0, 1); a parameter: `in 0..1`"
             raise self._fail("range", argument.value.span, message, help_text)
 
@@ -151,6 +162,14 @@ class Families:
         argument, found = pair
         if found.interval.low < 0:
             raise self._fail("range", argument.value.span, f"{what} may be below 0", "keep it above: greatest(…, 0)")
+
+    def _amount(self, given: Given, pair: Pair) -> None:
+        """An argument may be 1 or more, and is no single number with a fraction."""
+        argument, found = pair
+        low, high = found.interval.low, found.interval.high
+        if high < 1 or (low == high and low % 1):
+            message = f"`{given.builtin.name}` takes 1, 2, 3, … of the instances, and this {found.interval.place}"
+            raise self._fail("range", argument.value.span, message)
 
     def _like_score(self, given: Given, pair: Pair, what: str, help_text: str) -> None:
         """A named argument must be one number, never below 0, in the unit of what is compared."""
@@ -213,7 +232,11 @@ class Families:
             message = f"`{builtin.name}` takes values of one unit, not {' and '.join(units)}"
             raise self._fail("units", given.call.span, message)
         unit = next((found.unit for found in types if found.unit is not None), None)
-        interval = builtin.bounds([found.interval for found in types])
+        intervals = [found.interval for found in types]
+        if builtin.ordered and intervals[-2].low > intervals[-1].high:
+            message = f"the lower bound of `{builtin.name}` is always above the upper one"
+            raise self._fail("range", given.call.span, message, f"write the smaller one first: {builtin.signature}")
+        interval = builtin.bounds(intervals)
         return Type(Sort.NUMBER, any(found.vector for found in types), unit, interval).reading(*types)
 
     def _ratio(self, given: Given) -> Type:
@@ -222,6 +245,10 @@ class Families:
         above, below = given.types
         both = above.unit is None and below.unit is None
         unit = None if both else (above.unit or PLAIN) / (below.unit or PLAIN)
+        if below.interval == ZERO and not below.may:
+            raise self._fail(
+                "divisor", given.plain[1][0].value.span, "this divisor is always 0", "write the default alone"
+            )
         interval = ratio(above.interval, below.interval)
         if not interval.bounded:
             raise self._fail("overflow", given.call.span, "this may grow past 1e300", "bound its parts with clamp(…)")
@@ -236,6 +263,8 @@ class Families:
         score = given.plain[0]
         if not (given.builtin.family is Family.LOTTERY and not given.named and score[1].sort is Sort.BOOL):
             self._need(given, score, Sort.NUMBER)
+        if given.builtin.weighs and score[1].sort is Sort.NUMBER and score[1].vector and score[1].interval.high <= 0:
+            self._expressions.same(score[0].value.span, score[1], "this is never above 0, so all are alike")
         for pair in given.other("then"):
             self._need(given, pair, Sort.NUMBER)
         for pair in given.other("temperature"):
@@ -251,6 +280,7 @@ class Families:
         for pair in scores:
             self._need(given, pair, Sort.NUMBER, vector=True)
         self._plain(given, amount)
+        self._amount(given, amount)
         for pair in given.named:
             self._need(given, pair, Sort.NUMBER)
         return Type(Sort.BOOL, True).reading(*given.types).perhaps(*(found for _, found in given.named))

@@ -81,7 +81,10 @@ class Operators:
                 "operand", expr.right.span, f"`{expr.op}` looks in a set, not in {right}", 'e.g. {"a", "b"}'
             )
             return BROKEN
-        return Type(Sort.BOOL, left.vector or right.vector).reading(left, right)
+        made = Type(Sort.BOOL, left.vector or right.vector).reading(left, right)
+        if isinstance(expr.right, tree.SetOf) and not expr.right.items:
+            return replace(made, interval=FALSE if expr.op == "in" else TRUE)
+        return made
 
     def _compare(self, expr: tree.Binary, left: Type, right: Type) -> Type:
         for found in (left, right):

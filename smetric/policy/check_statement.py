@@ -13,6 +13,7 @@ from smetric.policy.check_expression import Expressions
 from smetric.policy.diagnostic import position, quote
 from smetric.policy.findings import Findings
 from smetric.policy.guard import HELD, conjuncts, label_of
+from smetric.policy.interval import TRUE
 from smetric.policy.names import Imported, Named, Names
 from smetric.policy.parameter import Parameters, Settings
 from smetric.policy.reads import Guard, Step
@@ -104,10 +105,9 @@ class Statements:
             word = {tree.Param: "parameter", tree.Let: "value", tree.Def: "definition"}[type(found.statement)]
             word = word if found.origin is None else "import"
             self.findings.warn("unused", found.span, f"{word} `{name}` is never used")
-        for step in self.steps:
-            for guard in step.guards:
-                if guard.type.decided and not guard.type.may & self.parameters.declared.keys():
-                    self.findings.warn("constant", guard.span, "this condition is the same in every decision")
+        for span, type_, message in self.expressions.constants:
+            if not type_.may & self.parameters.declared.keys():  # it may be a switch
+                self.findings.warn("constant", span, message)
 
     # ── one statement ──
 
@@ -190,6 +190,9 @@ class Statements:
             message = f"`{statement.word}` needs a truth value per instance, found one for all"
             help_text = "a filter that applies sometimes has a `when`; to turn requests away use `reject`"
             self.findings.error("mask", statement.mask.span, message, help_text)
+        elif mask.decided:
+            whom = "everybody" if mask.interval == TRUE else "nobody"
+            self.expressions.same(statement.mask.span, mask, f"this leaves {whom} in every decision")
         self._add(statement.mask, guards, mask, may_end=statement.word == "keep")
 
     def _route(self, statement: tree.Route) -> None:
@@ -217,6 +220,8 @@ class Statements:
 
     def _hold(self, statement: tree.Hold) -> None:
         patience = self.expressions.seconds(statement.patience)
+        if not patience.broken and patience.interval.high == 0:
+            self.expressions.same(statement.patience.span, patience, "this holds nothing: its time is up at once")
         if statement.when is None:
             message = "this would hold every request until its time is up"
             self.findings.error("hold", statement.span, message, "give it a `when`")
@@ -234,10 +239,14 @@ class Statements:
 
     def _guards(self, when: tree.Expr | None) -> list[Guard]:
         definitions = self._names.definitions()
-        return [
+        guards = [
             Guard(label_of(part, self.findings.text, definitions), part.span, self.expressions.condition(part))
             for part in conjuncts(when)
         ]
+        for guard in guards:
+            if guard.type.decided:
+                self.expressions.same(guard.span, guard.type, "this condition is the same in every decision")
+        return guards
 
     def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, may_end: bool) -> None:
         self.steps.append(Step(guards, found, quote(self.findings.text, value.span), may_end))

@@ -71,7 +71,7 @@ ERRORS: Mapping[str, str] = {
 
 #: What does no harm.
 WARNINGS: Mapping[str, str] = {
-    "constant": "A condition is the same in every decision.",
+    "constant": "A condition, a mask or a choice is the same in every decision.",
     "late-guard": "Every decision looks something up before a guard that could spare it.",
     "stray-doc": "A `##` comment documents nothing.",
     "unfilled": "A feature is read that no configured source fills.",

@@ -48,6 +48,11 @@ class Interval:
         return f"{self.low:g}..{self.high:g}"
 
     @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"is {self.low:g}" if self.low == self.high else f"lies in {self}"
+
+    @property
     def bounded(self) -> bool:
         """Whether it stays within what a policy may compute; False for NaN too."""
         return self.low >= -MAX_VALUE and self.high <= MAX_VALUE
@@ -56,6 +61,7 @@ class Interval:
 TRUTH = Interval(0.0, 1.0)
 TRUE = Interval(1.0, 1.0)
 FALSE = Interval(0.0, 0.0)
+ZERO = Interval(0.0, 0.0)
 COUNT = Interval(0.0, MAX_CANDIDATES)
 COUNT_ALL = Interval(1.0, MAX_CANDIDATES)
 
@@ -106,4 +112,4 @@ def ratio(above: Interval, below: Interval) -> Interval:
         parts.append(above / Interval(max(below.low, SMALLEST_DIVISOR), below.high))
     if below.low <= -SMALLEST_DIVISOR:
         parts.append(above / Interval(below.low, min(below.high, -SMALLEST_DIVISOR)))
-    return hull(parts) if parts else Interval(0.0, 0.0)
+    return hull(parts) if parts else ZERO

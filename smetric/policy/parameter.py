@@ -6,7 +6,7 @@ Here a value is held against its own declaration; what the policy computes from 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from smetric.policy import tree
@@ -234,6 +234,8 @@ class Parameters:
                     return None
                 if not self._bound_fits(made, item, unit):
                     return None
+            if self._repeats(domain.items):
+                return None
             return replace(made, choices=tuple(choices))
         if not isinstance(made.value, float):
             self._findings.error("domain", domain.span, "only a number has a range", "list the choices: in {…}")
@@ -245,6 +247,13 @@ class Parameters:
             self._findings.error("domain", domain.span, "this range is empty", "write the smaller bound first")
             return None
         return replace(made, low=domain.low.value, high=None if domain.high is None else domain.high.value)
+
+    def _repeats(self, items: Sequence[tree.Expr]) -> bool:
+        """Report the first of *items* that stands there twice, if one does."""
+        again = next((item for at, item in enumerate(items) if item in items[:at]), None)
+        if again is not None:
+            self._findings.error("domain", again.span, "this choice is listed twice", "take one of them out")
+        return again is not None
 
     def _bound_fits(self, made: Parameter, bound: tree.Expr, unit: Unit) -> bool:
         if not isinstance(bound, tree.Number) or not bound.unit:
@@ -278,6 +287,8 @@ class Parameters:
         if not items:
             help_text = f"list the choices: `param {name} = {default.name} in {{{default.name}, …}}`"
             self._findings.error("choices", default.span, f"`{name}` may be any feature", help_text)
+            return BROKEN
+        if self._repeats(items):
             return BROKEN
         choices = tuple(item.name for item in items if isinstance(item, tree.Name))
         made = Parameter(name=name, value=default.name, choices=choices, is_feature=True, doc=statement.doc)

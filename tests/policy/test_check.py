@@ -239,7 +239,7 @@ def test_sound_policies_pass(code: str) -> None:
         ("softmax(healthy, temperature: 1)", "`softmax` needs a number, found bool per instance"),
         ("sample(role)", "`sample` needs a number, found string per instance"),
         ("argmin(share(requests - 3))", "what `share` divides may be below 0"),
-        ("argmin(requests + quantile(running, 2))", "`quantile` needs a share in 0..1, and this lies in 2..2"),
+        ("argmin(requests + quantile(running, 2))", "`quantile` needs a share in 0..1, and this is 2"),
         ("argmin(requests + quantile(running, 1 token))", "`quantile` needs a plain number, found tokens"),
         ("argmin(requests + quantile(running))", "`quantile` takes 2 arguments, not 1"),
         (

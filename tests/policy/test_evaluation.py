@@ -109,8 +109,8 @@ class Author:
             lambda: f"({m(d)} and {self.truth(d)})",
             lambda: f"not ({m(d)})",
             lambda: f"known({v(d)} + near)",
-            lambda: f"draw({n(d)})",
-            lambda: f"top({v(d)}, {n(d)})",
+            lambda: f"draw(greatest({n(d)}, req.turn))",
+            lambda: f"top({v(d)}, greatest({n(d)}, req.turn))",
             lambda: f"top({v(d)}, 2, then: {v(d)})",
             lambda: f"fresh({v(d)} + near, 5s)",
         )

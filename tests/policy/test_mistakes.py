@@ -536,6 +536,61 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "these files use each other: p → p",
         "move what they share into a library of its own",
     ),
+    (
+        "route argmin(clamp(requests, 5, 3))",
+        {},
+        "clamp(requests, 5, 3)",
+        "range",
+        "the lower bound of `clamp` is always above the upper one",
+        "write the smaller one first: clamp(x, lo, hi)",
+    ),
+    *(
+        (
+            f"keep {mask}\nroute argmin(requests)",
+            {},
+            amount,
+            "range",
+            f"`{name}` takes 1, 2, 3, … of the instances, and this is {amount}",
+            "",
+        )
+        for name, mask, amount in (
+            ("draw", "draw(0)", "0"),
+            ("draw", "draw(2.5)", "2.5"),
+            ("top", "top(requests, -1)", "-1"),
+        )
+    ),
+    (
+        "param N = 0 in 0..0\nkeep draw(N)\nroute argmin(requests)",
+        {},
+        "N",
+        "range",
+        "`draw` takes 1, 2, 3, … of the instances, and this is 0",
+        "",
+    ),
+    (
+        "route argmin(ratio(requests, 0, default: 1))",
+        {},
+        "0",
+        "divisor",
+        "this divisor is always 0",
+        "write the default alone",
+    ),
+    (
+        'param POOL = "a" in {"a", "b", "a"}\nroute argmin(requests)',
+        {},
+        '"a"',
+        "domain",
+        "this choice is listed twice",
+        "take one of them out",
+    ),
+    (
+        "param LOAD = requests in {requests, running, requests}\nroute argmin(LOAD)",
+        {},
+        "requests",
+        "domain",
+        "this choice is listed twice",
+        "take one of them out",
+    ),
     ("param A = 1\nroute argmin(requests)", {}, "A", "unused", "parameter `A` is never used", ""),
     (
         "route argmin(requests) when 1 < 2\nroute argmax(hit_len)",
@@ -544,6 +599,34 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "constant",
         "this condition is the same in every decision",
         "",
+    ),
+    *(
+        (f"{code}\nroute argmin(requests)", {}, caret, "constant", message, "")
+        for code, caret, message in (
+            ("route argmax(hit_len) when chance(0)", "chance(0)", "this condition is the same in every decision"),
+            ("route argmax(hit_len) when chance(1)", "chance(1)", "this condition is the same in every decision"),
+            ("keep requests >= 0", "requests >= 0", "this leaves everybody in every decision"),
+            ("prefer kv_usage > 1", "kv_usage > 1", "this leaves nobody in every decision"),
+            ("keep id not in {}", "id not in {}", "this leaves everybody in every decision"),
+            (
+                "route argmin(requests where kv_usage > 1)",
+                "kv_usage > 1",
+                "this `where` takes nobody in every decision",
+            ),
+            (
+                "route first(argmin(requests where healthy), argmin(running), argmin(waiting)) when any(healthy)",
+                "argmin(running)",
+                "`first` always takes this, which is never absent",
+            ),
+            ("hold for 0s when any(healthy)", "0s", "this holds nothing: its time is up at once"),
+            ("route sample(-requests) when any(healthy)", "-requests", "this is never above 0, so all are alike"),
+            ('keep healthy when bucket("a") < 0.5', '"a"', "this key is the same for every request"),
+            (
+                "let l = requests if true else running\nkeep l < 5",
+                "true",
+                "this condition is the same in every decision",
+            ),
+        )
     ),
 ]
 

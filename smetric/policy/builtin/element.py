@@ -34,6 +34,7 @@ ROWS = (
         function=lambda value, low, high: min(max(value, low), high),
         least=3,
         most=3,
+        ordered=True,
         bounds=interval.clamped,
     ),
     Builtin(

@@ -143,6 +143,7 @@ ROWS = (
         family=Family.LOTTERY,
         function=sample,
         where=True,
+        weighs=True,
         direction="max",
     ),
     Builtin(

@@ -69,6 +69,8 @@ class Builtin:
         where: whether the first argument may be followed by `where`.
         of_nobody: whether its value over nobody is one; if not, `where` requires `default:`.
         never_negative: whether what it takes must not be below 0.
+        ordered: whether its last two arguments are bounds, the lower one first.
+        weighs: whether it takes shares by value, so that one above 0 is needed.
         direction: of a pick, `min` or `max`: whether a low or a high value wins.
         bounds: from the intervals of the positional arguments to that of the result.
     """
@@ -85,6 +87,8 @@ class Builtin:
     where: bool = False
     of_nobody: bool = True
     never_negative: bool = False
+    ordered: bool = False
+    weighs: bool = False
     direction: str = ""
     bounds: Callable[[Sequence[Interval]], Interval] = interval.hull
 
