@@ -163,8 +163,9 @@ class Router:
                 candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
             if wanted:
                 started = time.perf_counter()
-                columns, has_waited = await self._lookups.of(request, wanted, candidates)
-                asked.update(columns)
+                answer = self._lookups.of(request, wanted, candidates)
+                has_waited = not isinstance(answer, dict)
+                asked.update(answer if isinstance(answer, dict) else await answer)
                 lookup_s += time.perf_counter() - started
                 if has_waited:
                     candidates, snapshot, wanted = [], None, frozenset()

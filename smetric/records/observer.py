@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.policy import Outcome, Policy, Snapshot
-from smetric.sources.lookups import Lookups
+from smetric.policy import Decision, Outcome, Policy, Snapshot
+from smetric.sources.lookups import Columns, Lookups
 
 if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
@@ -71,20 +71,36 @@ class Observer:
             return
         missing = self._looked_up.difference(decision.snapshot.columns)
         if missing:
-            task = asyncio.create_task(self._look_up(record, missing, record.request.prompt_len, self._clock()))
+            asyncio.get_running_loop().call_soon(self._look_up, record, decision, missing, self._clock())
+
+    def _look_up(self, record: DecisionRecord, decision: Decision, missing: frozenset[str], began: float) -> None:
+        candidates = self._fleet.those(decision.snapshot.ids)
+        found = self._lookups.of(record.request, missing, candidates)
+        if isinstance(found, dict):
+            self._add(record, decision, candidates, found, began)
+        else:
+            # A task of its own only where there is something to wait for: it costs more than most look-ups.
+            task = asyncio.create_task(self._wait(record, decision, candidates, found, began))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _look_up(self, record: DecisionRecord, missing: frozenset[str], prompt_len: int, began: float) -> None:
-        request, decision = record.request, record.decision
-        assert decision is not None
-        ids = decision.snapshot.ids
-        candidates = [instance for instance in map(self._fleet.get, ids) if instance is not None]
-        if len(candidates) < len(ids):
-            return  # who is gone cannot be asked
-        columns, _ = await self._lookups.of(request, missing, candidates)
+    async def _wait(
+        self,
+        record: DecisionRecord,
+        decision: Decision,
+        candidates: Sequence[Instance],
+        found: Awaitable[Columns],
+        began: float,
+    ) -> None:
+        self._add(record, decision, candidates, await found, began)
+
+    def _add(
+        self, record: DecisionRecord, decision: Decision, candidates: Sequence[Instance], columns: Columns, began: float
+    ) -> None:
+        request = record.request
         # Once an answer has begun, what sources know may be of this very prompt.
         if request.body is not None:
             found = {name: column.over(candidates) for name, column in columns.items()}
-            snapshot = self._fleet.with_found(Snapshot(ids, {}, now=self._fleet.clock()), found, prompt_len)
+            empty = Snapshot(decision.snapshot.ids, {}, now=self._fleet.clock())
+            snapshot = self._fleet.with_found(empty, found, request.prompt_len)
             record.beside = (*record.beside, (snapshot, self._clock() - began))

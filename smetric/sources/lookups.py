@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import structlog
 
@@ -66,36 +67,39 @@ class Lookups:
         self._learners = [(source, failures) for source, failures in known if isinstance(source, Learner)]
         self._deadline = deadline
 
-    async def of(
+    def of(
         self, request: InferenceRequest, wanted: frozenset[str], candidates: Sequence[Instance]
-    ) -> tuple[dict[str, Column], bool]:
-        """The *wanted* features of *request* over *candidates*, and whether anything was waited for meanwhile.
+    ) -> Columns | Awaitable[Columns]:
+        """The *wanted* features of *request* over *candidates*, at once where no source has to be waited for.
 
         Cells that a source does not know fall to the next.
         """
         columns = {name: Column(candidates) for name in wanted}
-        unknown: Collection[str] = wanted
-        deadline: float | None = None
-        for source, failures in self._sources:
-            if source.fills.isdisjoint(unknown):
-                continue
+        sources = iter(self._sources)
+        pending = _ask(sources, request, columns, candidates)
+        return columns if pending is None else self._wait(pending, sources, request, columns, candidates)
+
+    async def _wait(
+        self,
+        pending: _Pending | None,
+        sources: Iterator[tuple[Source, _Failures]],
+        request: InferenceRequest,
+        columns: Columns,
+        candidates: Sequence[Instance],
+    ) -> Columns:
+        deadline = asyncio.get_running_loop().time() + self._deadline.of(request.prompt_len)
+        while pending is not None:
+            source, failures, answer = pending
             try:
-                answer = source.lookup(request, candidates)
-                if not isinstance(answer, Mapping):
-                    if deadline is None:
-                        deadline = asyncio.get_running_loop().time() + self._deadline.of(request.prompt_len)
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            answer = await answer
-                    except TimeoutError:
-                        continue
-                for name, cells in answer.items():
-                    if name in columns:
-                        columns[name].fill(cells, source.name)
+                async with asyncio.timeout_at(deadline):
+                    found = await answer
+                _fill(columns, found, source)
+            except TimeoutError:
+                pass  # unknown to this source
             except Exception as error:
                 failures.add(error)
-            unknown = [name for name in unknown if columns[name].open]
-        return columns, deadline is not None
+            pending = _ask(sources, request, columns, candidates)
+        return columns
 
     def describe(self, request: InferenceRequest, fields: frozenset[str]) -> None:
         """Fill those of *fields* of *request* that followers know."""
@@ -147,6 +151,32 @@ class Lookups:
                 failures.add(error)
 
 
+def _ask(
+    sources: Iterator[tuple[Source, _Failures]],
+    request: InferenceRequest,
+    columns: Columns,
+    candidates: Sequence[Instance],
+) -> _Pending | None:
+    """Ask those of *sources* that can fill what is open, until one has to be waited for; None where none has."""
+    for source, failures in sources:
+        if source.fills.isdisjoint([name for name, column in columns.items() if column.open]):
+            continue
+        try:
+            answer = source.lookup(request, candidates)
+            if not isinstance(answer, Mapping):
+                return source, failures, answer
+            _fill(columns, answer, source)
+        except Exception as error:
+            failures.add(error)
+    return None
+
+
+def _fill(columns: Columns, found: Mapping[str, Cells], source: Source) -> None:
+    for name, cells in found.items():
+        if name in columns:
+            columns[name].fill(cells, source.name)
+
+
 def _has_own(follower: Follower, name: str) -> bool:
     """Whether *follower* does anything when it is told of *name*."""
     return getattr(type(follower), name) is not getattr(Follower, name)
@@ -187,13 +217,14 @@ class Column:
         if self._is_empty:
             self._is_empty = False
             self.cells = list(cells)
-            self.origins = [source] * len(cells) if None not in cells else ["" if c is None else source for c in cells]
+            self.open = None in self.cells
+            self.origins = ["" if c is None else source for c in cells] if self.open else [source] * len(cells)
         else:
             for i, cell in enumerate(cells):
                 if self.cells[i] is None and cell is not None:
                     self.cells[i] = cell
                     self.origins[i] = source
-        self.open = None in self.cells
+            self.open = None in self.cells
 
     def over(self, candidates: Sequence[Instance]) -> tuple[list[float | None], list[str]]:
         """The column for *candidates*, which may differ from those asked for: new ones are unknown."""
@@ -204,3 +235,8 @@ class Column:
             [self.cells[at[i]] if i in at else None for i in candidates],
             [self.origins[at[i]] if i in at else "" for i in candidates],
         )
+
+
+Columns: TypeAlias = dict[str, Column]
+#: A source that has been asked, and what is awaited of it.
+_Pending: TypeAlias = tuple[Source, _Failures, Awaitable[Mapping[str, Cells]]]

@@ -85,6 +85,7 @@ async def observed(router: Router, request: InferenceRequest) -> DecisionRecord:
     record = record_of(routing, request)
     assert router.routes.last.observer is not None
     router.routes.last.observer.look_up(record)
+    await asyncio.sleep(0)  # it begins when the request has been sent
     await until(lambda: not router.routes.last.observer._tasks if router.routes.last.observer else True)
     return record
 
