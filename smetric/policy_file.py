@@ -22,7 +22,7 @@ from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.policy import Policy, PolicyError, Source, Vocabulary
 from smetric.policy_folder import libraries_beside
-from smetric.resources import read_policy
+from smetric.policy_text import read_policy
 
 #: Besides being told of changes, the file is compared this often: some file systems tell nothing.
 COMPARE_EVERY_S = 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smetric.errors import ConfigError
 from smetric.policy import Reader, Source
-from smetric.resources import read_policy, read_whatever
+from smetric.policy_text import read_policy, read_whatever
 
 #: What the names of files end with that hold more tests of the policy of that name.
 _TESTS = ".test.policy"

@@ -46,7 +46,7 @@ class PolicyTests(pytest.File):
         from smetric.features import VOCABULARY
         from smetric.policy.testing import suite_of
         from smetric.policy_folder import further_tests, libraries_beside, policy_of
-        from smetric.resources import read_whatever
+        from smetric.policy_text import read_whatever
 
         policy = policy_of(self.path)
         try:

@@ -1,20 +1,16 @@
-"""The policy files: where those that ship lie, and how any of them is read.
+"""The policies that ship: where they lie, and what a setting or an argument means by its name or path.
 
 In a checkout they are in `policies/` beside the package, in an installed wheel inside it. The parser finds the grammar
-by itself, because `policy/` imports nothing of smetric.
+by itself, because `policy/` imports nothing of smetric; texts are read by `policy_text`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
 
 from smetric.errors import ConfigError
-
-#: A policy file is at most this large (bounds of the language); one byte more is read to tell.
-MAX_BYTES = 64 * 1024
 
 #: The first line of a library, below its comments (`*+`: a line of them is never read in a second way).
 _LIBRARY = re.compile(r"\A(?:\s|#[^\n]*)*+library\b")
@@ -55,45 +51,3 @@ def policy_path(policy: str) -> Path:
     shipped = shipped_policies()
     meant = did_you_mean(policy, shipped) or "; shipped: " + ", ".join(shipped)
     raise ConfigError(f"policy {policy}: no such shipped policy{meant} (a file's path has a / or ends in .policy)")
-
-
-def read_policy(path: Path) -> str:
-    """The text of a policy file: read once, regular files only, never more than the bound.
-
-    Raises:
-        OSError: it cannot be opened.
-        ConfigError: it is no regular file, too large, or not UTF-8.
-    """
-    raw = _read(path)
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes; put what it shares into a library")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"policy {path}: not UTF-8 at byte {error.start}") from error
-
-
-def read_whatever(path: Path) -> str:
-    """The same of a file that may be too large or not UTF-8, which the language reports as it does other errors.
-
-    Raises:
-        OSError: it cannot be opened.
-        ConfigError: it is no regular file.
-    """
-    return decoded(_read(path))
-
-
-def decoded(raw: bytes) -> str:
-    """The text, with lone surrogates for what is no UTF-8, so that its place can be told."""
-    return raw.decode("utf-8", "surrogateescape")
-
-
-def _read(path: Path) -> bytes:
-    """What is in a regular file, one byte more than `MAX_BYTES` at most."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ConfigError(f"policy {path}: not a regular file")
-        return os.read(fd, MAX_BYTES + 1)
-    finally:
-        os.close(fd)

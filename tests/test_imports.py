@@ -17,8 +17,8 @@ LAYERS = (
     {"app"},
     {"proxy"},
     {"live"},
-    {"router", "routes", "root", "shadow", "trial", "guardrail", "policies", "policy_file"},
-    {"sources", "fleet", "features", "telemetry", "records", "policy_folder"}
+    {"router", "routes", "root", "shadow", "trial", "guardrail", "arm_load", "policies", "policy_file"},
+    {"sources", "fleet", "features", "telemetry", "records", "policy_folder", "policy_text"}
     | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}
     | {"body", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},

@@ -14,8 +14,8 @@ import structlog
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
+from smetric.policy.parser import MAX_BYTES
 from smetric.policy_file import PolicyFile, watch
-from smetric.resources import MAX_BYTES
 
 GOOD = "policy p\nroute argmin(requests) as least\n"
 BETTER = "policy p\nroute argmax(hit_len) as warmest\n"

@@ -10,7 +10,7 @@ from smetric.policy import load
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.keyword import KEYWORDS, OPERATORS
 from smetric.policy.layout import format_text
-from smetric.policy.testing import run_tests
+from smetric.policy.testing import suite_of
 from smetric.policy.unit import BASES
 from smetric.reference import FORMATS, MAX_LINES, chapters
 
@@ -39,7 +39,7 @@ def test_it_is_short_enough_for_a_prompt(form: str) -> None:
 def test_its_example_is_a_policy_that_passes_its_tests_and_is_laid_out() -> None:
     (code,) = [chapter.code for chapter in chapters() if chapter.code]
     load(code, VOCABULARY)
-    assert [result.failure for result in run_tests(code, VOCABULARY)] == [""]
+    assert [result.failure for result in suite_of(code, VOCABULARY).run()] == [""]
     assert format_text(code) == code
 
 

@@ -15,9 +15,10 @@ from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import Policy, PolicyError, Reader, Source, load
 from smetric.policy.library import no_libraries
-from smetric.policy.parser import read
+from smetric.policy.parser import MAX_BYTES, read
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
-from smetric.resources import MAX_BYTES, decoded, policy_path, read_whatever, shipped_policies
+from smetric.policy_text import decoded, read_whatever
+from smetric.resources import policy_path, shipped_policies
 
 _NONE: Mapping[str, float | str | bool] = {}
 

@@ -23,7 +23,7 @@ from smetric.policy.policy import compiled
 from smetric.policy.token import Token
 from smetric.policy.tree import Span
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
-from smetric.resources import read_whatever
+from smetric.policy_text import read_whatever
 
 #: What begins the parts of a test.
 _CASES = ("WITH", "GIVEN", "INSTANCE", "EXPECT")
@@ -64,8 +64,8 @@ class Document:
         if source.path == self.path:
             return found
         uses = (token.span for word, token in pairwise(self._tokens) if word.type == "USE")
-        message = f"in {found.within(source).brief(source.text)}"
-        return Diagnostic(found.code, message, next(uses, Span(0, 0)), severity=found.severity)
+        message = f"in {found.within(source).headline(source.text)}"
+        return Diagnostic(found.code, message, next(uses, Span(0, 0)), found.way_out, found.severity)
 
     def layout(self) -> str | None:
         """The text in its canonical layout; None while it does not parse."""

@@ -73,7 +73,7 @@ def _document(shown: TextDocument) -> Document:
 
 
 def _diagnostic(found: Diagnostic, shown: TextDocument) -> types.Diagnostic:
-    message = f"{found.message}\nhelp: {found.help}" if found.help else found.message
+    message = f"{found.message}\nhelp: {found.way_out}"
     severity = types.DiagnosticSeverity[found.severity.name.capitalize()]
     return types.Diagnostic(_range(found.span, shown), message, severity, found.code, source="smetric")
 

@@ -58,11 +58,15 @@ class Diagnostic:
         """The same finding, in the library *source*."""
         return replace(self, source=source)
 
-    def brief(self, text: str) -> str:
-        """The finding on one line: place, sentence, help."""
+    def headline(self, text: str) -> str:
+        """Place and sentence."""
         line, column = position(self.source.text if self.source else text, self.span.start)
         file = f"{self.source.path}:" if self.source else ""
-        return f"{file}{line}:{column}: {self.message}" + (f"; {self.help}" if self.help else "")
+        return f"{file}{line}:{column}: {self.message}"
+
+    def brief(self, text: str) -> str:
+        """The finding on one line: place, sentence, way out."""
+        return f"{self.headline(text)}; {self.way_out}"
 
     def render(self, text: str, path: str) -> str:
         """The finding with its line and caret, as language reports print it."""

@@ -115,17 +115,6 @@ def suite_of(
     return Suite(policy, tuple(cases), vocabulary)
 
 
-def run_tests(
-    source: str, vocabulary: Vocabulary, *, path: str = "<policy>", libraries: Reader = no_libraries
-) -> list[TestResult]:
-    """Run all tests of one text, in order.
-
-    Raises:
-        PolicyError: the text, or a setting of a test, is wrong.
-    """
-    return suite_of(source, vocabulary, path=path, libraries=libraries).run()
-
-
 def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
     """Run one test of *policy*, loaded anew with the test's own settings if it has any."""
     started = time.perf_counter()

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 
 from smetric.policy import PolicyError
+from smetric.policy.parser import MAX_BYTES
 from smetric.policy_file import Generation, NoGeneration, Origin, PolicyFile
-from smetric.resources import MAX_BYTES
 from smetric.routes import Route, Routes
 from smetric.telemetry import names
 from smetric.telemetry.decisions import KEPT, DecisionLog

@@ -89,6 +89,18 @@ async def test_an_editor_is_told_what_is_wrong_what_words_mean_and_what_may_foll
     assert not (await asyncio.wait_for(editor.published.get(), 30)).diagnostics
 
 
+async def test_an_editor_reads_the_words_of_smetric_check(editor: Editor) -> None:
+    text = "policy p\nlet a = (requests\nparam B = 1 in 2..\nroute argmin(reqests) when 1 < req.turn < 3\n"
+
+    shown = await editor.shows(text, 1)
+
+    report = CliRunner().invoke(main, ["check", "-"], input=text).output
+    said = [line for line in report.splitlines() if line.startswith("error: ") or " = help: " in line]
+    assert [line for each in shown for line in f"error: {each.message}".splitlines()] == [
+        line.strip().removeprefix("= ") for line in said
+    ]
+
+
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "smetric.lsp.server", raising=False)
     monkeypatch.setitem(sys.modules, "pygls.lsp.server", None)

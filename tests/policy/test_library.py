@@ -11,7 +11,7 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, PolicyError, Reader, Snapshot, Source, load
 from smetric.policy.check import check_text
-from smetric.policy.testing import run_tests
+from smetric.policy.testing import suite_of
 
 COMMON = """## Shared definitions. A library decides nothing.
 library common
@@ -35,7 +35,10 @@ def policy(body: str, files: Mapping[str, str] | None = None, **settings: Any) -
 def errors(body: str, files: Mapping[str, str] | None = None, **settings: Any) -> list[str]:
     with pytest.raises(PolicyError) as caught:
         policy(body, files, **settings)
-    return [found.brief(caught.value.text) for found in caught.value.diagnostics]
+    return [
+        found.headline(caught.value.text) + (f"; {found.help}" if found.help else "")
+        for found in caught.value.diagnostics
+    ]
 
 
 def warnings(body: str, files: Mapping[str, str] | None = None) -> list[str]:
@@ -93,7 +96,7 @@ def test_a_test_may_set_a_parameter_that_is_taken() -> None:
     text = (
         f'policy p\n{body}\ntest "t"\n  with OVERLOAD_AT = 1.2\n{test}  expect b as balance failing "not overloaded"\n'
     )
-    (result,) = run_tests(text, VOCABULARY, libraries=reader({"common": COMMON}))
+    (result,) = suite_of(text, VOCABULARY, libraries=reader({"common": COMMON})).run()
     assert result.failure == ""
 
 

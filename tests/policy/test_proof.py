@@ -12,7 +12,7 @@ from smetric.policy.proof import Counterexample, counterexample, test_of
 from smetric.policy.properties import PROPERTIES, UnknownProperty, declared, promised
 from smetric.policy.situation import Situation
 from smetric.policy.small_fleet import SmallFleets
-from smetric.policy.testing import run_tests
+from smetric.policy.testing import suite_of
 from tests.policy.words import WORDS
 
 
@@ -67,8 +67,8 @@ def test_a_counterexample_is_a_test_that_fails_until_the_policy_is_mended() -> N
     found = search(wrong, "balanced")
     assert found is not None
     test = found.as_test()
-    assert [result.passed for result in run_tests(f"policy p\n{wrong}\n\n{test}\n", VOCABULARY)] == [False]
-    assert [result.passed for result in run_tests(f"policy p\n{right}\n\n{test}\n", VOCABULARY)] == [True]
+    assert [result.passed for result in suite_of(f"policy p\n{wrong}\n\n{test}\n", VOCABULARY).run()] == [False]
+    assert [result.passed for result in suite_of(f"policy p\n{right}\n\n{test}\n", VOCABULARY).run()] == [True]
 
 
 def test_the_search_is_the_same_each_time() -> None:

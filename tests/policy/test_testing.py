@@ -6,11 +6,11 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
-from smetric.policy.testing import TestResult, run_tests
+from smetric.policy.testing import TestResult, suite_of
 
 
 def run(rules: str, test: str) -> TestResult:
-    (result,) = run_tests(f'policy p\n{rules}\ntest "t"\n{test}\n', VOCABULARY)
+    (result,) = suite_of(f'policy p\n{rules}\ntest "t"\n{test}\n', VOCABULARY).run()
     return result
 
 
@@ -133,4 +133,4 @@ def test_with_sets_parameters_for_one_test() -> None:
 
 def test_a_policy_that_is_wrong_is_refused_before_any_test_runs() -> None:
     with pytest.raises(PolicyError):
-        run_tests('policy p\nroute argmin(requets)\ntest "t"\n  instance | requests\n  a | 1\n  expect a', VOCABULARY)
+        suite_of('policy p\nroute argmin(requets)\ntest "t"\n  instance | requests\n  a | 1\n  expect a', VOCABULARY)

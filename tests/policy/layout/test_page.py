@@ -15,7 +15,7 @@ from smetric.policy import PolicyError
 from smetric.policy.layout import format_text
 from smetric.policy.lexer import cut
 from smetric.policy.parser import parse, tokens_of
-from smetric.policy.testing import run_tests
+from smetric.policy.testing import suite_of
 
 ROOT = Path(__file__).parents[3]
 #: A statement of every kind, each optional part, every operator, and lines that have to be broken.
@@ -232,4 +232,4 @@ test "busy" given turn=1 instance|requests a|3 expect a failing "max(requests)  
 test "first" given turn=0 instance|requests a|3 expect a failing "req.turn != 0"
 """
     for text in (written, format_text(written)):
-        assert [result.failure for result in run_tests(text, VOCABULARY)] == ["", ""]
+        assert [result.failure for result in suite_of(text, VOCABULARY).run()] == ["", ""]
