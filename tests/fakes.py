@@ -164,9 +164,9 @@ class FakeEngine:
         """The calls that the router gave up before they were answered."""
         return [call for call in self.calls if call.aborted_at is not None]
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         """Listen on *port*, or on a free one."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 20)
+        self._server = await asyncio.start_server(self._serve, host, port, limit=1 << 20)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:

@@ -36,7 +36,7 @@ class RetryBudget:
         now = self._now()
         recent = [second for second in self._seconds if second[0] > now[0] - WINDOW_S]
         requests, retries = sum(second[1] for second in recent), sum(second[2] for second in recent)
-        if retries >= max(LEAST, SHARE * requests):
+        if retries + 1 > max(LEAST, SHARE * requests):
             return False
         now[2] += 1
         return True

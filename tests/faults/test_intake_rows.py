@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
 
@@ -18,7 +19,7 @@ from smetric.proxy.inbox import Limits as IntakeLimits
 from smetric.proxy.intake import Intake
 from smetric.proxy.server import address_of, listen, serve
 from tests.fakes import Call, FakeEngine, RawClient, Response, request, until
-from tests.faults.harness import CANARY, Running, chat, running
+from tests.faults.harness import CANARY, Count, Running, chat, running
 
 MIB = 1024 * 1024
 
@@ -222,7 +223,7 @@ async def test_a6_an_endpoint_that_waits_before_it_refuses_leaves_nothing_behind
             await asyncio.sleep(0.5)
             await send_error(send, scope["path"], HttpError(401, "no", "authentication_error"))
 
-    before = len(asyncio.all_tasks())
+    before = Count()
     stop = asyncio.Event()
     sock = listen("127.0.0.1", 0)
     url = address_of(sock)
@@ -233,7 +234,9 @@ async def test_a6_an_endpoint_that_waits_before_it_refuses_leaves_nothing_behind
     stop.set()
     async with asyncio.timeout(5):
         await served
-    assert len(asyncio.all_tasks()) == before
+    sock.close()
+    gc.collect()
+    assert not before.exceeded()
 
 
 @pytest.mark.parametrize(
@@ -378,12 +381,15 @@ async def test_a11_pipelined_requests_are_answered_in_their_order() -> None:
         assert [(await client.response()).body for _ in bodies] == bodies
 
 
-async def test_b4_a_body_that_does_not_arrive_is_answered_408() -> None:
+async def test_b4_a_body_that_does_not_arrive_is_answered_408_at_the_deadline() -> None:
     async with running(FakeEngine(), limits=Limits(body_timeout=0.3)) as router:
         async with await RawClient.connect(router.url) as client:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
             answer = await client.response()
             assert answer.status == 408
+            assert 0.3 <= loop.time() - began < 1.3
             assert CANARY.encode() not in answer.body
         assert router.engines[0].calls == []
 
@@ -408,7 +414,7 @@ async def test_b4_a_head_that_trickles_in_is_answered_408_and_a_silent_connectio
             sending = asyncio.create_task(trickle(slow, b"GET / HTTP/1.1\r\nHost: " + b"x" * 1000, 0.02))
             assert (await slow.response()).status == 408
             assert await silent.at_end()
-            assert loop.time() - began < 1.5
+            assert 0.5 <= loop.time() - began < 1.5
             slow.leave()
             await sending
         stop.set()
@@ -429,8 +435,13 @@ async def healthy_app(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_b4_a_body_that_trickles_in_is_answered_408_at_the_deadline() -> None:
     async with running(FakeEngine(), limits=Limits(body_timeout=0.5)) as router:
         async with await RawClient.connect(router.url) as client:
-            sending = asyncio.create_task(trickle(client, request("POST", "/v1/chat/completions", chat()), 0.02))
+            head, end, body = request("POST", "/v1/chat/completions", chat()).partition(b"\r\n\r\n")
+            await client.send(head + end)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            sending = asyncio.create_task(trickle(client, body, 0.02))
             assert (await client.response()).status == 408
+            assert 0.5 <= loop.time() - began < 1.5
             client.leave()
             await sending
         assert router.engines[0].calls == []

@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from statistics import quantiles
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
 
-from smetric.config.settings import Scrape
+from smetric.config.settings import InstanceSettings, Scrape
 from smetric.fleet.instance import Instance
-from tests.fakes import METRICS, Call, FakeEngine, Script, hang, until
+from tests.fakes import METRICS, Call, FakeEngine, Script, capture, hang, until
 from tests.faults.gated import figures
 from tests.faults.harness import CANARY, Running, Tell, running
 from tests.faults.stall import Stall
@@ -140,6 +141,23 @@ async def test_e2_a_hostile_page_is_read_or_refused_while_streams_go_on(body: by
         if stall.seconds > STALL_S / 10:
             record_property("F7 by pages", f"a page of metrics: {1000 * stall.seconds:.0f} ms")
         assert finite(router)
+
+
+async def test_e2_two_hundred_instances_are_scraped_once_a_second_without_a_stall() -> None:
+    """Each at an address of its own that leads to one engine, whose page is as long as a real one."""
+    _, answer = capture("b_metrics_idle")
+    engine = FakeEngine()
+    engine.metrics = lambda call: call.send(answer)
+    await engine.start(host="0.0.0.0")
+    port = urlsplit(engine.url).port
+    fleet = tuple(InstanceSettings(url=f"http://127.0.1.{i}:{port}", id=f"e{i}") for i in range(1, 201))
+    async with running(instances=fleet, scrape=Scrape(interval=1.0, timeout=2.0), check_after=False) as router:
+        instances = router.application.fleet.instances
+        before = [one.scrape for one in instances]
+        with Stall() as stall:
+            await until(lambda: all(one.scrape is not old for one, old in zip(instances, before, strict=True)))
+        assert stall.seconds <= STALL_S
+    await engine.stop()
 
 
 async def test_e4_when_every_measurement_is_old_the_same_policy_goes_by_what_the_router_sent_and_says_so() -> None:
