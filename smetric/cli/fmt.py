@@ -59,7 +59,7 @@ def _policies_at(path: str) -> Iterator[Path | None]:
     if path == "-":
         yield None
     elif os.path.isdir(path):
-        yield from policies_below(Path(path))
+        yield from policies_below(path)
     elif os.path.exists(path):
         yield Path(path)
     else:

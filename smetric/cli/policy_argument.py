@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -108,21 +108,26 @@ def policies_named(arguments: tuple[str, ...]) -> list[PolicySource]:
     found: dict[str, PolicySource] = {}
     for argument in arguments or shipped_policies():
         if os.path.isdir(argument) and argument not in shipped_policies():
-            files = {policy_of(path) for path in policies_below(Path(argument))}
-            if not files:
-                raise ConfigError(f"policy {argument}: no policy files in this folder")
-            sources = [PolicySource(path) for path in sorted(files)]
+            sources = [PolicySource(path) for path in sorted({policy_of(path) for path in policies_below(argument)})]
         else:
             sources = [policy_named(argument)]
         found |= {source.path: source for source in sources}
     return list(found.values())
 
 
-def policies_below(folder: Path) -> Iterator[Path]:
-    """All policy files in *folder* and those below it that are not hidden."""
+def policies_below(folder: str) -> list[Path]:
+    """All policy files in *folder* and those below it that are not hidden.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found: list[Path] = []
     for path, below, files in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
-        yield from (Path(path, name) for name in sorted(files) if name.endswith(".policy"))
+        found += [Path(path, name) for name in sorted(files) if name.endswith(".policy")]
+    if not found:
+        raise ConfigError(f"policy {folder}: no policy files in this folder")
+    return found
 
 
 def policy_named(argument: str) -> PolicySource:

@@ -130,3 +130,13 @@ def test_a_file_that_cannot_be_written_is_said_and_left_whole(ugly: Path, monkey
     assert f"policy {ugly}: cannot be written: No space left on device" in result.stderr
     assert ugly.read_text() == UGLY
     assert os.listdir(ugly.parent) == ["mine.policy"]
+
+
+@pytest.mark.parametrize("arguments", [["."], [], ["--check"], ["--diff", "."]])
+def test_a_folder_without_policies_is_said(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "policy .: no policy files in this folder" in result.stderr
