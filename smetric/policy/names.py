@@ -88,6 +88,8 @@ class Names:
         if earlier is None:
             self._defined[name] = Named(span, statement, type_, origin=origin)
             return
+        if earlier.statement is None and statement is None:
+            return  # of both it is said already that they could not be read
         line = position(self._findings.text, earlier.span.start)[0]
         self._findings.error(
             "redefined", span, f"`{name}` is already defined on line {line}", "names are never redefined"

@@ -138,6 +138,17 @@ def test_an_error_that_an_argument_brings_is_shown_at_the_call_with_the_line_of_
     ]
 
 
+def test_a_name_that_two_uses_fail_to_take_is_not_said_to_be_there_twice() -> None:
+    assert errors("use nope (x)\nuse nada (x)\nlet s = x\nroute argmin(requests)") == [
+        "2:5: there is no nope.policy beside this file; it would start with `library nope`",
+        "3:5: there is no nada.policy beside this file; it would start with `library nada`",
+    ]
+    assert errors("use nope (x\nuse nada (x)\nroute argmin(requests)") == [
+        "2:10: `(` is not closed",
+        "3:5: there is no nada.policy beside this file; it would start with `library nada`",
+    ]
+
+
 def test_syntax_errors_of_policy_and_library_come_in_one_run_without_echoes() -> None:
     found = errors(
         "use common (overloaded)\nlet s = argmax(hit_len\nroute s when not overloaded(s, requests)\nroute argmin(0)",
