@@ -141,6 +141,8 @@ class Prompt:
     def summarise(self, *, salt: int, template: int) -> Parts | None:
         """Let the text go; what is kept are the hashes, those computed before and these of its parts.
 
+        The parts of a prompt that fills no block are not: what could be lost of its cache is less than telling them costs.
+
         Args:
             salt: hash of the cache salt.
             template: hash of the arguments of the chat template.
@@ -148,7 +150,7 @@ class Prompt:
         outline, pieces, carrying = self._outline, self._pieces, self._carrying
         self._outline, self._pieces, self._carrying = None, None, None
         assert pieces is not None, "an answer begins once"
-        if outline is None:
+        if outline is None or self.size < BLOCK_BYTES:
             return None
         carried = carrying.carried if carrying is not None else None
         before = carried.parts.up_to(carried.mark.size) if carried is not None else None

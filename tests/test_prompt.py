@@ -116,6 +116,8 @@ def test_letting_the_text_go_keeps_the_hashes_and_gives_those_of_the_parts() -> 
     assert (len(parts.hashes), parts.size, parts.salt, parts.template) == (1, 3008, 1, 2)
     assert (prompt.blocks, prompt.length) == (blocks, 752)
     assert Prompt(pieces, 4.0).summarise(salt=0, template=0) is None
+    small = Prompt([b"<|user|>", b"x" * 1000], 4.0, outline=Outline("messages", [(0, Kind.USER, 0)], 0))
+    assert small.summarise(salt=0, template=0) is None
 
 
 def test_prompts_that_begin_alike_have_one_beginning() -> None:
