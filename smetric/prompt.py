@@ -141,7 +141,7 @@ class Prompt:
     def summarise(self, *, salt: int, template: int) -> Parts | None:
         """Let the text go; what is kept are the hashes, those computed before and these of its parts.
 
-        The parts of a prompt that fills no block are not: what could be lost of its cache is less than telling them costs.
+        A prompt that fills no block is not divided: what could be lost of its cache is less than that would cost.
 
         Args:
             salt: hash of the cache salt.
