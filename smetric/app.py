@@ -144,12 +144,12 @@ class Application:
             tracing=self.tracing,
             metrics=self.metrics,
             decisions=DecisionLog(),
-            consequences=Consequences(level, self.knows.rates.rate, self.fleet.get),
+            consequences=Consequences(level, self.knows.prefill_times.of, self.fleet.get),
             models=ModelLabels(self._models),
             instances=lambda: self.fleet.instances,
             recorder=self.records.decisions,
             traffic=self.records.traffic,
-            watched=self.policies.ended,
+            watcher=self.policies.guardrail,
             answered=self.request_tokens.answered,
         )
         self.metrics.register(

@@ -1,6 +1,7 @@
 """Watches a policy after its file has changed, and restores the one before, once, where load or errors go out of band.
 
-It looks at what came of the change, not at the policy. What it has undone it leaves alone until the file changes again.
+It looks at what came of the change, not at the policy: at the requests of its own arm, and where these are too few to
+tell, at all that the instances have. What it has undone it leaves alone until the file changes again.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
+from smetric.arm_load import ArmLoad, Spread
 from smetric.config.settings import Settings
 from smetric.fleet.instance import Instance
 from smetric.policy_file import NoGeneration, Origin, PolicyFile
@@ -22,12 +24,13 @@ from smetric.telemetry.record import DecisionRecord
 
 #: Looks in a window.
 LOOKS = 10
-#: Fewer requests than this are no share of errors, and fewer under way for each instance no load.
+#: Fewer requests than this are no share of errors; fewer under way for each instance, or of an arm on its busiest, no
+#: load.
 LEAST_REQUESTS = 20
 LEAST_LOAD = 1.0
 #: A change may make the imbalance this many times what it was.
 WORSE = 1.25
-#: However few instances there are, this much of the way to all requests on one of them is out of band.
+#: However few instances there are, this much of the way from the mean to all requests on one of them is out of band.
 MOST_OF_ALL = 0.9
 
 log = structlog.get_logger("smetric.guardrail")
@@ -73,10 +76,12 @@ class _Watched:
     route: Route
     file: PolicyFile
     looks: deque[_Look] = field(default_factory=lambda: deque([_Look()], maxlen=100 * LOOKS))
-    #: When the change came that is watched, and how it was before; None where none is.
+    load: ArmLoad = field(default_factory=lambda: ArmLoad(LOOKS))
+    #: When the change came that is watched, None where none is; and how it was before: imbalances of the arm's own
+    #: requests and of all.
     since: float | None = None
     errors_before: float = 0.0
-    imbalance_before: Mapping[Group, float] = field(default_factory=dict)
+    before: dict[Group, tuple[float, float]] = field(default_factory=dict)
 
     def errors(self) -> float | None:
         """Share of requests that failed, over a window at least and so many requests; None where there are too few."""
@@ -144,15 +149,32 @@ class Guardrail:
                 if file.current.origin is Origin.FILE:
                     watched.since = self._clock()
                     watched.errors_before = watched.errors() or 0.0
-                    watched.imbalance_before = dict(self._imbalances(watched.route))
-                # What ends from now on is the new policy's.
+                    watched.before = {
+                        group: (own.imbalance if own.shows(own.imbalance) else 1.0, all.imbalance)
+                        for group, own, all in self._spreads(watched)
+                    }
+                # What is decided and what ends from now on is the new policy's.
+                watched.load.clear()
                 watched.looks.clear()
                 watched.looks.append(_Look())
 
-    def ended(self, record: DecisionRecord) -> None:
-        """A request that a policy decided has ended."""
+    def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
+        """A policy has decided on a request; *previous*, its decision before, led nowhere."""
         watched = self._watched.get((record.route, record.arm))
-        if watched is None or record.generation != watched.file.current.number or record.status is None:
+        if watched is None:
+            return
+        if previous is not None:
+            watched.load.left(previous)
+        if record.decision is not None and record.generation == watched.file.current.number:
+            watched.load.placed(record)
+
+    def ended(self, record: DecisionRecord) -> None:
+        """A request that was decided has ended."""
+        watched = self._watched.get((record.route, record.arm))
+        if watched is None:
+            return
+        watched.load.left(record)
+        if record.generation != watched.file.current.number or record.status is None:
             return
         look = watched.looks[-1]
         look.ended += 1
@@ -164,6 +186,7 @@ class Guardrail:
         now = self._clock()
         self._loads.append({one: one.requests() for one in self._instances() if one.healthy and not one.draining})
         for watched in self._watched.values():
+            watched.load.look()
             since = watched.since
             if since is not None and now - since > self._band.watch_s:
                 watched.since = since = None  # it has proved itself
@@ -178,34 +201,32 @@ class Guardrail:
         errors = watched.errors()
         if errors is not None and errors > watched.errors_before + self._band.errors:
             return names.ERRORS, f"{errors:.0%} of the requests failed, {watched.errors_before:.0%} before"
-        for group, imbalance in self._imbalances(watched.route):
-            before = watched.imbalance_before.get(group, 1.0)
-            if imbalance > self._limit(group, before):
-                return (
-                    names.IMBALANCED,
-                    f"the busiest instance had {imbalance:.1f} times the mean, {before:.1f} before",
-                )
+        for group, own, all in self._spreads(watched):
+            own_before, before = watched.before.get(group, (1.0, 1.0))
+            most = 1 + MOST_OF_ALL * (own.count - 1)
+            # All of an arm's own may lie on one instance by design, such as a tenant's; all of everybody's may not.
+            limit = max(min(self._band.imbalance, most), WORSE * own_before)
+            if own.imbalance > limit and own.busiest >= LEAST_LOAD and own.shows(own.imbalance):
+                return names.IMBALANCED, _figures("of its own requests ", own, own_before)
+            # Had it piled up its own, that would show: then what else is on the instances is not its fault.
+            if not own.shows(limit) and all.imbalance > min(max(self._band.imbalance, WORSE * before), most):
+                return names.IMBALANCED, _figures("", all, before)
         return None
 
-    def _limit(self, group: Group, before: float) -> float:
-        """The imbalance that is tolerated in a group of instances."""
-        count = sum(1 for one in self._loads[-1] if one.models == group)
-        return min(max(self._band.imbalance, WORSE * before), 1 + MOST_OF_ALL * (count - 1))
-
-    def _imbalances(self, route: Route) -> Iterator[tuple[Group, float]]:
-        """For each group of instances that *route* may choose from: largest over mean load, over the last window."""
+    def _spreads(self, watched: _Watched) -> Iterator[tuple[Group, Spread, Spread]]:
+        """For each group of instances under load that it may choose from: its own requests, and all, of a window."""
         if not self._loads:
             return
-        groups: dict[Group, list[float]] = {}
+        models = watched.route.match.models
+        groups: dict[Group, dict[Instance, float]] = {}
         for instance in self._loads[-1]:
-            models = route.match.models
             if not models or any(instance.serves(model) for model in models):
                 seen = [loads[instance] for loads in self._loads if instance in loads]
-                groups.setdefault(instance.models, []).append(sum(seen) / len(seen))
+                groups.setdefault(instance.models, {})[instance] = sum(seen) / len(seen)
         for group, loads in groups.items():
-            mean = sum(loads) / len(loads)
+            mean = sum(loads.values()) / len(loads)
             if len(loads) > 1 and mean >= LEAST_LOAD:
-                yield group, max(loads) / mean
+                yield group, watched.load.over(loads), Spread(len(loads), mean, max(loads.values()))
 
     def _restore(self, watched: _Watched, reason: str, figures: str) -> None:
         watched.since = None
@@ -215,6 +236,10 @@ class Guardrail:
             log.error("smetric.guardrail.failed", route=watched.route.name, reason=figures, error=str(error))
             return
         self._on_restored(watched.route.name, reason)
+
+
+def _figures(what: str, spread: Spread, before: float) -> str:
+    return f"{what}the busiest instance had {spread.imbalance:.1f} times the mean, {before:.1f} before"
 
 
 def band_of(settings: Settings) -> Band:

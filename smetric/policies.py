@@ -18,7 +18,6 @@ from smetric.resources import policy_path
 from smetric.routes import routes_of
 from smetric.telemetry import names
 from smetric.telemetry.metrics import Metrics
-from smetric.telemetry.record import DecisionRecord
 
 
 class Policies:
@@ -62,11 +61,6 @@ class Policies:
     def recorded(self) -> list[Policy]:
         """Those besides the acting ones whose reads of requests are recorded."""
         return [*self.observed, *(file.current.policy for file in self.routes.shadows())]
-
-    @property
-    def ended(self) -> Callable[[DecisionRecord], None] | None:
-        """To be told of each decided request that has ended; None where nobody wants to know."""
-        return self.guardrail.ended if self.guardrail is not None else None
 
     def in_force(self) -> list[tuple[str, str, str, int]]:
         """Route, name, hash and generation of each."""

@@ -11,14 +11,16 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.config.routing import GuardrailSettings
+from smetric.config.routing import CanarySettings, GuardrailSettings
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance, Lease
 from smetric.guardrail import Band, Guardrail
 from smetric.policy_file import Origin, PolicyFile
+from smetric.request import InferenceRequest
 from smetric.routes import Match, Route, Routes
+from smetric.telemetry.record import DecisionRecord
 from tests.fakes import Call, FakeEngine, healthy, until
-from tests.faults.harness import Running, running
+from tests.faults.harness import Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
 
@@ -236,6 +238,109 @@ def test_a_few_failures_are_no_share(tmp_path: Path) -> None:
     assert world.pass_s(60) <= 2
 
 
+# ── arms and routes, each by its own requests ──
+
+
+class Arms(World):
+    """The same with a canary; requests of both arms are under way."""
+
+    def __init__(self, tmp_path: Path):
+        super().__init__(tmp_path)
+        self.canary_path = tmp_path / "canary.policy"
+        self.canary_path.write_text(GOOD)
+        self.canary = PolicyFile(self.canary_path, VOCABULARY, on_reload=self._reloaded, name="r:canary")
+        self.files = {"control": self.file, "canary": self.canary}
+        self.guardrail = Guardrail(
+            Routes([Route("r", self.file, canary=self.canary, share=0.5)]),
+            lambda: self.instances,
+            Band(),
+            lambda *what: self.told.append(what),
+            clock=lambda: self.now,
+        )
+        self._open: list[DecisionRecord] = []
+
+    def put(self, **arms: Sequence[int]) -> None:
+        """End all requests; then let so many of each arm begin on each instance."""
+        for record in self._open:
+            record.status = 200
+            self.guardrail.ended(record)
+        self._open = [self._begun(arm, i) for arm in arms for i, count in enumerate(arms[arm]) for _ in range(count)]
+        self.load(*(sum(counts) for counts in zip(*arms.values(), strict=True)))
+
+    def _begun(self, arm: str, at: int) -> DecisionRecord:
+        record = Fleet(random.Random(), 2).decide(
+            policy(GOOD), InferenceRequest(turn=1), self.files[arm].current.number
+        )
+        record.route, record.arm, record.instance = "r", arm, self.instances[at]
+        self.guardrail.decided(record, None)
+        return record
+
+    def swap_canary(self) -> None:
+        self.canary_path.write_text(BAD)
+        assert self.canary.refresh()
+
+
+EVEN = (3, 3, 3, 3)
+
+
+def test_a_canary_that_piles_its_half_on_one_instance_is_undone_though_the_other_arm_evens_it_out(
+    tmp_path: Path,
+) -> None:
+    world = Arms(tmp_path)
+    world.put(control=EVEN, canary=EVEN)
+    world.pass_s(20)
+    world.swap_canary()
+    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))  # in all twice the mean: within the band
+    assert world.pass_s(60) <= 12
+    assert world.canary.current.origin is Origin.GUARDRAIL
+    assert world.file.current.number == 1
+    assert world.told == [("r", "imbalance")]
+    assert "of its own requests the busiest instance had 4.0 times the mean, 1.0 before" in (world.canary.problem or "")
+
+
+def test_a_canary_that_spreads_its_own_evenly_is_not_blamed_for_what_the_other_arm_does(tmp_path: Path) -> None:
+    world = Arms(tmp_path)
+    world.swap_canary()
+    world.put(control=(60, 0, 0, 0), canary=(16, 16, 16, 16))
+    assert world.pass_s(600) == 600
+
+
+def test_where_an_arms_own_requests_are_too_few_to_tell_all_are_looked_at(tmp_path: Path) -> None:
+    world = Arms(tmp_path)
+    world.swap_canary()
+    world.put(control=EVEN, canary=(3, 0, 0, 0))
+    assert world.pass_s(60) == 60
+    world.put(control=(20, 0, 0, 0), canary=(3, 0, 0, 0))
+    assert world.pass_s(60) <= 12
+
+
+def test_requests_that_the_policy_before_placed_are_not_its_own(tmp_path: Path) -> None:
+    world = Arms(tmp_path)
+    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
+    world.swap_canary()
+    assert world.pass_s(60) == 60
+
+
+def test_what_an_arm_piled_up_before_by_design_is_not_the_changes_fault(tmp_path: Path) -> None:
+    world = Arms(tmp_path)
+    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
+    world.pass_s(20)
+    world.swap_canary()
+    world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
+    assert world.pass_s(600) == 600
+
+
+def test_a_request_that_is_tried_elsewhere_counts_where_it_is(tmp_path: Path) -> None:
+    world = Arms(tmp_path)
+    world.swap_canary()
+    world.put(control=EVEN, canary=(12, 0, 0, 0))
+    for i, failed in enumerate(world._open[12:]):
+        again = world._begun("canary", i % 4)
+        world.guardrail.decided(again, failed)
+        world._open[12 + i] = again
+    assert world.pass_s(600) == 600
+
+
 # ── the whole router ─────────────────────────────────────────────────────────
 
 
@@ -284,7 +389,41 @@ def acting(router: Running) -> Origin:
     return router.application.policy_file.current.origin
 
 
+async def test_a_bad_canary_on_half_of_the_traffic_is_undone_and_the_other_arm_goes_on(tmp_path: Path) -> None:
+    path, canary = tmp_path / "p.policy", tmp_path / "canary.policy"
+    path.write_text(GOOD)
+    canary.write_text(GOOD)
+    async with running(
+        *(FakeEngine(slow) for _ in range(4)),
+        policy=str(path),
+        canary=CanarySettings(policy=str(canary), share=0.5),
+        guardrail=GuardrailSettings(window=1.0),
+        check_after=False,
+    ) as router:
+        stop = asyncio.Event()
+
+        async def client(number: int) -> None:
+            while not stop.is_set():
+                session = ("x-session-id", f"client-{number}")
+                assert (await router.ask("POST", "/v1/chat/completions", chat(), session)).status == 200
+
+        clients = [asyncio.create_task(client(number)) for number in range(24)]
+        control, tried = [arm.file for _, arm in router.application.routes.acting()]
+        try:
+            await asyncio.sleep(0.5)
+            canary.write_text(BAD)
+            await until(lambda: tried.current.origin is Origin.FILE, within_s=10)
+            await until(lambda: tried.current.origin is Origin.GUARDRAIL, within_s=30)
+        finally:
+            stop.set()
+            await asyncio.gather(*clients)
+        assert control.current.number == 1
+        (line,) = router.lines("smetric.policy.restored")
+        assert line["route"] == "default:canary"
+        assert str(line["reason"]).startswith("of its own requests the busiest instance had ")
+
+
 async def test_it_can_be_turned_off() -> None:
     async with running(FakeEngine(), guardrail=GuardrailSettings(enabled=False)) as router:
         assert router.application.policies.guardrail is None
-        assert router.application.telemetry.watched is None
+        assert router.application.telemetry.watcher is None

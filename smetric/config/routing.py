@@ -92,8 +92,8 @@ class GuardrailSettings:
     enabled: bool = setting(Flag(), "Whether it is done.", True)
     imbalance_percent: int = setting(
         Integer(110, 100_000),
-        "Requests on the busiest instance, of the mean of those for the same models, from which load is out of band; "
-        "a quarter more than before the change if that is more.",
+        "Requests of the changed policy on the busiest instance, of the mean of those for the same models, from which "
+        "load is out of band; a quarter more than before the change if that is more.",
         300,
     )
     errors_percent: int = setting(

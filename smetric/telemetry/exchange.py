@@ -20,7 +20,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smetric.telemetry import attributes, names
 from smetric.telemetry.access_log import AccessLog
@@ -42,6 +42,16 @@ if TYPE_CHECKING:
     from smetric.telemetry.open_span import OpenSpan
 
 
+class Watcher(Protocol):
+    """Wants to know what becomes of decisions."""
+
+    def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
+        """*record* is the newest decision of a request; *previous*, the one before it, led nowhere."""
+
+    def ended(self, record: DecisionRecord) -> None:
+        """The request of *record*, its last decision, has ended."""
+
+
 class Telemetry:
     """What exchanges write to.
 
@@ -54,7 +64,7 @@ class Telemetry:
         instances: all instances, for the counts on a `route` span.
         recorder: writes decisions down; None for not at all.
         traffic: writes the traffic down; None for not at all.
-        watched: told of each decided request that has ended.
+        watcher: told of decisions, and of each decided request that has ended.
         answered: called with each request whose prompt an instance counted, before what is known of it is let go.
     """
 
@@ -69,7 +79,7 @@ class Telemetry:
         instances: Callable[[], Sequence[Instance]],
         recorder: Recorder | None = None,
         traffic: Traffic | None = None,
-        watched: Callable[[DecisionRecord], None] | None = None,
+        watcher: Watcher | None = None,
         answered: Callable[[InferenceRequest, Usage], None] | None = None,
     ) -> None:
         self.tracing = tracing
@@ -82,7 +92,7 @@ class Telemetry:
         self.instances = instances
         self.recorder = recorder
         self.traffic = traffic
-        self.watched = watched
+        self.watcher = watcher
         self.answered = answered
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
         self.salt = os.urandom(16)
@@ -193,6 +203,8 @@ class Exchange:
         telemetry.consequences.decided(record)
         telemetry.decisions.add(record)
         telemetry.activity.decided(record)
+        if telemetry.watcher is not None:
+            telemetry.watcher.decided(record, previous)
         if telemetry.recorder is not None:
             telemetry.recorder.decided(record, previous)
         if telemetry.traffic is not None and previous is None:
@@ -274,8 +286,8 @@ class Exchange:
             telemetry.consequences.ended(record, gap_s)
             if record.arm:
                 telemetry.metrics.arm_ended(record)
-            if telemetry.watched is not None:
-                telemetry.watched(record)
+            if telemetry.watcher is not None:
+                telemetry.watcher.ended(record)
             if telemetry.recorder is not None:
                 telemetry.recorder.ended(record)
             if telemetry.traffic is not None:
