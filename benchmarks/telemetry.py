@@ -23,6 +23,7 @@ from statistics import median
 from benchmarks.kit.collector import collector
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
+from smetric.fleet.prefill_time import PrefillTime
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.prompt import Prompt
 from smetric.request import Api, InferenceRequest
@@ -40,6 +41,8 @@ ROUTE = "/v1/chat/completions"
 POLICY = Path(__file__).parents[1] / "policies" / "smetric.policy"
 #: Arms: how much is sampled, None for no tracing at all.
 ARMS: dict[str, float | None] = {"off": None, "1 %": 0.01, "100 %": 1.0}
+#: What a prefill takes on each instance.
+PREFILL = PrefillTime(0.02, 1 / 20_000)
 #: Requests after which what waits is sent, so that none is dropped.
 FLUSH_EVERY = 200
 
@@ -66,7 +69,7 @@ def telemetry(url: str, ratio: float | None, instances: list[Instance]) -> Telem
         tracing=Tracing(environ),
         metrics=Metrics(),
         decisions=DecisionLog(),
-        consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), lambda _: 20_000.0, by_id.get),
+        consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), lambda _: PREFILL, by_id.get),
         models=ModelLabels(lambda: ["m"]),
         instances=lambda: instances,
     )

@@ -183,8 +183,9 @@ class Application:
             self._salt = TenantSalt(settings.tenant_header.lower(), secret)
         self.is_ready = False
 
-    def _swapped(self, file: PolicyFile) -> None:
-        self.router.reloaded(file)
+    def _swapped(self) -> None:
+        self.router.follow(self.policies.observed)
+        self.records.follow(self.policies.recorded)
         self.admission.queue.reloaded()
 
     def _restarted(self, instance: Instance) -> None:

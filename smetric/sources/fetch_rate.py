@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from smetric.fleet.instance import Instance, Lease
 from smetric.fleet.measure import Measured
 from smetric.sources.follower import Follower
-from smetric.sources.prefill_rate import FEWEST, FRESH_S, PrefillRates
+from smetric.sources.prefill_rate import FEWEST, FRESH_S
+from smetric.sources.prefill_times import PrefillTimes
 
 #: Fetches that are kept, of all instances, and the fewest tokens of one that is looked at.
 KEPT = 100
@@ -25,7 +26,7 @@ class FetchRates(Follower):
     included. The rate is all tokens by all seconds of the last fetches.
 
     Args:
-        prefill: the rates at which instances compute; without one a fetch cannot be told from computing.
+        prefill: how long instances compute; where that is unknown a fetch cannot be told from computing.
         configured: tokens in a second, instead of measuring; 0 for none.
         clock: monotonic seconds.
     """
@@ -34,7 +35,7 @@ class FetchRates(Follower):
     measures = frozenset({"fetch_rate"})
 
     def __init__(
-        self, prefill: PrefillRates, *, configured: int = 0, clock: Callable[[], float] = time.monotonic
+        self, prefill: PrefillTimes, *, configured: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._prefill = prefill
         self._configured = configured
@@ -63,7 +64,7 @@ class FetchRates(Follower):
         """A sample of how long a fetch took, where there was one and the rest can be accounted for."""
         if lease.prompts != 1 or lease.fetched < LEAST_TOKENS:
             return
-        rate = self._prefill.rate(lease.instance)
-        if rate is not None:
-            computing = lease.cost_ahead / rate
+        prefill = self._prefill.of(lease.instance)
+        if prefill is not None:
+            computing = prefill.of(lease.cost_ahead)
             self._fetches.append((self._clock(), lease.fetched, max(LEAST_S, seconds - computing)))

@@ -1,6 +1,6 @@
 """How fast each instance prefills, measured on the answers that stream.
 
-How long prompts take to fetch is in `fetch_rate.py`.
+How long prompts take to fetch is in `fetch_rate.py`, what first tokens are expected after in `prefill_times.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,22 @@ QUANTILE = 0.9
 SOONEST_S = 0.001
 
 
+def tells_of_prefill(lease: Lease, seconds: float) -> bool:
+    """Whether the first token of a request, after *seconds*, says how fast its prompt was computed.
+
+    Requests that fetch, compute nothing, or whose hit nobody knew do not; neither do batches, whose first token says
+    nothing of the rest.
+    """
+    is_computed = lease.is_hit_known and not lease.fetched and lease.computed > 0
+    return is_computed and lease.prompts == 1 and seconds >= SOONEST_S
+
+
 class PrefillRates(Follower):
     """Fills `prefill_rate`: tokens without attention that an instance computes in a second.
 
     A sample is the cost of a request by the time to its first token (SMetric, revised: 90th percentile of the last 64,
-    unknown before there are 8). Requests that fetch, compute nothing, or whose hit nobody knew give none; neither do
-    batches, whose first token says nothing of the rest.
+    unknown before there are 8). Whatever else is in that time makes it low where all requests are small;
+    `prefill_times.py` tells that apart.
 
     Args:
         clock: monotonic seconds.
@@ -60,11 +70,9 @@ class PrefillRates(Follower):
 
     def first_token(self, lease: Lease, seconds: float) -> None:
         """A sample of how long a prefill took."""
-        if lease.prompts != 1 or not lease.is_hit_known or lease.fetched or seconds < SOONEST_S:
-            return
-        if (cost := lease.cost) > 0:
+        if tells_of_prefill(lease, seconds):
             samples = self._samples.setdefault(lease.instance, deque(maxlen=KEPT))
-            samples.append((self._clock(), cost / seconds))
+            samples.append((self._clock(), lease.cost / seconds))
             self._rates.pop(lease.instance, None)
 
     def forget(self, instance: Instance) -> None:

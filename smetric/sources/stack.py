@@ -21,6 +21,7 @@ from smetric.sources.kv_publisher import kv_events_source
 from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.peers import Peers
 from smetric.sources.prefill_rate import PrefillRates
+from smetric.sources.prefill_times import PrefillTimes
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.prefix_tokens import PrefixTokens
@@ -46,7 +47,7 @@ class SourceStack:
         scraper: reads the instances' `/metrics`.
         sources: all sources, best first.
         indexes: the prefix index, where it is on: of text, and of token ids where there are any.
-        rates: how fast instances prefill, as far as that is known.
+        prefill_times: how long instances prefill, as far as that is known.
         peers: the exchange of placements with other routers, where there are any.
         background: everything that starts and stops with the application, in that order.
     """
@@ -54,7 +55,7 @@ class SourceStack:
     scraper: VllmSource
     sources: list[Source]
     indexes: list[PrefixIndex]
-    rates: PrefillRates
+    prefill_times: PrefillTimes
     peers: Peers | None
     background: list[Background]
 
@@ -114,8 +115,8 @@ def source_stack(
     if settings.lmcache.url:
         sources += lmcache_tiers(settings, token_ids, deadline, metrics)
         sources += [PrefixPart(one) for one in prefixes if isinstance(one, PrefixIndex)]
-    rates = PrefillRates()
-    followers = _followers(settings, fleet, rates)
+    prefill_times = PrefillTimes()
+    followers = _followers(settings, fleet, prefill_times)
     sources += followers
     measures: list[Measure] = [*indexes, *followers]
     for measure in measures:
@@ -132,14 +133,15 @@ def source_stack(
         urls, token = settings.peers.urls, settings.peers.token
         peers = Peers(indexes, fleet, urls, token=token, interval_s=settings.peers.interval)
         background.append(peers)
-    return SourceStack(scraper, sources, indexes, rates, peers, background)
+    return SourceStack(scraper, sources, indexes, prefill_times, peers, background)
 
 
-def _followers(settings: Settings, fleet: Fleet, rates: PrefillRates) -> list[Follower]:
-    """What learns from where requests go and when they are answered, *rates* among them."""
+def _followers(settings: Settings, fleet: Fleet, prefill_times: PrefillTimes) -> list[Follower]:
+    """What learns from where requests go and when they are answered, *prefill_times* among them."""
     return [
-        rates,
-        FetchRates(rates, configured=settings.prefill.fetch_rate),
+        PrefillRates(),
+        prefill_times,
+        FetchRates(prefill_times, configured=settings.prefill.fetch_rate),
         RequestRates(),
         PromptClasses(),
         Adapters(fleet.instances),

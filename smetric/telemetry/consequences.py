@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smetric.telemetry import names
-from smetric.telemetry.forecast import ById, Forecasts, Rate
+from smetric.telemetry.forecast import ById, Forecasts, Prefill
 from smetric.telemetry.guard_outcomes import GuardOutcomes
 from smetric.telemetry.migration import Migrations, migration_of
 from smetric.telemetry.savings import Savings
@@ -27,17 +27,17 @@ class Consequences:
 
     Args:
         service_level: the objective that streams are measured by.
-        rate: tokens of cost that an instance computes in a second, None while unknown.
+        prefill: what time a prefill takes on an instance, None while unknown.
         by_id: the instance that has an id, or None.
     """
 
-    def __init__(self, service_level: ServiceLevel, rate: Rate, by_id: ById) -> None:
+    def __init__(self, service_level: ServiceLevel, prefill: Prefill, by_id: ById) -> None:
         self.sessions = Sessions()
         self.migrations = Migrations()
         self.savings = Savings()
         self._guards = GuardOutcomes()
         self._level = service_level
-        self._forecasts = Forecasts(rate, by_id)
+        self._forecasts = Forecasts(prefill, by_id)
         self._hit_places = Counts(names.HIT_PLACES)
         self._margins = Histograms(names.SCORE_MARGIN_RATIO)
 

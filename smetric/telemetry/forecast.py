@@ -1,7 +1,7 @@
 """What times to first token a decision could expect: of the chosen instance, and of the other one it might have been.
 
-The estimate is the prompts' cost that stands before the first token, by the rate the instance computes at
-(`smetric.fleet.prefill_cost`, `smetric.sources.prefill_rate`). What came of it is settled in `savings.py`.
+The estimate is the time that the prompts' cost which stands before the first token takes on the instance
+(`smetric.fleet.prefill_cost`, `smetric.fleet.prefill_time`). What came of it is settled in `savings.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from smetric.fleet.prefill_cost import prefill_cost, twice_attended
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
+    from smetric.fleet.prefill_time import PrefillTime
     from smetric.policy.decision import Decision
     from smetric.telemetry.record import DecisionRecord
 
-#: Tokens of cost that an instance computes in a second, None while unknown; and the instance that has an id.
-Rate = Callable[["Instance"], float | None]
+#: What time a prefill takes on an instance, None while unknown; and the instance that has an id.
+Prefill = Callable[["Instance"], "PrefillTime | None"]
 ById = Callable[[str], "Instance | None"]
 
 
@@ -43,12 +44,12 @@ class Forecasts:
     """Makes them, in the tick of the decision, after the chosen instance was charged.
 
     Args:
-        rate: of instances.
+        prefill: of instances.
         by_id: finds them.
     """
 
-    def __init__(self, rate: Rate, by_id: ById) -> None:
-        self._rate = rate
+    def __init__(self, prefill: Prefill, by_id: ById) -> None:
+        self._prefill = prefill
         self._by_id = by_id
 
     def of(self, record: DecisionRecord, runner_up: int | None) -> Forecast | None:
@@ -63,19 +64,19 @@ class Forecasts:
             return None
         if record.hit_at(decision.index) is None:
             return None
-        rate = self._rate(instance)
-        ttft_s = instance.unprefilled_cost() / rate if rate else None
+        prefill = self._prefill(instance)
+        ttft_s = prefill.of(instance.unprefilled_cost()) if prefill is not None else None
         at = _left(record, decision)
         at = runner_up if at is None else at
         if at is None:
             return Forecast(ttft_s)
         id, hit = decision.snapshot.ids[at], record.hit_at(at)
         other, other_ttft_s = self._by_id(id), None
-        if other is not None and hit is not None and (rate := self._rate(other)):
+        if other is not None and hit is not None and (prefill := self._prefill(other)) is not None:
             length = record.request.prompt_len
             new = max(0, length - hit)
             own = prefill_cost(new, twice_attended(new, length), other.attention_tokens)
-            other_ttft_s = (other.unprefilled_cost() + own) / rate
+            other_ttft_s = prefill.of(other.unprefilled_cost() + own)
         return Forecast(ttft_s, id, other_ttft_s, hit)
 
 

@@ -9,6 +9,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources.fetch_rate import KEPT, LEAST_TOKENS, FetchRates
 from smetric.sources.prefill_rate import FEWEST, FRESH_S, PrefillRates
+from smetric.sources.prefill_times import PrefillTimes
 
 
 class Clock:
@@ -19,14 +20,17 @@ class Clock:
         return self.now
 
 
-def measured(clock: Clock, rate: float = 10_000) -> tuple[PrefillRates, Instance]:
-    """An instance that computes *rate* tokens a second, and is known to."""
-    rates, instance = PrefillRates(clock), Instance("a", "http://a", attention_tokens=1e15)
-    for _ in range(FEWEST):
-        lease = instance.charge(1, 1000, 0)
-        rates.first_token(lease, 1000 / rate)
+def measured(
+    clock: Clock, rate: float = 10_000, start_s: float = 0.0, *beside: PrefillRates
+) -> tuple[PrefillTimes, Instance]:
+    """An instance that computes *rate* tokens a second after *start_s* seconds, and is known to, *beside* too."""
+    times, instance = PrefillTimes(clock), Instance("a", "http://a", attention_tokens=1e15)
+    for number in range(FEWEST):
+        lease = instance.charge(1, tokens := 1000 * (1 + number % 2 * 3), 0)
+        for one in (times, *beside):
+            one.first_token(lease, start_s + tokens / rate)
         lease.release()
-    return rates, instance
+    return times, instance
 
 
 def fetch(rates: FetchRates, instance: Instance, seconds: float, *, stored: int = 4000, length: int = 5000) -> None:
@@ -57,6 +61,15 @@ def test_the_prefill_that_stood_before_it_is_accounted_for_too() -> None:
     assert rates.rate() == pytest.approx(20_000)
 
 
+def test_what_passes_whatever_is_computed_was_not_spent_on_the_fetch() -> None:
+    clock = Clock()
+    prefill, instance = measured(clock, 10_000, 0.5)
+    rates = FetchRates(prefill, clock=clock)
+    for _ in range(FEWEST):
+        fetch(rates, instance, 0.5 + 0.1 + 0.2)
+    assert rates.rate() == pytest.approx(20_000)
+
+
 def test_few_fetches_small_ones_and_old_ones_say_nothing() -> None:
     clock = Clock()
     prefill, instance = measured(clock)
@@ -72,9 +85,9 @@ def test_few_fetches_small_ones_and_old_ones_say_nothing() -> None:
     assert rates.rate() is None
 
 
-def test_without_a_prefill_rate_a_fetch_cannot_be_told_from_computing() -> None:
+def test_while_prefills_are_unknown_a_fetch_cannot_be_told_from_computing() -> None:
     clock = Clock()
-    rates, instance = FetchRates(PrefillRates(clock), clock=clock), Instance("a", "http://a")
+    rates, instance = FetchRates(PrefillTimes(clock), clock=clock), Instance("a", "http://a")
     for _ in range(2 * FEWEST):
         fetch(rates, instance, 0.3)
     assert rates.rate() is None
@@ -92,15 +105,16 @@ def test_the_last_fetches_count_and_one_that_took_no_time_is_no_division_by_noth
 
 
 def test_a_configured_rate_is_the_rate() -> None:
-    rates = FetchRates(PrefillRates(), configured=50_000)
+    rates = FetchRates(PrefillTimes(), configured=50_000)
     assert rates.measure("fetch_rate", [Instance("a", "http://a")]) == ([50_000.0], None)
 
 
 def test_while_it_is_unknown_the_prefill_rate_stands_in() -> None:
     clock = Clock()
-    prefill, instance = measured(clock)
+    known = PrefillRates(clock)
+    prefill, instance = measured(clock, 10_000, 0.0, known)
     fleet = Fleet([instance, Instance("b", "http://b")], VOCABULARY, clock=clock)
-    fleet.measured_by(prefill)
+    fleet.measured_by(known)
     fleet.measured_by(FetchRates(prefill, clock=clock))
     snapshot = fleet.snapshot(fleet.instances, ["fetch_rate", "prefill_rate"], {}, 100)
     assert snapshot.columns["fetch_rate"] == snapshot.columns["prefill_rate"] == [pytest.approx(10_000)] * 2

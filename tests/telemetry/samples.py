@@ -9,6 +9,7 @@ from typing import Any
 
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance, Scrape
+from smetric.fleet.prefill_time import PrefillTime
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import names
@@ -120,14 +121,14 @@ def telemetry(
     environ: dict[str, str] | None = None,
     *,
     instances: Callable[[], Sequence[Instance]] = fleet,
-    rate: Callable[[Instance], float | None] = lambda _: None,
+    prefill: Callable[[Instance], PrefillTime | None] = lambda _: None,
     **options: Any,
 ) -> Telemetry:
     return Telemetry(
         tracing=Tracing(environ or {}, **options),
         metrics=Metrics(),
         decisions=DecisionLog(),
-        consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), rate, {one.id: one for one in instances()}.get),
+        consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), prefill, {one.id: one for one in instances()}.get),
         models=ModelLabels(lambda: ["m"]),
         instances=instances,
     )

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import Instance, PrefixTokens
+from smetric.fleet.prefill_time import PrefillTime
 from smetric.telemetry import names
 from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.exchange import Telemetry
@@ -158,7 +159,7 @@ async def test_what_engines_find_in_their_caches_is_shown_once_they_have_said_it
 
 
 async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
-    app = telemetry(rate=lambda _: 1000.0)
+    app = telemetry(prefill=lambda _: PrefillTime(0.0, 0.001))
     app.metrics.register(gauges(fleet()))
     app.metrics.register(KvGauges(lambda: KvFigures(1, 1, 1, {"gpu-0": CacheFigures(True, {"ok": 1}, 0.1, 0, 0, 0)})))
     app.consequences.answering(record())

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from smetric.fleet.instance import Instance
+from smetric.fleet.prefill_time import PrefillTime
 from smetric.policy import Snapshot
 from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Telemetry
@@ -26,28 +27,28 @@ def flat(count: int = 3) -> list[Instance]:
     return instances
 
 
-def forecast(made: DecisionRecord, instances: list[Instance], **rates: float) -> Forecast | None:
+def forecast(made: DecisionRecord, instances: list[Instance], start_s: float = 0.0, **rates: float) -> Forecast | None:
     """After the chosen one was charged; *rates* are tokens a second by id, with a _ for a -."""
     assert made.decision is not None
     assert made.instance is not None
     hit = made.hit_at(made.decision.index)
     made.instance.charge(1, made.request.prompt_len, hit or 0)
     by_id = {instance.id: instance for instance in instances}
-    known = {name.replace("_", "-"): rate for name, rate in rates.items()}
+    known = {name.replace("_", "-"): PrefillTime(start_s, 1 / rate) for name, rate in rates.items()}
     return Forecasts(lambda one: known.get(one.id), by_id.get).of(made, made.decision.runner_up_index)
 
 
-def test_a_forecast_is_what_stands_before_the_first_token_by_the_rate() -> None:
+def test_a_forecast_is_the_time_of_what_stands_before_the_first_token() -> None:
     instances = flat()
     instances[1].charge(1, 500)
     instances[2].charge(1, 200)
     made = record(hits=(0, 880, 400), loads=(2, 3, 1), instances=instances)
     assert made.instance is instances[1]
-    found = forecast(made, instances, gpu_1=1000.0, gpu_2=500.0)
+    found = forecast(made, instances, start_s=0.05, gpu_1=1000.0, gpu_2=500.0)
     assert found is not None
-    assert found.ttft_s == pytest.approx((500 + 120) / 1000)
+    assert found.ttft_s == pytest.approx(0.05 + (500 + 120) / 1000)
     assert (found.other, found.other_hit) == ("gpu-2", 400)
-    assert found.other_ttft_s == pytest.approx((200 + 600) / 500)
+    assert found.other_ttft_s == pytest.approx(0.05 + (200 + 600) / 500)
 
 
 def test_a_migration_is_compared_with_the_instance_it_left() -> None:
@@ -149,7 +150,7 @@ def answered(app: Telemetry, made: DecisionRecord) -> None:
 
 def test_each_decision_carries_its_forecast_and_is_settled_when_it_ends() -> None:
     instances = flat()
-    app = telemetry(instances=lambda: instances, rate=lambda _: 1000.0)
+    app = telemetry(instances=lambda: instances, prefill=lambda _: PrefillTime(0.0, 0.001))
     made = record(instances=instances, stream=True)
     assert made.instance is not None
     made.instance.charge(1, 1000, 880)
