@@ -6,7 +6,9 @@ How probes are judged is in `smetric.fleet.health`. Each instance has its own lo
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
+from functools import cache
 from urllib.parse import SplitResult, urlsplit
 
 import structlog
@@ -16,7 +18,7 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.own_fault import is_own_fault
 from smetric.telemetry.log_limit import LogLimit
 
-#: Most bytes of an answer that are read.
+#: Longest first line of an answer, bytes.
 MAX_BYTES = 8 * 1024
 
 log = structlog.get_logger("smetric.sources.probe")
@@ -42,6 +44,8 @@ class Prober:
         self._health = health
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        # Made for the first instance that needs it: reading the system's authorities takes 20 ms.
+        self._tls = cache(ssl.create_default_context)
         self._log_limit = LogLimit()
         self._loops: list[asyncio.Task[None]] = []
 
@@ -78,7 +82,7 @@ class Prober:
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    reader, writer = await _connect(urlsplit(instance.url))
+                    reader, writer = await self._connect(urlsplit(instance.url))
                 except OSError as error:
                     if is_own_fault(error):
                         return  # nothing was learnt
@@ -89,22 +93,22 @@ class Prober:
             pass  # late is not good, but somebody may be there
         self._health.probed(instance, ok=ok, refused=refused)
 
-
-async def _connect(address: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    is_tls = address.scheme == "https"
-    port = address.port or (443 if is_tls else 80)
-    return await asyncio.open_connection(address.hostname, port, ssl=is_tls or None, limit=MAX_BYTES)
+    async def _connect(self, address: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        is_tls = address.scheme == "https"
+        port = address.port or (443 if is_tls else 80)
+        tls = self._tls() if is_tls else None
+        return await asyncio.open_connection(address.hostname, port, ssl=tls, limit=MAX_BYTES)
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> int:
     """The status of `GET /health`; 0 when what came was not HTTP, or nothing. Closes the connection."""
     try:
         writer.write(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("ascii"))
-        line = (await reader.read(MAX_BYTES)).partition(b"\r\n")[0]
-    except ConnectionError:
+        line = await reader.readuntil(b"\r\n")
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         return 0
     finally:
         writer.transport.abort()  # a polite end could take as long as the instance likes
-    words = line.split(b" ", 2)
+    words = line.split(maxsplit=2)
     is_http = len(words) >= 2 and words[0].startswith(b"HTTP/1.") and words[1].isdigit() and len(words[1]) == 3
     return int(words[1]) if is_http else 0

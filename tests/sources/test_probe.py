@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import trustme
 
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, State
@@ -23,13 +25,15 @@ def prober(instance: Instance, *, timeout_s: float = 1.0) -> Prober:
 
 
 @asynccontextmanager
-async def answering(raw: bytes) -> AsyncIterator[Instance]:
-    """An instance that answers one connection with *raw*, and keeps it open."""
+async def answering(*pieces: bytes) -> AsyncIterator[Instance]:
+    """An instance that answers one connection with *pieces*, a moment between two, and keeps it open."""
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            writer.write(raw)
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.01)
             await reader.read()
         writer.close()
         ended.set()
@@ -71,6 +75,50 @@ async def test_whoever_answers_an_error_or_nonsense_is_ill(raw: bytes) -> None:
     async with answering(raw) as instance:
         await prober(instance).probe(instance)
     assert instance.state is State.ILL
+
+
+async def test_an_answer_may_come_in_pieces() -> None:
+    async with answering(b"HTTP", b"/1.1 2", b"00 OK\r", b"\n\r\n") as instance:
+        await prober(instance).probe(instance)
+    assert instance.state is State.WELL
+
+
+async def test_an_answer_that_ends_before_its_first_line_is_none() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        instance = Instance("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await prober(instance).probe(instance)
+    assert instance.state is State.ILL
+
+
+async def test_the_systems_authorities_are_read_once_for_all_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, made = trustme.CA(), []
+
+    def trusting() -> ssl.SSLContext:
+        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        authority.configure_trust(made[-1])
+        return made[-1]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(ssl, "create_default_context", trusting)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        instance = Instance("a", f"https://localhost:{server.sockets[0].getsockname()[1]}")
+        probing = prober(instance)
+        for _ in range(3):
+            await probing.probe(instance)
+            assert instance.state is State.WELL
+    assert len(made) == 1
 
 
 async def test_whoever_takes_connections_but_never_answers_is_ill_at_the_time_out() -> None:
