@@ -27,7 +27,6 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
 from smetric.live.stack import LiveStack
 from smetric.policies import Policies
-from smetric.policy_file import PolicyFile
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
 from smetric.proxy.admin_guard import AdminGuard

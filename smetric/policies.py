@@ -1,4 +1,4 @@
-"""All policies of a router: those that act or shadow, watched and guarded, and those that are observed.
+"""All policies of a router: those that act, shadow or are observed, watched, and the acting ones guarded.
 
 Which one decides on which request is in `routes.py`, what undoes a change in `guardrail.py`.
 """
@@ -27,7 +27,7 @@ class Policies:
         settings: everything that can be set.
         metrics: counts what becomes of them.
         instances: all instances.
-        on_swapped: told of each file that has another policy now.
+        on_swapped: told that a file has another policy now.
 
     Raises:
         ConfigError: one cannot be read.
@@ -39,14 +39,17 @@ class Policies:
         settings: Settings,
         metrics: Metrics,
         instances: Callable[[], Sequence[Instance]],
-        on_swapped: Callable[[PolicyFile], None],
+        on_swapped: Callable[[], None],
     ) -> None:
         self._metrics = metrics
         self._on_swapped = on_swapped
         self._watch: asyncio.Task[None] | None = None
         self.routes = routes_of(settings, self._reloaded)
-        #: Policies that a record is to be replayed with.
-        self.observed = [PolicyFile(policy_path(name), VOCABULARY).current.policy for name in settings.observe]
+        #: Of policies that a record is to be replayed with.
+        self._observed = [
+            PolicyFile(policy_path(one.policy), VOCABULARY, one.params, self._reloaded, name=f"observe-{number}")
+            for number, one in enumerate(settings.observe, start=1)
+        ]
         #: Undoes changes; None for never.
         self.guardrail: Guardrail | None = None
         if settings.guardrail.enabled:
@@ -56,6 +59,11 @@ class Policies:
     def default(self) -> PolicyFile:
         """The policy of all requests that no other route is for."""
         return self.routes.last.control.file
+
+    @property
+    def observed(self) -> list[Policy]:
+        """Those that a record is to be replayed with."""
+        return [file.current.policy for file in self._observed]
 
     @property
     def recorded(self) -> list[Policy]:
@@ -71,7 +79,7 @@ class Policies:
         """Begin to watch the files, and what comes of their changes."""
         if self.guardrail is not None:
             await self.guardrail.start()
-        self._watch = asyncio.create_task(watch(self.routes.files()), name="policy-watch")
+        self._watch = asyncio.create_task(watch([*self.routes.files(), *self._observed]), name="policy-watch")
 
     async def stop(self) -> None:
         """End it."""
@@ -89,4 +97,4 @@ class Policies:
         self._metrics.reloaded(names.RELOAD_OK if origin is Origin.FILE else origin.value)
         if self.guardrail is not None:
             self.guardrail.swapped(file)
-        self._on_swapped(file)
+        self._on_swapped()

@@ -17,7 +17,7 @@ from smetric.errors import HttpError, NoCandidate, RequestError, Shed
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Lease
 from smetric.policy import Decision, Outcome, Policy, Snapshot
-from smetric.policy_file import Generation, PolicyFile
+from smetric.policy_file import Generation
 from smetric.records.observer import Observer
 from smetric.request import InferenceRequest
 from smetric.routes import Arm, Route, Routes
@@ -103,10 +103,11 @@ class Router:
         shadows = route.shadows.files if route.shadows is not None else []
         return [*self._observed, *(file.current.policy for file in shadows)]
 
-    def reloaded(self, file: PolicyFile) -> None:
-        """*file* has another policy now; what is gathered for it follows, where it is in shadow."""
+    def follow(self, observed: Sequence[Policy]) -> None:
+        """Gather what *observed* read, and what those in shadow read as they are now."""
+        self._observed = observed
         for route in self.routes.all:
-            if route.observer is not None and route.shadows is not None and file in route.shadows.files:
+            if route.observer is not None:
                 route.observer.follow(self._beside(route))
 
     async def route(

@@ -29,13 +29,14 @@ PATHS = (
     "/v1/score",
 )
 
-#: How many policies may be in shadow of one.
+#: How many policies may be in shadow of one, and how many observed.
 MOST_SHADOWS = 8
+MOST_OBSERVED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowSettings:
-    """A policy that is evaluated beside the acting one. A bare name stands for a shadow with that `policy`."""
+    """A policy beside the acting ones, in shadow or observed. A bare name stands for one with that `policy`."""
 
     policy: str = setting(PolicyRef(), "A shipped policy by name, or the path of a `.policy` file.")
     params: Mapping[str, float | str | bool] = setting(MapOf(ParamValue()), "Values for its parameters.", {})

@@ -28,7 +28,14 @@ from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.overload import OverloadSettings
 from smetric.config.ports import Admin, Drain, Forward, Limits, Listen, Tenants
 from smetric.config.raw import Table
-from smetric.config.routing import MOST_SHADOWS, CanarySettings, GuardrailSettings, RouteSettings, ShadowSettings
+from smetric.config.routing import (
+    MOST_OBSERVED,
+    MOST_SHADOWS,
+    CanarySettings,
+    GuardrailSettings,
+    RouteSettings,
+    ShadowSettings,
+)
 from smetric.config.section import ListOf, MapOf, Section, setting
 from smetric.config.service_level import SloSettings
 from smetric.config.text import MODEL
@@ -138,10 +145,10 @@ class Settings:
     record: RecordSettings = setting(
         Section(RecordSettings, shorthand="path"), "Writing decisions and traffic to files.", RecordSettings()
     )
-    observe: tuple[str, ...] = setting(
-        ListOf(PolicyRef(), most=16),
-        "Policies that a record is to be replayed with: what they read is recorded too, looked up once the request has "
-        "been sent.",
+    observe: tuple[ShadowSettings, ...] = setting(
+        ListOf(Section(ShadowSettings, shorthand="policy"), most=MOST_OBSERVED),
+        "Policies that a record is to be replayed with, by name or with `params`: what they read is recorded too, "
+        "looked up once the request has been sent.",
         (),
     )
     log: Log = setting(Section(Log), "Log lines on standard error.", Log())

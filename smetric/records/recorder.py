@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 #: What a policy reads of a request, in one call.
 _read = operator.attrgetter(*FIELDS)
+#: Sets of observed policies remembered, for decisions made before they changed.
+_MOST_OBSERVED = 16
 #: Generations remembered: those of the latest requests, and some of those that end late.
 _MOST_GENERATIONS = 256
 _encode = msgspec.json.Encoder().encode
@@ -85,10 +88,15 @@ class Recorder:
 
     def __init__(self, writer: Lines, observed: Sequence[Policy] = ()) -> None:
         self._writer = writer
-        self._observed = observed
-        #: By route, arm and reload counter: several policies may act at once.
-        self._generations: dict[tuple[str, str, int], _Generation] = {}
+        #: The observed policies, and since when, Unix nanoseconds; the last few, for decisions that end later.
+        self._observed: deque[tuple[int, Sequence[Policy]]] = deque([(0, observed)], _MOST_OBSERVED)
+        #: By route, arm, reload counter, and since when the policies observed then are: several may act at once.
+        self._generations: dict[tuple[str, str, int, int], _Generation] = {}
         self._numbers = 0
+
+    def follow(self, observed: Sequence[Policy]) -> None:
+        """The record is to be evaluated with *observed*, too, from now on."""
+        self._observed.append((time.time_ns(), observed))
 
     def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
         """*record* is the newest decision of a request; *previous*, the one before it, led nowhere."""
@@ -99,9 +107,11 @@ class Recorder:
     def ended(self, record: DecisionRecord) -> None:
         """Nothing more will become of *record*. Never raises: a request must not fail because it cannot be recorded."""
         try:
-            generation = self._generations.get((record.route, record.arm, record.generation))
+            since, observed = self._observed_at(record.time_ns)
+            key = record.route, record.arm, record.generation, since
+            generation = self._generations.get(key)
             if generation is None:
-                generation = self._remember(record)
+                generation = self._generations[key] = self._remember(record, observed)
             line = _encode(_line(record, generation)) + b"\n"
         except Exception:
             if (kept_back := self._writer.spoilt()) is not None:
@@ -109,14 +119,19 @@ class Recorder:
             return
         self._writer.put(generation.number, generation.policy, line)
 
-    def _remember(self, record: DecisionRecord) -> _Generation:
+    def _observed_at(self, time_ns: int) -> tuple[int, Sequence[Policy]]:
+        """The observed policies of that time: what was filled on demand of a request was filled for them."""
+        for since in reversed(self._observed):
+            if since[0] <= time_ns:
+                return since
+        return self._observed[0]
+
+    def _remember(self, record: DecisionRecord, observed: Sequence[Policy]) -> _Generation:
         """What lines of this generation have in common, made anew."""
         if len(self._generations) == _MOST_GENERATIONS:
             del self._generations[next(iter(self._generations))]
         number = self._numbers = max(self._numbers + 1, record.generation)
-        generation = _generation(record, number, self._observed)
-        self._generations[record.route, record.arm, record.generation] = generation
-        return generation
+        return _generation(record, number, observed)
 
 
 def header() -> bytes:

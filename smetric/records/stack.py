@@ -42,6 +42,11 @@ class RecordStack:
         if settings.record.trace:
             self.traffic = Traffic(self._writer("trace", Path(settings.record.trace), lambda: b""))
 
+    def follow(self, observed: Sequence[Policy]) -> None:
+        """The record of decisions is to be replayed with *observed* from now on."""
+        if self.decisions is not None:
+            self.decisions.follow(observed)
+
     def _writer(self, name: str, path: Path, first_line: Callable[[], bytes]) -> Writer:
         settings = self._settings
         writer = Writer(

@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 import orjson
+import pytest
 
-from smetric.config.settings import RecordSettings
+from smetric.config.settings import RecordSettings, ShadowSettings
 from smetric.records.comparison import Comparison
 from smetric.records.reader import Reading
 from smetric.records.replay import RECORDED, Judges, replay
@@ -65,7 +66,7 @@ async def test_sessions_on_emulated_engines_are_decided_again_as_they_were(tmp_p
             policy="smetric",
             instances=instances(fleet),
             record=record,
-            observe=("bailian",),
+            observe=(ShadowSettings(policy="bailian"),),
             check_after=False,
             warm=False,
         ) as router,
@@ -85,6 +86,56 @@ async def test_sessions_on_emulated_engines_are_decided_again_as_they_were(tmp_p
     assert other.compared == 5 * len(players)
     assert other.late >= len(players)
     assert other.late_s / other.late < 1
+
+
+@pytest.mark.parametrize("place", ["observe", "shadow"])
+async def test_a_policy_beside_the_acting_one_is_followed_when_its_file_changes(place: str, tmp_path: Path) -> None:
+    path, beside = tmp_path / "decisions.jsonl", tmp_path / "beside.policy"
+    beside.write_text("policy beside\nroute rr_argmin(requests)\n")
+    settings: dict[str, Any] = {place: (ShadowSettings(policy=str(beside)),)}
+    async with running(
+        FakeEngine(),
+        FakeEngine(),
+        policy="load_only",
+        record=RecordSettings(path=str(path)),
+        tenant_header="x-tenant",
+        check_after=False,
+        warm=False,
+        **settings,
+    ) as router:
+        assert await ask(router, 0, ("x-tenant", "blue")) == 200
+        beside.write_text(
+            'policy beside\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(kv_usage + req.class_share)\n'
+        )
+        await until(lambda: router.lines("smetric.policy.reloaded") != [], within_s=10)
+        assert await ask(router, 0, ("x-tenant", "blue")) == 200
+        beside.write_text("policy beside\nroute argmin(nonsense)\n")
+        await until(lambda: router.lines("smetric.policy.kept") != [], within_s=10)
+        (line,) = router.lines("smetric.policy.kept")
+        assert line["route"] == {"observe": "observe-1", "shadow": "default:shadow-1"}[place]
+        page = (await router.admin("/metrics")).body
+        assert b'smetric_policy_reloads_total{result="ok"} 1.0' in page
+    before, after = list(Reading([path]))
+    assert before.line.columns.keys() == {"requests"}
+    assert after.line.columns.keys() == {"requests", "kv_usage"}
+    assert set(after.policy.fields) - set(before.policy.fields) == {"tenant", "class_share"}
+    assert after.line.request.tenant == "blue"  # as the policy beside names it
+
+
+async def test_a_parameter_of_an_observed_policy_settles_what_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    observed = ShadowSettings(policy="smetric", params={"LOAD": "unprefilled"})
+    async with running(
+        FakeEngine(),
+        policy="load_only",
+        record=RecordSettings(path=str(path)),
+        observe=(observed,),
+        check_after=False,
+        warm=False,
+    ) as router:
+        assert await ask(router, 0) == 200
+    (one,) = Reading([path])
+    assert "unprefilled" in one.line.columns
 
 
 async def test_texts_of_clients_are_stand_ins_and_decide_as_they_did(tmp_path: Path) -> None:
