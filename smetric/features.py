@@ -94,7 +94,7 @@ _FEATURES = (
     ),
     Feature(
         name="inflight_tokens",
-        doc="Prompt tokens of the requests sent there that have not ended.",
+        doc="Tokens of the requests sent there that have not ended: prompts, and an event streamed back as one token.",
         unit="tokens",
         load=True,
         source="the router's ledger",
@@ -102,7 +102,7 @@ _FEATURES = (
     ),
     Feature(
         name="decode_blocks",
-        doc="KV blocks of the prompts of requests sent there whose first token has come and that have not ended.",
+        doc="KV blocks of the requests that decode there: their prompts, and an event streamed back as one token.",
         unit="blocks",
         load=True,
         source="the router's ledger; the engine's block size, 16 tokens until it says",

@@ -264,7 +264,7 @@ SCRAPED: dict[str, tuple[Callable[[Instance], Any], Callable[[Instance], Any] | 
 CERTAIN: dict[str, Callable[[Instance], Any]] = {
     "unprefilled": lambda instance: instance.unprefilled,
     "unprefilled_cost": Instance.unprefilled_cost,
-    "inflight_tokens": lambda instance: instance.sent_tokens,
+    "inflight_tokens": Instance.inflight_tokens,
     "decode_blocks": Instance.decode_blocks,
     "healthy": lambda instance: instance.healthy,
     "draining": lambda instance: instance.draining,

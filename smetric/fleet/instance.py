@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from smetric.config.credential import Credential
 from smetric.fleet.prefill_cost import ATTENTION_TOKENS, prefill_cost, twice_attended
@@ -93,6 +94,7 @@ class Instance:
         "adapters",
         "attention_tokens",
         "cache",
+        "decoding",
         "decoding_tokens",
         "draining",
         "healthy",
@@ -162,6 +164,8 @@ class Instance:
         #: Prompt tokens of the requests sent and not ended, and of those of them whose first body byte has come.
         self.sent_tokens = 0
         self.decoding_tokens = 0
+        #: Those whose first body byte has come, for what they have generated since.
+        self.decoding: set[Lease] = set()
         self.scrape: Scrape | None = None
         #: As last scraped; None while this process has not said.
         self.prefix_tokens: PrefixTokens | None = None
@@ -202,9 +206,17 @@ class Instance:
         """Cost of what it has to compute before all of its prompts are prefilled, in tokens without attention."""
         return prefill_cost(self.uncomputed, self.uncomputed_pairs, self.attention_tokens)
 
+    def generated(self) -> int:
+        """Tokens that its decoding requests have streamed back: counted when asked, as their events."""
+        return sum([lease.answer.events for lease in self.decoding if lease.answer is not None])
+
+    def inflight_tokens(self) -> int:
+        """Tokens of the requests sent and not ended, prompts and what was generated."""
+        return self.sent_tokens + self.generated()
+
     def decode_blocks(self) -> float:
-        """Blocks of KV cache that the prompts of its decoding requests take."""
-        return self.decoding_tokens / (self.cache.block_size or BLOCK_SIZE)
+        """Blocks of KV cache that its decoding requests take."""
+        return (self.decoding_tokens + self.generated()) / (self.cache.block_size or BLOCK_SIZE)
 
     def serves(self, model: str) -> bool:
         """Whether it serves *model*, as far as is known; an empty name fits all."""
@@ -241,6 +253,12 @@ class CacheConfig:
         return self.block_size * self.num_blocks
 
 
+class Answer(Protocol):
+    """What of an answer has passed."""
+
+    events: int
+
+
 class Lease:
     """One request charged to one instance; `first_byte` and `release` take effect once, whoever calls them."""
 
@@ -249,6 +267,7 @@ class Lease:
         "_prefilling",
         "_released",
         "ahead",
+        "answer",
         "computed",
         "cost_ahead",
         "fetched",
@@ -276,6 +295,8 @@ class Lease:
         self._pairs = twice_attended(self.computed, prompt_len)
         self._prefilling = True
         self._released = False
+        #: What of its answer has passed, once there is one.
+        self.answer: Answer | None = None
         instance.own += prompts
         instance.unprefilled += self.new_tokens
         instance.uncomputed += self.computed
@@ -301,6 +322,7 @@ class Lease:
             instance.uncomputed_pairs -= self._pairs
             if not self._released:
                 instance.decoding_tokens += self.prompt_len
+                instance.decoding.add(self)
             instance.load_changed()
 
     def release(self) -> None:
@@ -310,6 +332,7 @@ class Lease:
         self._released = True
         if not self._prefilling:
             self.instance.decoding_tokens -= self.prompt_len
+            self.instance.decoding.discard(self)
         self.instance.own -= self.prompts
         self.instance.sent_tokens -= self.prompt_len
         self.first_byte()

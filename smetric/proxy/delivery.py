@@ -86,6 +86,7 @@ class Delivery:
         self._is_stream = (first(answer.headers, b"content-type") or b"").startswith(b"text/event-stream")
         #: What passes.
         self.observer = Observer(request.api, is_stream=self._is_stream and answer.status == 200)
+        lease.answer = self.observer
 
     async def run(self, held: list[bytes]) -> None:
         """Pass on what is *held* of the answer and what is still to come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,6 +123,29 @@ def test_what_another_tier_holds_is_fetched_not_computed() -> None:
     assert (instance.unprefilled, instance.uncomputed) == (700, 100)
     assert instance.charge(1, 1000, 300, stored=200).fetched == 0
     assert instance.charge(1, 1000, None, stored=5000).computed == 0
+
+
+@dataclass
+class Passed:
+    """What of an answer has passed."""
+
+    events: int = 0
+
+
+def test_what_was_streamed_back_is_counted_while_its_request_runs() -> None:
+    instance = Instance("a", "http://a")
+    lease, whole = instance.charge(1, 1600, 800), instance.charge(1, 320)
+    lease.answer = passed = Passed()
+    assert (instance.inflight_tokens(), instance.decode_blocks()) == (1920, 0)
+    passed.events = 1
+    lease.first_byte()
+    whole.first_byte()
+    passed.events = 33
+    assert (instance.inflight_tokens(), instance.decode_blocks()) == (1920 + 33, (1920 + 33) / 16)
+    lease.release()
+    assert (instance.inflight_tokens(), instance.decode_blocks()) == (320, 20)
+    whole.release()
+    assert (instance.inflight_tokens(), instance.decode_blocks(), instance.decoding) == (0, 0, set())
 
 
 def test_decoding_requests_take_the_blocks_of_their_prompts() -> None:

@@ -167,6 +167,26 @@ async def test_a_client_that_reads_slowly_gets_every_byte() -> None:
         assert sha(answer.body) == sha(b"".join(events) + DONE)
 
 
+async def test_what_an_instance_has_streamed_back_is_counted_while_it_streams() -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.stream(*[delta("a")] * 40, end=False)
+        await go_on.wait()
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        instance = router.instance_of(router.engines[0])
+        async with await router.client(chat(stream=True)) as client:
+            await client.head()
+            await until(lambda: instance.generated() == 40)
+            assert instance.inflight_tokens() == instance.sent_tokens + 40
+            assert instance.decode_blocks() == (instance.sent_tokens + 40) / 16
+            go_on.set()
+            await until(lambda: instance.inflight_tokens() == instance.decode_blocks() == 0)
+
+
 async def test_tokens_still_to_prefill_are_counted_until_the_first_byte_only() -> None:
     go_on = asyncio.Event()
 
