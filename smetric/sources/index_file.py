@@ -6,6 +6,7 @@ What stands in the file is in `index_image.py`; which of it still holds is decid
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ class IndexFile:
         self._interval_s = interval_s
         self._saved_changes = 0
         self._is_failing = False
+        self._ending = asyncio.Event()
         self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -59,13 +61,14 @@ class IndexFile:
             await asyncio.to_thread(self._try_out)
         except OSError as error:
             self._not_saved(error)
-        self._saving = asyncio.create_task(self._save_for_ever(), name="prefix-index-file")
+        self._saving = asyncio.create_task(self._save_now_and_then(), name="prefix-index-file")
 
     async def stop(self) -> None:
         """Write it once more."""
         if self._saving is not None:
-            self._saving.cancel()
-            await asyncio.gather(self._saving, return_exceptions=True)
+            # What is being written is written to its end: a thread cannot be cancelled, and two would spoil the draft.
+            self._ending.set()
+            await self._saving
             await self.save()
 
     async def save(self) -> None:
@@ -91,16 +94,20 @@ class IndexFile:
             log.warning("smetric.index.not_saved", folder=str(self._folder), reason=error.strerror)
         self._is_failing = True
 
-    async def _save_for_ever(self) -> None:
+    async def _save_now_and_then(self) -> None:
         log_limit = LogLimit()
-        while True:
-            await asyncio.sleep(self._interval_s)
+        while not await self._ends_within(self._interval_s):
             try:
                 await self.save()
             except Exception:
                 # A fault of ours must not end the keeping for good.
                 if (kept_back := log_limit.passes("save")) is not None:
                     log.exception("smetric.index.failed", kept_back=kept_back)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
+        return self._ending.is_set()
 
     def _read(self) -> IndexImage | None:
         """The file's image, None where there is no file. Runs in a thread."""

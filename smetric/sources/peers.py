@@ -300,7 +300,9 @@ class Peers:
             reason, write = "", log.info
         except UnreadableImage as error:
             reason, write = str(error), log.warning
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except TimeoutError:
+            reason, write = "timeout", log.warning
+        except (aiohttp.ClientError, OSError):
             # It is down, or has not started yet: then it will hear of us, and we of it, by batches.
             reason, write = "connect_error", log.info
         if reason and reason != peer.no_image:

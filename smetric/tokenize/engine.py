@@ -7,6 +7,7 @@ has run, and here it runs in the engine. `local.py` tokenises only what is new.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from array import array
@@ -136,7 +137,7 @@ class EngineEncoder:
         try:
             async with self._session.post(
                 instance.url + "/tokenize",
-                data=body,
+                data=io.BytesIO(body),  # from a file it goes out piece by piece, and others are served in between
                 headers=headers,
                 allow_redirects=False,
             ) as response:

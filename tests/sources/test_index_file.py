@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from array import array
 from pathlib import Path
 
@@ -107,6 +108,32 @@ async def test_it_is_written_now_and_then_when_it_has_changed_for_its_owner_alon
     await file.save()
     assert path.stat().st_mtime_ns == first
     await file.stop()
+
+
+async def test_the_last_writing_waits_for_the_one_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[int] = []
+    under_way = 0
+
+    def slow(fd: int) -> None:
+        nonlocal under_way
+        under_way += 1
+        at_once.append(under_way)
+        time.sleep(0.1)
+        under_way -= 1
+
+    index, file = await started(tmp_path)
+    monkeypatch.setattr(os, "fsync", slow)
+    index.prefilled(ASKED, engine())
+    await until(lambda: bool(at_once))
+    other = Instance("b", "http://127.0.0.1:2")
+    other.started_at = 1000.0
+    index.prefilled(ASKED, other)
+    await file.stop()
+    assert at_once == [1, 1]
+    assert [one.id for one in decode((tmp_path / NAME).read_bytes()).instances] == ["a", "b"]
+    assert os.listdir(tmp_path) == [NAME]
 
 
 @pytest.mark.parametrize(

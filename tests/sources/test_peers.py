@@ -18,12 +18,13 @@ from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import address_of, listen, serve
 from smetric.request import InferenceRequest
+from smetric.sources import peers
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import pack
 from smetric.sources.peers import BATCH_BYTES, MAX_QUEUED, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
 from smetric.sources.prefix_index import PrefixIndex
-from tests.fakes import until
+from tests.fakes import FakeEngine, hang, until
 
 BLOCK_TOKENS = BLOCK_BYTES / 4
 
@@ -228,6 +229,21 @@ async def test_a_peer_that_is_down_costs_placements_that_are_counted_and_nothing
     changes = [line["is_up"] for line in logs if line["event"] == "smetric.peer.changed"]
     assert changes[:2] == [False, True]
     assert changes[2:] in ([], [False])
+
+
+async def test_a_peer_that_takes_too_long_to_say_what_it_knows_is_told_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "TIMEOUT_S", 0.1)
+    slow = FakeEngine(hang)
+    await slow.start()
+    one = Sidecar(slow.url)
+    with capture_logs() as logs:
+        await one.peers.start()
+    told = [(line["log_level"], line["reason"]) for line in logs if line["event"] == "smetric.peer.no_image"]
+    assert told == [("warning", "timeout")]
+    await one.peers.stop()
+    await slow.stop()
 
 
 async def test_what_waits_for_a_peer_is_bounded_and_the_oldest_goes_first() -> None:

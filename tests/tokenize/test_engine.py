@@ -208,3 +208,12 @@ async def test_a_long_answer_is_read_whole() -> None:
     ids = list(range(100_000))
     async with engines(answering(ids)) as (encoder, _):
         assert (await encoder.encode("tiny", HELLO, 500_000)).tolist() == ids
+
+
+async def test_a_long_prompt_goes_out_whole() -> None:
+    text = "word " * 400_000
+    async with engines(answering([1])) as (encoder, (engine,)):
+        await encoder.encode("tiny", Text(text), 2_000_000)
+        (call,) = engine.calls
+        assert json.loads(call.body)["prompt"] == text
+        assert call.values(b"content-length") == [b"%d" % len(call.body)]
