@@ -15,7 +15,8 @@ from cachetools import TTLCache
 
 from smetric.errors import HttpError, NoCandidate, RequestError, Shed
 from smetric.fleet.fleet import Fleet
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.policy_file import Generation
 from smetric.records.observer import Observer

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from smetric.config.routing import CanarySettings, GuardrailSettings
 from smetric.features import VOCABULARY
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.guardrail import Band, Guardrail
 from smetric.policy_file import Origin, PolicyFile
 from smetric.request import InferenceRequest

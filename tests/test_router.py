@@ -12,7 +12,8 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
-from smetric.fleet.instance import Instance, Lease, Scrape
+from smetric.fleet.instance import Instance, Scrape
+from smetric.fleet.lease import Lease
 from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies

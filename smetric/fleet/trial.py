@@ -7,7 +7,8 @@ that sends one poisonous request again and again would have one instance after t
 from __future__ import annotations
 
 from smetric.fleet.health import Health
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.telemetry import names
 
 #: A queue that is full, or something the engine cannot do: answers of one that is well.

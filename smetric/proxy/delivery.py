@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from smetric.errors import UpstreamError
-from smetric.fleet.instance import Lease
+from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
 from smetric.proxy.asgi import Scope
 from smetric.proxy.error_response import error_event

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.fleet.measure import Measured
 from smetric.request import InferenceRequest
 from smetric.sources.source import Cells

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import structlog
 
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.request import InferenceRequest
 from smetric.sources.follower import Follower
 from smetric.sources.source import Cells, Learner, Source

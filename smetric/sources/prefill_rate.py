@@ -9,7 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.fleet.measure import Measured
 from smetric.sources.follower import Follower
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.fleet.prefill_time import PrefillTime, fitted
 from smetric.sources.follower import Follower
 from smetric.sources.prefill_rate import FEWEST, FRESH_S, tells_of_prefill

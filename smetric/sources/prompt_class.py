@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from smetric.fleet.instance import Lease
+from smetric.fleet.lease import Lease
 from smetric.request import InferenceRequest
 from smetric.sources.follower import Follower
 

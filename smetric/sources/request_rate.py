@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.fleet.measure import Measured
 from smetric.request import InferenceRequest
 from smetric.sources.follower import Follower

@@ -10,7 +10,8 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
-from smetric.fleet.instance import Instance, Lease, Scrape
+from smetric.fleet.instance import Instance, Scrape
+from smetric.fleet.lease import Lease
 from smetric.fleet.tolerance import Tolerance
 from smetric.policy import Decision, load
 from smetric.request import Api, InferenceRequest

@@ -16,7 +16,8 @@ from typing import Any
 
 from smetric.app import Application
 from smetric.config.settings import Admin, InstanceSettings, Settings
-from smetric.fleet.instance import Instance, Lease, PrefixTokens, Scrape
+from smetric.fleet.instance import Instance, PrefixTokens, Scrape
+from smetric.fleet.lease import Lease
 from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.proxy.server import address_of, listen, serve
 from smetric.request import Api, InferenceRequest
