@@ -1,0 +1,100 @@
+"""The extension for VS Code: what its manifest promises, and what its client does where a script plays VS Code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "grammar"
+MANIFEST: dict[str, Any] = json.loads((FOLDER / "package.json").read_text())
+NODE = shutil.which("node")
+
+#: VS Code and its client library as far as the extension asks of them; what it does comes out as JSON lines.
+_EDITOR = """
+const Module = require("module");
+const say = (...what) => console.log(JSON.stringify(what));
+const registered = {};
+const known = {
+  vscode: {
+    commands: { registerCommand: (name, run) => { registered[name] = run; return { dispose() {} }; } },
+    window: { showErrorMessage: (text) => say("error", text) },
+    workspace: { getConfiguration: (section) => ({ get: (key) => PATHS[`${section}.${key}`] }) },
+  },
+  "vscode-languageclient/node": {
+    LanguageClient: class {
+      constructor(id, name, server, options) { this.told = [server, options]; }
+      async start() {
+        if (this.told[0].command === "missing") throw new Error("spawn missing ENOENT");
+        say("start", ...this.told);
+        this.running = true;
+      }
+      async stop() { say("stop"); this.running = false; }
+      isRunning() { return Boolean(this.running); }
+    },
+  },
+};
+const load = Module._load;
+Module._load = (name, ...rest) => known[name] ?? load(name, ...rest);
+const extension = require(CLIENT);
+(async () => {
+  const context = { subscriptions: [] };
+  await extension.activate(context);
+  say("commands", Object.keys(registered), context.subscriptions.length);
+  await registered["smetric.restart"]();
+  await extension.deactivate();
+})();
+"""
+
+
+def played(path: str) -> list[list[Any]]:
+    """What the extension does from its start to its end, where the setting `smetric.path` is *path*."""
+    assert NODE is not None
+    names = f"const PATHS = {json.dumps({'smetric.path': path})}, CLIENT = {json.dumps(str(FOLDER / 'client.js'))};"
+    done = subprocess.run([NODE, "-e", names + _EDITOR], capture_output=True, text=True, timeout=30, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_manifest_names_the_client_its_library_and_when_it_begins() -> None:
+    (language,) = MANIFEST["contributes"]["languages"]
+    client = (FOLDER / MANIFEST["main"]).read_text()
+    assert MANIFEST["activationEvents"] == [f"onLanguage:{language['id']}"]
+    assert list(MANIFEST["dependencies"]) == ["vscode-languageclient"]
+    assert 'require("vscode-languageclient/node")' in client
+    assert f'language: "{language["id"]}"' in client
+
+
+def test_what_the_manifest_offers_is_there() -> None:
+    client = (FOLDER / MANIFEST["main"]).read_text()
+    offered = [each["command"] for each in MANIFEST["contributes"]["commands"]]
+    assert [name for name in offered if f'registerCommand("{name}"' not in client] == []
+    ((setting, about),) = MANIFEST["contributes"]["configuration"]["properties"].items()
+    section, _, key = setting.partition(".")
+    assert f'getConfiguration("{section}").get("{key}", "{about["default"]}")' in client
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_the_client_starts_smetric_lsp_restarts_it_and_stops_it() -> None:
+    server = {"command": "/opt/venv/bin/smetric", "args": ["lsp"]}
+    start = ["start", server, {"documentSelector": [{"language": "smetric-policy", "scheme": "file"}]}]
+    assert played("/opt/venv/bin/smetric") == [
+        start,
+        ["commands", ["smetric.restart"], 1],
+        ["stop"],
+        start,
+        ["stop"],
+    ]
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_a_server_that_does_not_start_is_said_with_the_ways_out() -> None:
+    (kind, text), commands, again = played("missing")
+    assert (kind, again[0]) == ("error", "error")
+    assert commands == ["commands", ["smetric.restart"], 1]
+    assert "spawn missing ENOENT" in text
+    for way_out in ("pip install 'smetric[lsp]'", "smetric.path", "npm install"):
+        assert way_out in text
