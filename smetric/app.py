@@ -241,7 +241,6 @@ class Application:
         """What the admin port serves."""
         app = admin_app(
             fleet=self.fleet,
-            policy_file=self.policy_file,
             decisions=self.telemetry.decisions,
             metrics=self.metrics,
             caches=self.caches,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from smetric.policy.plan import StatementKind
@@ -101,6 +101,10 @@ class Wish:
         if record.instance is not None and text in record.instance.id.lower():
             return True
         return record.decision is not None and any(text in guard.lower() for guard in failed_guards(record.decision))
+
+
+#: What may be asked for.
+PARAMETERS = tuple(field.name for field in fields(Wish))
 
 
 def failed_guards(decision: Decision) -> list[str]:

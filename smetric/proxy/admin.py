@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,18 +13,18 @@ from starlette.routing import Route
 
 from smetric.caches.watch import CacheWatch
 from smetric.fleet.fleet import Fleet
-from smetric.policy_file import PolicyFile
-from smetric.telemetry.decisions import DecisionLog, brief, full
+from smetric.proxy.admin_route import AdminRoute, as_json
+from smetric.telemetry.decisions import ABSENT, KEPT, DecisionLog, brief, full
 from smetric.telemetry.metrics import Metrics
 
 #: Decisions listed when no limit is given.
 LIMIT = 50
+_WHOLE = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 
 
 def admin_app(
     *,
     fleet: Fleet,
-    policy_file: PolicyFile,
     decisions: DecisionLog,
     metrics: Metrics,
     caches: CacheWatch,
@@ -46,15 +45,15 @@ def admin_app(
 
     async def list_decisions(request: Request) -> Response:
         text = request.query_params.get("limit", str(LIMIT))
-        if not text.isdigit():
-            return _json({"error": f"limit={text!r}: a whole number is needed"}, 400)
-        return _json({"decisions": [brief(record) for record in decisions.recent(int(text))]})
+        if not _WHOLE.match(text):
+            raise HTTPException(400, f"limit={text[:64]!r}: a whole number is needed; {KEPT} are kept")
+        return as_json({"decisions": [brief(record) for record in decisions.recent(int(text))]})
 
     async def one_decision(request: Request) -> Response:
         record = decisions.get(request.path_params["id"])
         if record is None:
-            return _json({"error": "no such decision among the last 1,000; its trace may still have it"}, 404)
-        return _json(full(record))
+            raise HTTPException(404, ABSENT)
+        return as_json(full(record))
 
     async def instances(_: Request) -> Response:
         now = fleet.clock()
@@ -84,49 +83,25 @@ def admin_app(
                     "capacity_tokens": instance.cache.capacity_tokens,
                 }
             )
-        return _json({"instances": rows})
+        return as_json({"instances": rows})
 
     async def cache(_: Request) -> Response:
-        return _json(caches.report())
-
-    async def policy(_: Request) -> Response:
-        current = policy_file.current
-        return _json(
-            {
-                "name": current.policy.name,
-                "hash": current.policy.digest,
-                "generation": current.number,
-                "path": str(policy_file.path),
-                "params": {
-                    name: {"value": param.value, "unit": param.unit, "configured": param.configured}
-                    for name, param in current.policy.params.items()
-                },
-                "reads": sorted(current.policy.reads),
-                "kept_because": policy_file.problem,
-            }
-        )
+        return as_json(caches.report())
 
     async def refuse(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _json({"error": error.detail}, error.status_code)
+        return as_json({"error": error.detail}, error.status_code, error.headers)
 
     return Starlette(
         routes=[
             Route("/metrics", metrics_page),
             Route("/healthz", healthz),
             Route("/readyz", readyz),
-            Route("/admin/decisions", list_decisions),
+            AdminRoute("/admin/decisions", list_decisions, query=("limit",)),
             *routes,
-            Route("/admin/decisions/{id}", one_decision),
-            Route("/admin/instances", instances),
-            Route("/admin/policy", policy),
-            Route("/admin/cache", cache),
+            AdminRoute("/admin/decisions/{id}", one_decision),
+            AdminRoute("/admin/instances", instances),
+            AdminRoute("/admin/cache", cache),
         ],
         exception_handlers={HTTPException: refuse},
-    )
-
-
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(
-        orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE), status, None, "application/json"
     )

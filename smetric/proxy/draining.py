@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from smetric.proxy.admin_route import AdminRoute, as_json
 
 
-def drain_routes(fleet: Fleet, drains: Drains) -> list[Route]:
+def drain_routes(fleet: Fleet, drains: Drains) -> list[AdminRoute]:
     """`POST /admin/instances/{id}/drain` and `…/undrain`; both answer with how the instance stands then."""
 
-    def route(verb: str, act: Callable[[Instance], str]) -> Route:
+    def route(verb: str, act: Callable[[Instance], str]) -> AdminRoute:
         async def change(request: Request) -> Response:
             instance = fleet.get(request.path_params["id"])
             if instance is None:
@@ -34,8 +33,8 @@ def drain_routes(fleet: Fleet, drains: Drains) -> list[Route]:
                 "kept": not not_kept,
                 "not_kept_because": not_kept,
             }
-            return Response(orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE), media_type="application/json")
+            return as_json(answer)
 
-        return Route(f"/admin/instances/{{id:path}}/{verb}", change, methods=["POST"])
+        return AdminRoute(f"/admin/instances/{{id:path}}/{verb}", change, methods=["POST"])
 
     return [route("drain", drains.drain), route("undrain", drains.undrain)]

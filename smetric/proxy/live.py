@@ -17,8 +17,10 @@ from smetric.live.account import account
 from smetric.live.feed import Feed, TooManyViewers
 from smetric.live.stack import LiveStack
 from smetric.live.viewer import Viewer
-from smetric.live.wish import Wish
+from smetric.live.wish import PARAMETERS, Wish
 from smetric.policy import PolicyError
+from smetric.proxy.admin_route import AdminRoute
+from smetric.telemetry.decisions import ABSENT
 from smetric.telemetry.record import DecisionRecord
 
 #: Where the page is; it and what lies below is open, for it holds nothing but the page itself.
@@ -64,8 +66,10 @@ def live_routes(live: LiveStack) -> list[Route]:
 
     async def stream(request: Request) -> Response:
         query = request.query_params
+        if (history := query.get("history", "1")) not in ("0", "1"):
+            raise HTTPException(400, f"history={history[:64]!r}: 0 or 1")
         try:
-            viewer = feed.join(Wish.of(query), history=query.get("history", "1") != "0")
+            viewer = feed.join(Wish.of(query), history=history == "1")
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         except TooManyViewers as error:
@@ -78,7 +82,9 @@ def live_routes(live: LiveStack) -> list[Route]:
 
     async def what_if(request: Request) -> Response:
         record = _found(request)
-        name = request.query_params.get("policy", "")
+        name = request.query_params.get("policy")
+        if name is None:
+            raise HTTPException(400, f"policy: which one? there are {', '.join(others.names())}")
         try:
             return _json(await others.judge(record, name))
         except KeyError:
@@ -89,17 +95,17 @@ def live_routes(live: LiveStack) -> list[Route]:
     def _found(request: Request) -> DecisionRecord:
         record = live.decisions.get(request.path_params["id"])
         if record is None:
-            raise HTTPException(404, "no such decision among the last 1,000; its trace may still have it")
+            raise HTTPException(404, ABSENT)
         return record
 
     return [
         Route(PAGE, page),
         Route(f"{PAGE}/", to_page),
         Route(f"{PAGE}/{{name}}", page),
-        Route("/admin/state", state),
-        Route("/admin/decisions/stream", stream),
-        Route("/admin/decisions/{id}/account", one),
-        Route("/admin/decisions/{id}/what-if", what_if),
+        AdminRoute("/admin/state", state),
+        AdminRoute("/admin/decisions/stream", stream, query=("history", *PARAMETERS)),
+        AdminRoute("/admin/decisions/{id}/account", one),
+        AdminRoute("/admin/decisions/{id}/what-if", what_if, query=("policy",)),
     ]
 
 

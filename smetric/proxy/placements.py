@@ -8,8 +8,8 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from smetric.proxy.admin_route import AdminRoute
 from smetric.sources.peers import PATH, Peers, Reception
 from smetric.sources.placement import MAX_BATCH_BYTES, UnreadableBatch
 
@@ -17,7 +17,7 @@ from smetric.sources.placement import MAX_BATCH_BYTES, UnreadableBatch
 ARRIVAL_S = 5.0
 
 
-def placement_routes(peers: Peers) -> list[Route]:
+def placement_routes(peers: Peers) -> list[AdminRoute]:
     """`POST` takes a batch (204; 421 if this router sent it itself), `GET` gives an image of the index."""
 
     async def take(request: Request) -> Response:
@@ -41,7 +41,7 @@ def placement_routes(peers: Peers) -> list[Route]:
         if not peers.admits(request.headers.get("authorization", "")):
             raise HTTPException(403, "placements are for peers; set the same peers.token everywhere")
 
-    return [Route(PATH, take, methods=["POST"]), Route(PATH, give, methods=["GET"])]
+    return [AdminRoute(PATH, take, methods=["POST"]), AdminRoute(PATH, give, methods=["GET"])]
 
 
 async def _body(request: Request) -> bytes:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route as HttpRoute
 
-from smetric.policy import PolicyError
+from smetric.policy import Policy, PolicyError
 from smetric.policy.parser import MAX_BYTES
 from smetric.policy_file import Generation, NoGeneration, Origin, PolicyFile
+from smetric.proxy.admin_route import AdminRoute, as_json
 from smetric.routes import Route, Routes
 from smetric.telemetry import names
 from smetric.telemetry.decisions import KEPT, DecisionLog
@@ -50,8 +48,8 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     generation: int | None = None
 
 
-def policy_routes(routes: Routes, decisions: DecisionLog) -> list[HttpRoute]:
-    """`GET /admin/policies`, `GET /admin/policies/{name}`, and `POST …/rollback` and `…/try` on one of them."""
+def policy_routes(routes: Routes, decisions: DecisionLog) -> list[AdminRoute]:
+    """`/admin/policy` (that of the last route), `/admin/policies`, and of one of these itself, `…/rollback`, `…/try`."""
     trying = asyncio.Lock()
 
     def find(request: Request) -> tuple[Route, PolicyFile]:
@@ -60,12 +58,27 @@ def policy_routes(routes: Routes, decisions: DecisionLog) -> list[HttpRoute]:
         except KeyError as error:
             raise HTTPException(404, str(error.args[0])) from error
 
+    async def default(_: Request) -> Response:
+        file = routes.last.control.file
+        current = file.current
+        return as_json(
+            {
+                "name": current.policy.name,
+                "hash": current.policy.digest,
+                "generation": current.number,
+                "path": str(file.path),
+                "params": _params(current.policy),
+                "reads": sorted(current.policy.reads),
+                "kept_because": file.problem,
+            }
+        )
+
     async def every(_: Request) -> Response:
-        return _json({"policies": [_about(route, file) for route in routes.all for file in route.files()]})
+        return as_json({"policies": [_about(route, file) for route in routes.all for file in route.files()]})
 
     async def one(request: Request) -> Response:
         route, file = find(request)
-        return _json(_about(route, file) | {"generations": [_text(each) for each in file.generations]})
+        return as_json(_about(route, file) | {"generations": [_text(each) for each in file.generations]})
 
     async def rollback(request: Request) -> Response:
         route, file = find(request)
@@ -74,7 +87,7 @@ def policy_routes(routes: Routes, decisions: DecisionLog) -> list[HttpRoute]:
             file.restore(Origin.ROLLBACK, wanted.generation)
         except NoGeneration as error:
             raise HTTPException(409, str(error)) from error
-        return _json(_about(route, file))
+        return as_json(_about(route, file))
 
     async def attempt(request: Request) -> Response:
         route, file = find(request)
@@ -97,16 +110,17 @@ def policy_routes(routes: Routes, decisions: DecisionLog) -> list[HttpRoute]:
                 )
             except PolicyError as error:
                 found = [{"code": each.code, "message": each.brief(error.text)} for each in error.diagnostics]
-                return _json({"error": str(error), "diagnostics": found}, 422)
+                return as_json({"error": str(error), "diagnostics": found}, 422)
             answer = await asyncio.to_thread(trial, loaded, records)
         current = file.current.policy
-        return _json({"route": route.name, "acts": f"{current.name}@{current.digest}"} | answer)
+        return as_json({"route": route.name, "acts": f"{current.name}@{current.digest}"} | answer)
 
     return [
-        HttpRoute("/admin/policies", every),
-        HttpRoute("/admin/policies/{name}", one),
-        HttpRoute("/admin/policies/{name}/rollback", rollback, methods=["POST"]),
-        HttpRoute("/admin/policies/{name}/try", attempt, methods=["POST"]),
+        AdminRoute("/admin/policy", default),
+        AdminRoute("/admin/policies", every),
+        AdminRoute("/admin/policies/{name}", one),
+        AdminRoute("/admin/policies/{name}/rollback", rollback, methods=["POST"]),
+        AdminRoute("/admin/policies/{name}/try", attempt, methods=["POST"]),
     ]
 
 
@@ -128,15 +142,19 @@ def _about(route: Route, file: PolicyFile) -> dict[str, Any]:
         "policy": current.policy.name,
         "hash": current.policy.digest,
         "path": str(file.path),
-        "params": {
-            name: {"value": param.value, "unit": param.unit, "configured": param.configured}
-            for name, param in current.policy.params.items()
-        },
+        "params": _params(current.policy),
         "reads": sorted(current.policy.reads),
         "kept_because": file.problem,
         "generation": current.number,
         "previous": previous.number if previous is not None else None,
         "generations": [_generation(each) for each in file.generations],
+    }
+
+
+def _params(policy: Policy) -> dict[str, Any]:
+    return {
+        name: {"value": param.value, "unit": param.unit, "configured": param.configured}
+        for name, param in policy.params.items()
     }
 
 
@@ -181,9 +199,3 @@ def _read(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HTTPException(400, f"the body does not say what is wanted: {error}") from error
-
-
-def _json(data: Mapping[str, Any], status: int = 200) -> Response:
-    return Response(
-        orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE), status, None, "application/json"
-    )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from smetric.proxy.admin_route import AdminRoute, as_json
 from smetric.telemetry.savings import Savings
 
 
-def savings_routes(savings: Savings) -> list[Route]:
+def savings_routes(savings: Savings) -> list[AdminRoute]:
     """`GET /admin/savings`: tokens and seconds saved or lost, by day, policy and rule."""
 
     async def told(_: Request) -> Response:
-        body = orjson.dumps({"savings": savings.report()}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        return Response(body, media_type="application/json")
+        return as_json({"savings": savings.report()})
 
-    return [Route("/admin/savings", told)]
+    return [AdminRoute("/admin/savings", told)]

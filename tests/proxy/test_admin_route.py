@@ -1,0 +1,96 @@
+"""The admin port says what it does not understand, instead of answering as if it had."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+import pytest
+
+from tests.fakes import FakeEngine, Response, fetch
+from tests.faults.harness import Running, running
+
+#: Each path, and what may be asked for there; ID and NAME are put in.
+PATHS = {
+    "GET /admin/decisions": ["limit"],
+    "GET /admin/decisions/ID": [],
+    "GET /admin/decisions/ID/account": [],
+    "GET /admin/decisions/ID/what-if": ["policy"],
+    "GET /admin/decisions/stream": ["history", "outcome", "rule", "instance", "migrated", "margin", "text"],
+    "GET /admin/state": [],
+    "GET /admin/instances": [],
+    "GET /admin/policy": [],
+    "GET /admin/policies": [],
+    "GET /admin/policies/default": [],
+    "POST /admin/policies/default/rollback": [],
+    "POST /admin/policies/default/try": [],
+    "POST /admin/instances/e0/drain": [],
+    "POST /admin/instances/e0/undrain": [],
+    "GET /admin/savings": [],
+    "GET /admin/cache": [],
+}
+
+
+async def admin(router: Running, path: str) -> Response:
+    method, target = path.split(" ")
+    return await fetch(router.admin_url, method, target)
+
+
+def error_of(answer: Response) -> str:
+    return str(orjson.loads(answer.body)["error"])
+
+
+async def test_a_parameter_that_a_path_does_not_know_is_refused_and_those_it_knows_are_named() -> None:
+    async with running(FakeEngine(), check_after=False) as router:
+        id = (await router.chat()).value("x-smetric-decision-id")
+        for path, known in PATHS.items():
+            answer = await admin(router, path.replace("ID", id) + "?nonsense=1")
+            names = f"there are {', '.join(known)}" if known else "there are none here"
+            assert (answer.status, error_of(answer)) == (400, f"nonsense: no such parameter; {names}"), path
+        assert not router.application.fleet.instances[0].draining
+
+
+async def test_a_parameter_is_given_once() -> None:
+    async with running(FakeEngine(), check_after=False) as router:
+        answer = await router.admin("/admin/decisions?limit=1&limit=2")
+        assert (answer.status, error_of(answer)) == (400, "limit: given twice; give it once")
+
+
+@pytest.mark.parametrize("limit", ["-1", "1.5", "ten", "", "²", "9" * 5000])
+async def test_a_limit_that_is_no_whole_number_is_refused(limit: str) -> None:
+    async with running(FakeEngine(), check_after=False) as router:
+        answer = await router.admin(f"/admin/decisions?limit={quote(limit)}")
+        assert answer.status == 400
+        assert "a whole number is needed" in error_of(answer)
+
+
+async def test_what_is_known_is_answered() -> None:
+    async with running(FakeEngine(), warm=False, check_after=False) as router:
+        ids = [(await router.chat()).value("x-smetric-decision-id") for _ in range(3)]
+
+        async def decisions(query: str) -> list[Any]:
+            return [
+                row["id"] for row in orjson.loads((await router.admin(f"/admin/decisions{query}")).body)["decisions"]
+            ]
+
+        assert await decisions("") == await decisions("?limit=100000") == ids[::-1]
+        assert await decisions("?limit=1") == ids[-1:]
+        assert await decisions("?limit=0") == []
+        answer = await router.admin(f"/admin/decisions/{ids[0]}/what-if")
+        assert answer.status == 400
+        assert error_of(answer).startswith("policy: which one? there are ")
+        answer = await router.admin("/admin/decisions/stream?history=yes")
+        assert (answer.status, error_of(answer)) == (400, "history='yes': 0 or 1")
+
+
+async def test_health_and_metrics_take_whatever_those_who_probe_add() -> None:
+    async with running(FakeEngine(), check_after=False) as router:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await router.admin(f"{path}?verbose")).status == 200
+
+
+async def test_a_method_that_is_not_allowed_is_told_those_that_are() -> None:
+    async with running(FakeEngine(), check_after=False) as router:
+        answer = await admin(router, "GET /admin/policies/default/try")
+        assert (answer.status, answer.value("allow")) == (405, "POST")
