@@ -49,7 +49,7 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def policy_routes(routes: Routes, decisions: DecisionLog) -> list[AdminRoute]:
-    """`/admin/policy` (that of the last route), `/admin/policies`, and of one of these itself, `…/rollback`, `…/try`."""
+    """`/admin/policy` (the last route's), `/admin/policies`, and of one of these itself, `…/rollback` and `…/try`."""
     trying = asyncio.Lock()
 
     def find(request: Request) -> tuple[Route, PolicyFile]:
