@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from smetric.features import VOCABULARY
 from smetric.policy import Decision, PolicyError
 from smetric.policy.explain import explain as explanation
 from smetric.policy.flip import lead, smallest_changes
+
+if TYPE_CHECKING:
+    from smetric.records.reader import Recorded
 
 _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 
@@ -43,19 +47,15 @@ def explain(
     \b
     smetric explain smetric --snapshot three-instances.json --set OVERLOAD=1.5
     smetric explain --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
+    smetric explain bailian --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --admin http://10.0.0.5:9464
     smetric explain --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE --set OVERLOAD=1.5
-    smetric explain bailian --record decisions.jsonl --decision 01JDQ2M7Q0Z5T8F4C6R9K3W1XE
     """
-    if records and decision is not None and snapshot is None:
-        click.echo(_recorded(records, _checked_id(decision), policy, params))
-    elif decision is not None and policy is None and snapshot is None and not records and not params:
-        click.echo(_kept(_checked_id(decision), admin))
+    if decision is not None and snapshot is None:
+        click.echo(_made(_checked_id(decision), records, admin, policy, params))
     elif policy is not None and snapshot is not None and decision is None and not records:
         click.echo(_account(_decided(policy, snapshot, params)))
     else:
-        raise click.UsageError(
-            "give a policy and --snapshot FILE, or --decision ID alone, or --record FILE and --decision ID"
-        )
+        raise click.UsageError("give a policy and --snapshot FILE, or --decision ID, perhaps with --record FILE")
 
 
 def _account(decision: Decision) -> str:
@@ -81,21 +81,25 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> Decision:
     return situation.decide(source.load(param_values(params)), VOCABULARY)
 
 
-# ── records ──────────────────────────────────────────────────────────────────
+# ── decisions that were made ─────────────────────────────────────────────────
 
 
-def _recorded(records: tuple[str, ...], decision: str, name: str | None, params: tuple[str, ...]) -> str:
-    """A recorded decision, made again by its own policy or by the policy *name*, perhaps set differently."""
+def _checked_id(decision: str) -> str:
+    if not _ID.match(decision):
+        raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
+    return decision
+
+
+def _made(decision: str, records: tuple[str, ...], admin: str, name: str | None, params: tuple[str, ...]) -> str:
+    """A decision that was made, decided again by its own policy or by the policy *name*, perhaps set differently."""
     from smetric.records.account import ending, why
-    from smetric.records.reader import find
     from smetric.records.situation import Judge, NotRecorded, policy_of
 
     settings = param_values(params)
-    recorded = find(map(Path, records), decision)
-    if recorded is None:
-        raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
+    recorded = _found_in(records, decision) if records else _kept_by(admin, decision)
+    ended = ending(recorded.line, is_over=bool(records))
     if not recorded.line.ids:
-        return f"{why(recorded)}\n{ending(recorded.line)}"
+        return f"{why(recorded)}\n{ended}"
     if name is None:
         try:
             policy = policy_of(recorded.policy, settings)
@@ -107,24 +111,28 @@ def _recorded(records: tuple[str, ...], decision: str, name: str | None, params:
     decided = Judge(policy, is_recorded=is_recorded).decide(recorded)
     if isinstance(decided, NotRecorded):
         raise click.ClickException(f"decision {decision}: {decided}, so {policy.name} cannot decide it")
-    return f"{_account(decided)}\n{ending(recorded.line)}" if is_recorded else _account(decided)
+    return f"{_account(decided)}\n{ended}" if is_recorded else _account(decided)
 
 
-# ── a running router ─────────────────────────────────────────────────────────
+def _found_in(records: tuple[str, ...], decision: str) -> Recorded:
+    from smetric.records.reader import find
+
+    recorded = find(map(Path, records), decision)
+    if recorded is None:
+        raise click.ClickException(f"decision {decision} is not in {', '.join(records)}")
+    return recorded
 
 
-def _checked_id(decision: str) -> str:
-    if not _ID.match(decision):
-        raise click.BadParameter("expected the value of an x-smetric-decision-id header", param_hint="--decision")
-    return decision
+def _kept_by(admin: str, decision: str) -> Recorded:
+    """The decision as the router at *admin* keeps it."""
+    from smetric.records.reader import read_alone
 
-
-def _kept(decision: str, admin: str) -> str:
-    """The explanation that the router at *admin* keeps of a decision."""
-    status, document = ask(admin, "GET", f"/admin/decisions/{decision}")
+    status, document = ask(admin, "GET", f"/admin/decisions/{decision}/record")
     if status == 404:
         raise click.ClickException(f"decision {decision} is not among the last ones of {admin}; is there a --record?")
+    if status != 200:
+        raise strange(admin, status)
     try:
-        return str(document.get("explanation") or document["summary"])  # where no policy ran there is no table
-    except (KeyError, AttributeError) as error:
+        return read_alone(document, admin)
+    except ValueError as error:
         raise strange(admin, status) from error

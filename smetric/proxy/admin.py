@@ -14,6 +14,7 @@ from starlette.routing import Route
 from smetric.caches.watch import CacheWatch
 from smetric.fleet.fleet import Fleet
 from smetric.proxy.admin_route import AdminRoute, as_json
+from smetric.records.ring import alone
 from smetric.telemetry.decisions import ABSENT, KEPT, DecisionLog, brief, full
 from smetric.telemetry.metrics import Metrics
 
@@ -54,6 +55,15 @@ def admin_app(
         if record is None:
             raise HTTPException(404, ABSENT)
         return as_json(full(record))
+
+    async def recorded_decision(request: Request) -> Response:
+        record = decisions.get(request.path_params["id"])
+        if record is None:
+            raise HTTPException(404, ABSENT)
+        line = alone(record)
+        if line is None:
+            raise HTTPException(500, "this decision cannot be written down; the log says why")
+        return Response(line, media_type="application/json")
 
     async def instances(_: Request) -> Response:
         now = fleet.clock()
@@ -100,6 +110,7 @@ def admin_app(
             AdminRoute("/admin/decisions", list_decisions, query=("limit",)),
             *routes,
             AdminRoute("/admin/decisions/{id}", one_decision),
+            AdminRoute("/admin/decisions/{id}/record", recorded_decision),
             AdminRoute("/admin/instances", instances),
             AdminRoute("/admin/cache", cache),
         ],

@@ -25,10 +25,11 @@ def why(recorded: Recorded) -> str:
     return str(decided) if isinstance(decided, NotRecorded) else explain.explain(decided)
 
 
-def ending(line: DecisionLine) -> str:
-    """How the request of *line* ended."""
+def ending(line: DecisionLine, *, is_over: bool = True) -> str:
+    """How the request of *line* ended; unless *is_over* it may be that it has not."""
     if line.status is None:
-        return "not answered: another decision of the same request followed"
+        followed = "another decision of the same request followed"
+        return f"not answered: {followed}" if is_over else f"not answered yet, or {followed}"
     said = [f"answered {line.status}" + (f" after {line.duration_s:.3g} s" if line.duration_s is not None else "")]
     if line.ttft_s is not None:
         expected, forecast = "", line.forecast

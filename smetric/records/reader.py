@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -78,8 +78,7 @@ class Reading:
                     raise _bad(path, number, f"decision {line.id} has columns that do not fit its candidates")
                 yield Recorded(line, policy)
             elif isinstance(line, Header):
-                if line.version > VERSION:
-                    raise _bad(path, number, f"version {line.version}; this SMetric reads {VERSION}: use a newer one")
+                _check_version(line, f"{path}:{number}")
                 policies.clear()
                 is_headed = True
             else:
@@ -112,6 +111,26 @@ class Reading:
             self.cut_short.append(path)
 
 
+class _Alone(msgspec.Struct):
+    """A decision that is no file's."""
+
+    header: Header
+    policy: PolicyLine
+    decision: DecisionLine
+
+
+def read_alone(document: Any, place: str) -> Recorded:
+    """The decision in *document*, the JSON values that the router at *place* made of it.
+
+    Raises:
+        ValueError: it is none.
+        ConfigError: it is of a version that is not known here.
+    """
+    alone = msgspec.convert(document, _Alone)
+    _check_version(alone.header, place)
+    return Recorded(alone.decision, alone.policy)
+
+
 def find(paths: Iterable[Path], id: str) -> Recorded | None:
     """The decision called *id*, or None.
 
@@ -122,6 +141,11 @@ def find(paths: Iterable[Path], id: str) -> Recorded | None:
         if recorded.line.id == id:
             return recorded
     return None
+
+
+def _check_version(header: Header, place: str) -> None:
+    if header.version > VERSION:
+        raise ConfigError(f"{place}: version {header.version}; this SMetric reads {VERSION}: use a newer one")
 
 
 def _is_whole(line: DecisionLine) -> bool:

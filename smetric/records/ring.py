@@ -1,4 +1,4 @@
-"""The last decisions in memory, as lines of a record: what can be asked of a record can be asked of them."""
+"""The last decisions in memory, as a record would have them: what can be asked of a record can be asked of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from smetric.policy import Policy
 from smetric.records.line import DecisionLine, PolicyLine
 from smetric.records.reader import Recorded
-from smetric.records.recorder import Recorder
+from smetric.records.recorder import Recorder, header
 
 if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
@@ -20,22 +20,19 @@ _policy = msgspec.json.Decoder(PolicyLine).decode
 
 
 class _Last:
-    """Keeps the last line that was put, and the policies before them."""
+    """Takes the lines of a recorder and keeps the last."""
 
     def __init__(self) -> None:
-        self.policies: dict[int, PolicyLine] = {}
-        self._line: Recorded | None = None
+        self._line: tuple[int, bytes, bytes] | None = None
 
     def put(self, key: int, preamble: bytes, line: bytes) -> None:
-        if key not in self.policies:
-            self.policies[key] = _policy(preamble)
-        self._line = Recorded(_decision(line), self.policies[key])
+        self._line = key, preamble, line
 
     def spoilt(self) -> int | None:
         return 0
 
-    def take(self) -> Recorded | None:
-        """The line; once."""
+    def take(self) -> tuple[int, bytes, bytes] | None:
+        """Number and line of the policy, and the decision's line; once."""
         line, self._line = self._line, None
         return line
 
@@ -47,8 +44,20 @@ def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> I
     """
     last = _Last()
     recorder = Recorder(last, observed)
+    policies: dict[int, PolicyLine] = {}
     for record in records:
         recorder.ended(record)
-        line = last.take()
-        if line is not None:
-            yield line
+        taken = last.take()
+        if taken is not None:
+            key, policy, line = taken
+            if key not in policies:
+                policies[key] = _policy(policy)
+            yield Recorded(_decision(line), policies[key])
+
+
+def alone(record: DecisionRecord) -> bytes | None:
+    """*record* by itself as JSON, for `smetric.records.reader.read_alone`; None where it cannot be written down."""
+    last = _Last()
+    Recorder(last).ended(record)
+    taken = last.take()
+    return b'{"header":%b,"policy":%b,"decision":%b}' % (header(), *taken[1:]) if taken is not None else None

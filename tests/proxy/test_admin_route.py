@@ -16,6 +16,7 @@ PATHS = {
     "GET /admin/decisions": ["limit"],
     "GET /admin/decisions/ID": [],
     "GET /admin/decisions/ID/account": [],
+    "GET /admin/decisions/ID/record": [],
     "GET /admin/decisions/ID/what-if": ["policy"],
     "GET /admin/decisions/stream": ["history", "outcome", "rule", "instance", "migrated", "margin", "text"],
     "GET /admin/state": [],

@@ -76,7 +76,6 @@ def test_one_decision_is_found_by_its_id(tmp_path: Path) -> None:
     [
         (b"hello\n", "no line of a record"),
         (b'{"kind":"decision","id":"x","time_ns":1,"generation":1,"outcome":"routed","request":{}}\n', "generation 1"),
-        (b'{"kind":"header","version":99,"smetric":"9","time_ns":1}\n', "version 99; this SMetric reads 1"),
         (b'{"kind":"other"}\n', "no line of a record"),
         (b'[{"event":"smetric.request"}]\n', "no line of a record"),
         (b"\xff\xfe\n", "no line of a record"),
@@ -86,6 +85,13 @@ def test_what_is_no_record_is_said_to_be_none_and_where(text: bytes, why: str, t
     path = tmp_path / "file.jsonl"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=rf"file\.jsonl:1: .*{why}.*expected a file that the setting `record` made"):
+        ids(path)
+
+
+def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(b'{"kind":"header","version":99,"smetric":"9","time_ns":1}\n')
+    with pytest.raises(ConfigError, match=r"file\.jsonl:1: version 99; this SMetric reads 1: use a newer one"):
         ids(path)
 
 

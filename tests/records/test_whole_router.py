@@ -10,14 +10,16 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from click.testing import CliRunner, Result
 
+from smetric.cli import main
 from smetric.config.settings import RecordSettings, ShadowSettings
 from smetric.records.comparison import Comparison
 from smetric.records.reader import Reading
 from smetric.records.replay import RECORDED, Judges, replay
 from smetric.resources import shipped_policies
 from tests.agent_sessions import Gateway, agents, engines, instances
-from tests.fakes import FakeEngine, until
+from tests.fakes import Call, FakeEngine, healthy, until
 from tests.faults.harness import CANARY, Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import policy
@@ -136,6 +138,56 @@ async def test_a_parameter_of_an_observed_policy_settles_what_is_recorded(tmp_pa
         assert await ask(router, 0) == 200
     (one,) = Reading([path])
     assert "unprefilled" in one.line.columns
+
+
+async def explained(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, ["explain", *arguments])
+
+
+async def test_a_decision_is_explained_alike_from_its_record_and_by_the_router_that_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    async with running(
+        *(FakeEngine() for _ in range(3)),
+        policy="smetric",
+        record=RecordSettings(path=str(path)),
+        check_after=False,
+        warm=False,
+    ) as router:
+        answers = [await router.chat(messages=talk(turn)) for turn in range(3)]
+        await until(lambda: written(router) == 3)
+        for answer in answers:
+            decision = ("--decision", answer.value("x-smetric-decision-id"))
+            for what in ((), ("--set", "OVERLOAD=1.5"), ("load_only",)):
+                kept = await explained(*what, *decision, "--admin", router.admin_url)
+                recorded = await explained(*what, *decision, "--record", str(path))
+                assert kept.exit_code == 0, kept.output
+                assert kept.output == recorded.output
+            kept = await explained(*decision, "--admin", router.admin_url)
+            assert kept.output.startswith("smetric: route to e")
+            assert "\n  flips at " in kept.output
+            assert "\nanswered 200 after " in kept.output
+        first = answers[0].value("x-smetric-decision-id")
+        unread = await explained("bailian", "--decision", first, "--admin", router.admin_url)
+        assert (unread.exit_code, "not answerable: hit_len not read" in unread.output) == (1, True)
+        kept_record = await router.admin(f"/admin/decisions/{first}/record")
+        assert CANARY.encode() not in kept_record.body
+
+
+async def test_of_a_request_under_way_it_is_said_that_it_is_not_answered_yet() -> None:
+    may_answer = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await may_answer.wait()
+        await healthy(call)
+
+    async with running(FakeEngine(slow), policy="smetric", check_after=False, warm=False) as router:
+        asked = asyncio.create_task(router.chat())
+        await until(lambda: len(router.application.telemetry.decisions) == 1)
+        (record,) = router.application.telemetry.decisions.recent(1)
+        kept = await explained("--decision", record.id, "--admin", router.admin_url)
+        assert kept.output.endswith("not answered yet, or another decision of the same request followed\n")
+        may_answer.set()
+        assert (await asked).status == 200
 
 
 async def test_texts_of_clients_are_stand_ins_and_decide_as_they_did(tmp_path: Path) -> None:
