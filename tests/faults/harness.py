@@ -194,4 +194,5 @@ async def running(
                 await router.check_well()
         finally:
             ended.set()
-            await asyncio.gather(*ports)
+            for failed in [each for each in await asyncio.gather(*ports, return_exceptions=True) if each is not None]:
+                raise failed
