@@ -83,7 +83,7 @@ class Delivery:
         self._answer = answer
         self._trial = trial
         self._leased = leased
-        self._is_stream = (first(answer.headers, b"content-type") or b"").startswith(b"text/event-stream")
+        self._is_stream = (first(answer.headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
         #: What passes.
         self.observer = Observer(request.api, is_stream=self._is_stream and answer.status == 200)
         lease.answer = self.observer

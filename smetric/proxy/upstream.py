@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import cache
 from typing import Any
 
@@ -35,8 +35,8 @@ class Answer:
         #: Afterwards the connection is somebody else's.
         self._is_over = False
         self.status = reply.status
-        #: As received: order, case and duplicates kept.
-        self.headers: Sequence[tuple[bytes, bytes]] = reply.fields
+        #: Names in lower case, order and duplicates kept.
+        self.headers = reply.fields
 
     def read(self) -> Coroutine[Any, Any, bytes]:
         """Whatever has arrived of the body; empty at its end.
@@ -157,7 +157,7 @@ def request_head(authority: bytes, method: str, target: bytes, headers: Headers,
             may. Servers refuse such requests; this does not rely on it.
     """
     lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (method.encode("ascii"), target, authority)]
-    lines += [name + b": " + value for name, value in headers]
+    lines += map(b": ".join, headers)
     if body is not None:
         lines.append(b"Content-Length: %d" % len(body))
     elif method in WITH_BODY:

@@ -132,6 +132,20 @@ async def test_a_stream_that_breaks_off_ends_with_one_error_event_of_its_api(pat
             assert end not in answer.body
 
 
+async def test_a_stream_is_one_however_its_content_type_is_written() -> None:
+    async def script(call: Call) -> None:
+        await call.send(head(200, (b"Content-Type", b"Text/Event-Stream"), (b"Transfer-Encoding", b"chunked")))
+        await call.send(chunk(delta("a")))
+        call.close()
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat(stream=True)
+        assert not answer.complete
+        assert answer.value("x-accel-buffering") == "no"
+        assert answer.body.startswith(delta("a") + b'data: {"error":')
+
+
 async def test_an_engines_own_error_event_passes_as_it_is() -> None:
     events = (delta("a"), b'data: {"error": {"message": "engine died", "code": 500}}\n\n', DONE)
 
