@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -181,6 +182,8 @@ class Application:
         if settings.tenants.cache_salt == "tenant" and secret is not None:
             self._salt = TenantSalt(settings.tenant_header.lower(), secret)
         self.is_ready = False
+        #: No policy need be tried any more; asked by a thread.
+        self._ending = threading.Event()
 
     def _swapped(self) -> None:
         self.router.follow(self.policies.observed)
@@ -248,7 +251,7 @@ class Application:
             routes=[
                 *live_routes(self.live),
                 *drain_routes(self.fleet, self.drains),
-                *policy_routes(self.routes, self.telemetry.decisions),
+                *policy_routes(self.routes, self.telemetry.decisions, self._ending),
                 *savings_routes(self.telemetry.consequences.savings),
                 *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
             ],
@@ -275,6 +278,7 @@ class Application:
     def drain(self) -> None:
         """No new request is welcome any more; those under way go on."""
         self.is_ready = False
+        self._ending.set()
         drain = self.settings.drain
         # Who is held is decided by then, and has the other half of the time for its answer.
         self.admission.queue.end_by(asyncio.get_running_loop().time() + (drain.announce + drain.deadline) / 2)
@@ -283,6 +287,7 @@ class Application:
     async def stop(self) -> None:
         """End what `start` began; traces are sent or given up within two seconds."""
         self.is_ready = False
+        self._ending.set()
         await _end("Feed", self.live.feed.stop())
         await _end("Policies", self.policies.stop())
         for part in (self.admission.overload, *self.knows.background, self.request_tokens):

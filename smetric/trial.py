@@ -50,15 +50,19 @@ def candidate_of(file: PolicyFile, text: str, settings: Settings | None, librari
 
 
 def trial(
-    candidate: Policy, records: Sequence[DecisionRecord], *, clock: Callable[[], float] = time.monotonic
+    candidate: Policy,
+    records: Sequence[DecisionRecord],
+    is_given_up: Callable[[], bool] = lambda: False,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """How *candidate* compares with what was decided in *records*, oldest first, as JSON values.
 
-    Stops after `MOST_S` seconds, and says so.
+    Stops after `MOST_S` seconds, and says so; also once it *is_given_up*, asked before each decision.
     """
     end = clock() + MOST_S
     found = Comparison(RECORDED, candidate.name)
-    in_time = itertools.takewhile(lambda _: clock() < end, recorded(records, [candidate]))
+    in_time = itertools.takewhile(lambda _: clock() < end and not is_given_up(), recorded(records, [candidate]))
     replay(in_time, Judges(candidate), None, found)
     told = report.examples(found, EXAMPLES)
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -48,8 +49,14 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     generation: int | None = None
 
 
-def policy_routes(routes: Routes, decisions: DecisionLog) -> list[AdminRoute]:
-    """`/admin/policy` (the last route's), `/admin/policies`, and of one of these itself, `…/rollback` and `…/try`."""
+def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Event) -> list[AdminRoute]:
+    """`/admin/policy` (the last route's), `/admin/policies`, and of one of these itself, `…/rollback` and `…/try`.
+
+    Args:
+        routes: all policies.
+        decisions: the last decisions, which candidates are tried on.
+        ending: set when the router ends, so that a thread that tries one does not hold it up.
+    """
     trying = asyncio.Lock()
 
     def find(request: Request) -> tuple[Route, PolicyFile]:
@@ -111,7 +118,13 @@ def policy_routes(routes: Routes, decisions: DecisionLog) -> list[AdminRoute]:
             except PolicyError as error:
                 found = [{"code": each.code, "message": each.brief(error.text)} for each in error.diagnostics]
                 return as_json({"error": str(error), "diagnostics": found}, 422)
-            answer = await asyncio.to_thread(trial, loaded, records)
+            try:
+                answer = await asyncio.to_thread(trial, loaded, records, ending.is_set)
+            except asyncio.CancelledError:
+                ending.set()  # forced: the process would wait for the thread
+                raise
+        if ending.is_set():
+            raise HTTPException(503, "the router is ending")
         current = file.current.policy
         return as_json({"route": route.name, "acts": f"{current.name}@{current.digest}"} | answer)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,12 @@ from click.testing import CliRunner
 
 from smetric.cli import main
 from smetric.config.routing import CanarySettings, MatchSettings, RouteSettings, ShadowSettings
+from smetric.policy import Policy
+from smetric.proxy import policy_admin
 from smetric.resources import shipped_policies
-from tests.fakes import FakeEngine, Response, fetch
+from smetric.telemetry.record import DecisionRecord
+from smetric.trial import trial
+from tests.fakes import FakeEngine, Response, fetch, until
 from tests.faults.harness import CANARY, Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
@@ -242,6 +249,35 @@ async def test_what_cannot_be_tried_is_said(body: bytes, status: int, said: str)
     async with running(FakeEngine()) as router:
         found, answer = await post(router, "/admin/policies/default/try", body)
         assert (found, said in answer["error"]) == (status, True), answer
+
+
+async def test_a_trial_does_not_delay_the_end_of_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(_: Policy, records: Sequence[DecisionRecord], is_given_up: Callable[[], bool]) -> dict[str, Any]:
+        begun.set()
+        while not is_given_up():
+            time.sleep(0.005)
+        ended.set()
+        return {}
+
+    monkeypatch.setattr(policy_admin, "trial", endless)
+    async with running(FakeEngine(), check_after=False) as router:
+        asked = asyncio.create_task(post(router, "/admin/policies/default/try", GOOD.encode()))
+        await until(begun.is_set)
+    assert ended.is_set()
+    assert await asked == (503, {"error": "the router is ending"})
+
+
+async def test_a_trial_that_is_given_up_evaluates_nothing_more(path: Path) -> None:
+    async with running(FakeEngine(), policy=str(path)) as router:
+        for _ in range(3):
+            await router.chat()
+        candidate = router.application.policy_file.current.policy
+        records = router.application.telemetry.decisions.recent(3)
+        told = trial(candidate, records, lambda: True)
+        assert (told["decisions"]["read"], told["cut_short"]) == (0, True)
+        assert trial(candidate, records)["decisions"]["read"] == 3
 
 
 async def test_libraries_come_along_or_lie_beside_the_file(tmp_path: Path) -> None:
