@@ -6,6 +6,7 @@ fields is in `smetric.reading`.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -91,7 +92,7 @@ def render(
     if system is not None:
         text.add_system(system)
     lead = _lead(field, pieces, seed) if ends else _NO_LEAD
-    messages_from, known, turns, size = len(parts), 0, _NO_TURNS, sum(map(len, pieces))
+    messages_from, known, turns, before_pieces = len(parts), 0, _NO_TURNS, 0
     if carried is not None:
         of_before, rest = carried
         if of_before.lead != lead:
@@ -99,31 +100,28 @@ def render(
         parts.clear()
         pieces[:] = rest
         mark = of_before.mark
-        messages_from, known, turns, size = 0, mark.messages, mark.turns, mark.size
+        messages_from, known, turns, before_pieces = 0, mark.messages, mark.turns, mark.size - sum(map(len, rest))
     last, before, previous = turns.last, turns.before, turns.previous
-    least = size
+    kinds, begins = text.add_messages(decoded, known)
+    begins.append(len(pieces))
+    #: Rendered bytes before each piece.
+    size = list(accumulate(map(len, pieces), initial=before_pieces))
+    least = size[begins[0]]
     marks: list[Mark] = []
-    marked_from = known + len(decoded) - ends
-    for number, message in enumerate(decoded, known):
-        at, begin = len(pieces), size
-        kind = text.add_message(message, number)
-        for piece in pieces[at:]:
-            size += len(piece)
-        if kind == "assistant":
-            if previous != "item" or message.type is None:
-                before = last
-                last = last[0] + 1, begin, size
-            else:
-                last = last[0], last[1], size
-            previous = "item" if message.type is not None else "assistant"
-        elif kind == "result":
-            if previous in ("", "other"):
-                last = last[0] + 1, begin, size
-            previous = "result"
-        else:
-            previous = "other"
-        if number >= marked_from:
-            marks.append(Mark(number + 1, len(pieces), size, Turns(last, before, previous)))
+    marked_from = len(decoded) - ends
+    for at, kind in enumerate(kinds):
+        if kind != "other":
+            end = size[begins[at + 1]]
+            if kind == "item" and previous == "item":
+                last = last[0], last[1], end
+            elif kind != "result":
+                before, last = last, (last[0] + 1, size[begins[at]], end)
+            elif previous in ("", "other"):
+                last = last[0] + 1, size[begins[at]], end
+        previous = kind
+        if at >= marked_from:
+            place = begins[at + 1]
+            marks.append(Mark(known + at + 1, place, size[place], Turns(last, before, previous)))
     turn, question_bytes, history_bytes = before if previous in ("assistant", "item") else last
     if carried is not None and (not decoded or previous in ("assistant", "item") or (turn and question_bytes < least)):
         raise Unfit  # the last turn, or the last message, is not among these

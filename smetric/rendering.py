@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw, Struct
@@ -58,7 +59,7 @@ _CACHE_CONTROL = re.compile(
     rb',\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)|"cache_control"\s*:\s*(?:\{[^{}]*\}|null)\s*,'
 )
 #: Of each role: what a message of it is among the turns, what it is as a part, and its mark.
-_ROLES = {
+_ROLES: dict[str | None, tuple[str, Kind, bytes]] = {
     role: (turn, part, b"<|%b|>" % role.encode())
     for role, turn, part in (
         ("system", "other", Kind.SYSTEM),
@@ -126,32 +127,41 @@ class Rendering:
                     has_mark = True
                 self.pieces += text
 
-    def add_message(self, message: Message, number: int) -> str:
-        """Add message *number*, and its tool results as parts of their own; returns what it is among the turns.
+    def add_messages(self, messages: Sequence[Message], first: int) -> tuple[list[str], list[int]]:
+        """Add *messages*, the first of which has the number *first*, and their tool results as parts of their own.
 
-        That is assistant, result, or other.
+        Returns what each is among the turns (assistant; item for one of the Responses API; result, or other), and the
+        index of its first piece.
         """
-        pieces = self.pieces
-        turn, part, mark = _ROLES.get(message.role or "") or _role(message)
-        self.parts.append((len(pieces), part, number))
-        pieces.append(mark)
-        if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
-            self._add_value(message.reasoning_content)
-        content = message.content
-        if content and self._is_plain and (text := memoryview(content))[0] == _QUOTE:
-            pieces.append(text[1:-1])
-        elif content:
-            results: list[int] = []  # where each tool result begins and ends
-            self._add_content(content, results, 0)
-            for index, boundary in enumerate(results):
-                self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
-        if message.tool_calls:
-            pieces.append(memoryview(message.tool_calls))
-        if message.type is not None:
-            for field in (message.summary, message.name, message.arguments, message.output):
-                if field:
-                    self._add_content(field, [], 0)
-        return turn
+        pieces, parts, is_plain = self.pieces, self.parts, self._is_plain
+        turns: list[str] = []
+        begins: list[int] = []
+        for number, message in enumerate(messages, first):
+            turn, part, mark = _ROLES.get(message.role) or _role(message)
+            begin = len(pieces)
+            parts.append((begin, part, number))
+            begins.append(begin)
+            pieces.append(mark)
+            if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
+                self._add_value(message.reasoning_content)
+            content = message.content
+            if content and is_plain and (text := memoryview(content))[0] == _QUOTE:
+                pieces.append(text[1:-1])
+            elif content:
+                results: list[int] = []  # where each tool result begins and ends
+                self._add_content(content, results, 0)
+                for index, boundary in enumerate(results):
+                    parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
+            if message.tool_calls:
+                pieces.append(memoryview(message.tool_calls))
+            if message.type is not None:
+                if turn == "assistant":
+                    turn = "item"
+                for field in (message.summary, message.name, message.arguments, message.output):
+                    if field:
+                        self._add_content(field, [], 0)
+            turns.append(turn)
+        return turns, begins
 
     def _add_value(self, value: Raw) -> bool:
         """Add a string, or any other value but null as it stands; returns whether it was not null."""
