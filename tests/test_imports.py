@@ -27,7 +27,7 @@ LAYERS = (
 GROUND = {"config", "errors", "resources"}
 #: Beside the layers: the paper's model of an engine, and what speaks vLLM on the wire with it.
 ASIDE = {
-    "sim": {"sim", "policy", "features", "fleet", "request", *GROUND},
+    "sim": {"sim", "policy", "features", "fleet", "request", "records", *GROUND},
     "emulator": {"emulator", "sim", *GROUND},
 }
 

@@ -1,4 +1,4 @@
-"""How a record is packed, by the end of its name: as it is, `.gz`, or `.zst` (extra `zstd`).
+"""How a record is packed, by the end of its name: as it is, `.gz`, or `.zst` (extra `zstd`); and its lines, unpacked.
 
 A file is a row of frames, each whole in itself, so that one cut off at the end of a frame is a good file.
 """
@@ -21,6 +21,8 @@ _GZIP_LEVEL = 3
 _ZSTD_LEVEL = 3
 #: Bytes unpacked in one go.
 _PIECE = 256 << 10
+#: Longest line that is read: a policy of the greatest size, or a decision over some ten thousand instances.
+MAX_LINE = 16 << 20
 
 Pack = Callable[[bytes], bytes]
 
@@ -57,6 +59,43 @@ def packer(path: Path) -> Pack:
 
         return pack
     return lambda lines: lines
+
+
+def whole_lines(
+    path: Path,
+    progressed: Callable[[int], None] = lambda _: None,
+    cut_short: Callable[[Path], None] = lambda _: None,
+) -> Iterator[bytes]:
+    """The whole lines of *path*, whichever way it is packed.
+
+    Args:
+        path: the file.
+        progressed: told of bytes read from disk.
+        cut_short: told of *path* if it ends in the middle of a line or of a frame.
+
+    Raises:
+        ConfigError: it cannot be read, or is damaged, or packed by something that is not installed.
+    """
+    rest = b""
+    seen = 0
+    try:
+        with path.open("rb") as file:
+            for chunk in unpacked(file, str(path)):
+                if chunk is None:
+                    cut_short(path)
+                    return
+                lines = (rest + chunk).split(b"\n")
+                rest = lines.pop()
+                if len(rest) > MAX_LINE:
+                    raise ConfigError(f"{path}: a line of more than {MAX_LINE} bytes; this is no record")
+                yield from lines
+                at = file.tell()
+                progressed(at - seen)
+                seen = at
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if rest:
+        cut_short(path)
 
 
 def unpacked(file: IO[bytes], name: str) -> Iterator[bytes | None]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from smetric.errors import ConfigError
-from smetric.records.compression import unpacked
+from smetric.records.compression import whole_lines
 from smetric.records.line import VERSION, DecisionLine, Header, Line, PolicyLine
 
-#: Longest line that is read: a policy of the greatest size, or a decision over some ten thousand instances.
-MAX_LINE = 16 << 20
 _EXPECTED = "expected a file that the setting `record` made"
 _DECODE = msgspec.json.Decoder(Line).decode
 
@@ -65,7 +63,7 @@ class Reading:
     def _file(self, path: Path) -> Iterator[Recorded]:
         policies: dict[int, PolicyLine] = {}
         is_headed = False
-        for number, text in enumerate(self._lines(path), 1):
+        for number, text in enumerate(whole_lines(path, self.progressed, self.cut_short.append), 1):
             try:
                 line = _DECODE(text)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -83,32 +81,6 @@ class Reading:
                 is_headed = True
             else:
                 policies[line.generation] = line
-
-    def _lines(self, path: Path) -> Iterator[bytes]:
-        """The whole lines of *path*."""
-        try:
-            with path.open("rb") as file:
-                yield from self._lines_in(file, path)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-    def _lines_in(self, file: IO[bytes], path: Path) -> Iterator[bytes]:
-        rest = b""
-        seen = 0
-        for chunk in unpacked(file, str(path)):
-            if chunk is None:
-                self.cut_short.append(path)
-                return
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            if len(rest) > MAX_LINE:
-                raise ConfigError(f"{path}: a line of more than {MAX_LINE} bytes; this is no record")
-            yield from lines
-            at = file.tell()
-            self.progressed(at - seen)
-            seen = at
-        if rest:
-            self.cut_short.append(path)
 
 
 class _Alone(msgspec.Struct):

@@ -18,6 +18,7 @@ from smetric.records.comparison import Comparison
 from smetric.records.reader import Reading
 from smetric.records.replay import RECORDED, Judges, replay
 from smetric.resources import shipped_policies
+from smetric.sim.trace import arrivals
 from tests.agent_sessions import Gateway, agents, engines, instances
 from tests.fakes import Call, FakeEngine, healthy, until
 from tests.faults.harness import CANARY, Running, chat, running
@@ -281,3 +282,8 @@ async def test_the_traffic_is_a_trace_of_hashes_with_sessions_parents_and_trigge
     for line in lines:
         assert (line["status"], line["input_length"], line["output_length"], line["cached_tokens"]) == (200, 20, 2, 16)
         assert 0 < line["ttft_ms"] <= line["duration_ms"]
+    simulated = arrivals([path])[1:]
+    assert [(one.id, one.parent) for one in simulated] == [
+        (line["chat_id"], line["parent_chat_id"] or "") for line in lines
+    ]
+    assert {(one.sequence.prompt_len, one.sequence.output_len) for one in simulated} == {(20, 2)}
