@@ -15,6 +15,12 @@ from smetric.policy.interval import TRUE
 from smetric.policy.suggestion import did_you_mean
 from smetric.policy.types import BROKEN, Sort, Type
 
+#: Reductions that other languages call with several values, too.
+_OF_SEVERAL = {
+    "max": "of two values it is greatest(x, y); ",
+    "min": "of two values it is least(x, y); ",
+}
+
 
 class Calls:
     """Types calls of built-ins and reports what is wrong with them."""
@@ -69,14 +75,15 @@ class Calls:
                 continue
             span = argument.name_span or argument.span
             if argument.name not in builtin.named:
-                help_text = did_you_mean(argument.name, builtin.named)
+                help_text = did_you_mean(argument.name, builtin.named) or builtin.signature
                 raise self._fail("arguments", span, f"`{name}` has no `{argument.name}:`", help_text)
             if argument.name in seen and argument.name != "then":
                 raise self._fail("arguments", span, f"`{argument.name}:` is given twice")
             seen.add(argument.name)
         if len(given) < builtin.least or (builtin.most is not None and len(given) > builtin.most):
             message = f"`{name}` takes {_amount(builtin)}, not {len(given)}"
-            raise self._fail("arguments", call.span, message, builtin.signature)
+            of_several = _OF_SEVERAL.get(name, "") if given else ""
+            raise self._fail("arguments", call.span, message, of_several + builtin.signature)
         for required in builtin.required:
             if required not in seen:
                 help_text = "say what it is where the divisor is 0: " if required == "default" else "write it as "

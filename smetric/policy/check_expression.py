@@ -15,7 +15,7 @@ from smetric.policy.check_operator import Operators
 from smetric.policy.check_unit import Units
 from smetric.policy.findings import Findings, Stop
 from smetric.policy.interval import FALSE, TRUE, Interval
-from smetric.policy.names import Names
+from smetric.policy.names import Names, looked_up
 from smetric.policy.suggestion import comparison, did_you_mean
 from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type, of_word
@@ -123,7 +123,10 @@ class Expressions:
     def _infer(self, expr: tree.Expr, arguments: Arguments) -> Type:
         match expr:
             case tree.Number():
-                return Type(Sort.NUMBER, unit=self.units.of_literal(expr), interval=Interval(expr.value, expr.value))
+                unit = self.units.of_literal(expr)
+                if expr.unit and unit is None:
+                    return BROKEN
+                return Type(Sort.NUMBER, unit=unit, interval=Interval(expr.value, expr.value))
             case tree.Text():
                 return Type(Sort.STRING)
             case tree.Truth(value=value):
@@ -182,6 +185,8 @@ class Expressions:
         if expr.base != "req":
             base = Span(expr.span.start, expr.span.start + len(expr.base))
             help_text = "only the request has fields: req.turn, req.prompt_len, …"
+            if expr.name in self._vocabulary.features:
+                help_text = f"a feature of one instance is looked up: `{expr.name}[{expr.base}]`"
             self._findings.error("unknown-name", base, f"`{expr.base}` has no fields", help_text)
             return BROKEN
         if word is None:
@@ -244,7 +249,7 @@ class Expressions:
             self._names.unknown_function(call.function, call.name_span, inside)
         elif found.statement is not None:
             message = f"`{call.function}` is a value, not a function"
-            self._findings.error("unknown-function", call.name_span, message)
+            self._findings.error("unknown-function", call.name_span, message, looked_up(call.function))
         return BROKEN
 
     def _expand(self, call: tree.Call, definition: tree.Def, arguments: Arguments, home: Expressions) -> Type:

@@ -16,6 +16,8 @@ from smetric.policy.vocabulary import Vocabulary
 _SCALE = "put both on one scale first, e.g. norm(...) of each, or divide by a rate"
 _TIMES = frozenset(["us", "ms", "s", "m", "h", "sec", "secs", "min", "mins", "hour", "hours", "minute", "minutes"])
 
+_THOUSANDS = frozenset(["k", "K", "M", "G"])
+
 
 class Units:
     """Judges units.
@@ -61,6 +63,8 @@ class Units:
         place = Span(span.start + at, span.start + at + len(word)) if at >= 0 else span
         if word in _TIMES:
             help_text = "durations are written 500ms, 2s, 5m, 1h, without a space"
+        elif word.lstrip("_").isdigit() or word in _THOUSANDS:
+            help_text = "numbers have no separators and no letters: e.g. 5000 or 5e3"
         else:
             help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
         help_text = help_text or did_you_mean(word, ("when", "as", "and", "or", "retry", "else", "if", "in"))

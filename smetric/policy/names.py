@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 
 Declaration = tree.Param | tree.Let | tree.Def
 
+#: What functions are called elsewhere, and what does the same here.
+_ELSEWHERE = {
+    "avg": "`mean(…)`",
+    "average": "`mean(…)`",
+    "len": "`count()`",
+    "random": "`sample(1)`",
+    "round_robin": "`rr_argmin(0)`",
+}
+
+
+def looked_up(name: str) -> str:
+    """Help where a value is called like a function."""
+    return f"of one instance, picked as s, it is `{name}[s]`"
+
 
 @dataclass(slots=True)
 class Named:
@@ -161,6 +175,10 @@ class Names:
             help_text = "define it above this line; a definition cannot use itself"
         elif name in self._ever:
             help_text = "define it above this line"
+        elif name in self._vocabulary.features:
+            help_text = looked_up(name)
+        elif name in _ELSEWHERE:
+            help_text = f"write {_ELSEWHERE[name]}"
         else:
             help_text = did_you_mean(name, {*self.definitions(), *BUILTINS})
         self._findings.error("unknown-function", span, f"unknown function `{name}`", help_text)

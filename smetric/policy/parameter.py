@@ -167,7 +167,8 @@ class Parameters:
         for name in self._settings.values:
             if name not in self.declared and name not in self.failed:
                 message = f"{self._settings.by} sets `{clip(name)}`, which this policy does not declare"
-                self._findings.error("setting", header, message, did_you_mean(name, self.declared))
+                help_text = did_you_mean(name, self.declared) or f"it declares {', '.join(self.declared) or 'none'}"
+                self._findings.error("setting", header, message, help_text)
 
     def set(
         self, made: Parameter, given: object, source: str, span: tree.Span, unit: str = "", judge: Units | None = None

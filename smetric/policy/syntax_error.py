@@ -5,11 +5,12 @@ The rules stand in the order in which they are tried; the last one fits anything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from smetric.policy.case_error import explain_case
 from smetric.policy.diagnostic import Diagnostic, clip
-from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS, same_line
+from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS
+from smetric.policy.stop import Stop, unexpected
 from smetric.policy.suggestion import closest
 from smetric.policy.token import Token
 
@@ -21,9 +22,24 @@ _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "COMPARE", "IN", "AND"
 _FOREIGN = {
     "||": "write `or`",
     "//": "comments start with `#`",
+    "/*": "comments start with `#`",
+    "--": "comments start with `#`",
+    "<>": "write `!=`",
+    "=<": "write `<=`",
     "**": "write a product: x * x",
     "?": "write `x if c else y`",
     "is": "compare with `==`",
+}
+#: What statements start with in other languages, and what stands here instead.
+ELSEWHERE = {
+    "if": "a condition stands behind what it decides: `route … when …`",
+    "return": "write `route …`",
+    "import": "write `use NAME (…)`",
+    "from": "write `use NAME (…)`",
+    "const": "write `param` or `let`",
+    "var": "write `let`",
+    "func": "write `def`",
+    "function": "write `def`",
 }
 _MARKS = {
     "EQUAL": "`=`",
@@ -33,6 +49,7 @@ _MARKS = {
     "VBAR": "`|`",
     "RANGE": "`..`",
     "UNKNOWN": "`?`",
+    "MINUS": "`-`",
     "RPAR": "`)`",
     "RSQB": "`]`",
     "RBRACE": "`}`",
@@ -42,51 +59,24 @@ _MARKS = {
     "NAME": "a name",
     "STRING": "a string",
     "NUMBER": "a number",
+    "DURATION": "a duration",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Where a parse stopped: `place` in `tokens` (their length at the end), and the terminals that would do there."""
-
-    tokens: Sequence[Token]
-    place: int
-    accepted: frozenset[str]
-
-    @property
-    def token(self) -> Token | None:
-        """The token nobody expected; None at the end of the statement."""
-        return self.tokens[self.place] if self.place < len(self.tokens) else None
-
-    @property
-    def previous(self) -> Token | None:
-        """The token before it."""
-        return self.tokens[self.place - 1] if self.place else None
-
-    @property
-    def starts_line(self) -> bool:
-        """Whether the token is the first on its line and could be meant as a statement."""
-        return self.token is not None and self.previous is not None and not same_line(self.previous, self.token)
-
-    @property
-    def in_test(self) -> bool:
-        """Whether the statement is a test block."""
-        return self.tokens[0].type == "TEST"
 
 
 def explain(stop: Stop) -> Diagnostic:
     """The diagnostic for *stop*."""
+    found = explain_case(stop) if stop.in_test else None
     for rule in _RULES:
-        found = rule(stop)
-        if found is not None:
-            return found
-    return _anything(stop)
+        found = found or rule(stop)
+    return found or _anything(stop)
 
 
 def misplaced_start(token: Token, follower: Token | None) -> Diagnostic:
     """A name where a statement should start."""
     if follower is not None and follower.type == "EQUAL":
         help_text = f"to name a value write `let {clip(token)} = …`"
+    elif token in ELSEWHERE:
+        help_text = ELSEWHERE[token]
     else:
         meant = closest(token, STATEMENTS)
         help_text = f"did you mean `{meant}`?" if meant else STATEMENT_LIST
@@ -127,14 +117,14 @@ def _start(stop: Stop) -> Diagnostic | None:
         return None
     if closest(token, _words(stop.accepted)):
         return None
-    return misplaced_start(token, stop.tokens[stop.place + 1] if stop.place + 1 < len(stop.tokens) else None)
+    return misplaced_start(token, stop.following)
 
 
 def _equals(stop: Stop) -> Diagnostic | None:
     token = stop.token
     if token is None or token.type != "EQUAL" or "COMPARE" not in stop.accepted:
         return None
-    return _unexpected(token, "compare with `==`; `=` only follows a name being defined")
+    return unexpected(token, "compare with `==`; `=` only follows a name being defined")
 
 
 def _foreign(stop: Stop) -> Diagnostic | None:
@@ -142,10 +132,9 @@ def _foreign(stop: Stop) -> Diagnostic | None:
     token, previous = stop.token, stop.previous
     if token is None or stop.in_test:
         return None
-    follower = stop.tokens[stop.place + 1] if stop.place + 1 < len(stop.tokens) else None
-    for text in (str(token), f"{previous}{token}", f"{token}{follower}"):
+    for text in (str(token), f"{previous}{token}", f"{token}{stop.following}"):
         if text in _FOREIGN:
-            return _unexpected(token, _FOREIGN[text])
+            return unexpected(token, _FOREIGN[text])
     return None
 
 
@@ -161,6 +150,23 @@ def _chain(stop: Stop) -> Diagnostic | None:
         if depth == 0 and earlier.type in ("COMPARE", "IN"):
             return Diagnostic("chain", "comparisons do not chain", token.span, "write `a < b and b < c`")
     return None
+
+
+def _range(stop: Stop) -> Diagnostic | None:
+    token, previous = stop.token, stop.previous
+    if token is None or previous is None or stop.tokens[0].type != "PARAM" or previous.type != "IN":
+        return None
+    return unexpected(token, "a range is written `0..5` or `0..`, choices `{a, b}`")
+
+
+def _separator(stop: Stop) -> Diagnostic | None:
+    """`1,000`."""
+    token, before, behind = stop.token, stop.previous, stop.following
+    if token is None or token.type != "COMMA" or before is None or before.type != "NUMBER":
+        return None
+    if behind is None or behind.type != "NUMBER" or (before.end, token.end) != (token.start, behind.start):
+        return None
+    return unexpected(token, f"numbers have no separators: write {before}{behind}")
 
 
 def _bare_per(stop: Stop) -> Diagnostic | None:
@@ -185,7 +191,7 @@ def _no_arguments(stop: Stop) -> Diagnostic | None:
 def _where(stop: Stop) -> Diagnostic | None:
     if stop.token is None or stop.token.type != "WHERE":
         return None
-    return _unexpected(stop.token, "`where` stands inside a call: argmin(… where …)")
+    return unexpected(stop.token, "`where` stands inside a call: argmin(… where …)")
 
 
 def _unquoted_name(stop: Stop) -> Diagnostic | None:
@@ -194,16 +200,20 @@ def _unquoted_name(stop: Stop) -> Diagnostic | None:
     if token is None or previous is None or token.type not in ("MINUS", "DOT") or previous.type != "NAME":
         return None
     if stop.in_test or stop.tokens[0].type in ("POLICY", "LIBRARY"):
-        return _unexpected(token, "names have letters, digits and `_` only")
+        return unexpected(token, "names have letters, digits and `_` only")
     return None
 
 
 def _end(stop: Stop) -> Diagnostic | None:
     if stop.token is not None:
         return None
-    last = stop.tokens[-1]
-    expected = _expected(stop.accepted - _OPERATORS or stop.accepted)
-    return Diagnostic("unfinished", f"this `{clip(stop.tokens[0])}` is not finished", last.span, expected)
+    first, last = stop.tokens[0], stop.tokens[-1]
+    help_text = _expected(stop.accepted - _OPERATORS or stop.accepted)
+    if first.type == "USE" and stop.accepted == {"LPAR"}:
+        help_text = f"say what it takes: use {clip(last)} (a, b)"
+    elif "ELSE" in stop.accepted and any(token.type == "IF" for token in stop.tokens):
+        help_text += "; the condition of a rule or a filter follows `when`"
+    return Diagnostic("unfinished", f"this `{clip(first)}` is not finished", last.span, help_text)
 
 
 def _anything(stop: Stop) -> Diagnostic:
@@ -211,27 +221,25 @@ def _anything(stop: Stop) -> Diagnostic:
     if token.type == "NAME":
         meant = closest(token, _words(stop.accepted))
         if meant:
-            return _unexpected(token, f"did you mean `{meant}`?")
-    return _unexpected(token, _expected(stop.accepted))
+            return unexpected(token, f"did you mean `{meant}`?")
+    return unexpected(token, _expected(stop.accepted))
 
 
 _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
     _brackets,
     _reserved,
     _start,
-    _equals,
     _foreign,
+    _equals,
     _chain,
+    _range,
+    _separator,
     _bare_per,
     _no_arguments,
     _where,
     _unquoted_name,
     _end,
 )
-
-
-def _unexpected(token: Token, help_text: str) -> Diagnostic:
-    return Diagnostic("syntax", f"did not expect `{clip(token)}` here", token.span, help_text)
 
 
 def _is_word(token: Token) -> bool:

@@ -43,10 +43,11 @@ class Editor(LanguageClient):
 async def editor() -> AsyncIterator[Editor]:
     client = Editor()
     await client.start_io(sys.executable, "-m", "smetric", "lsp")
-    await client.initialize_async(types.InitializeParams(types.ClientCapabilities()))
+    # A server that does not start answers nothing.
+    await asyncio.wait_for(client.initialize_async(types.InitializeParams(types.ClientCapabilities())), 30)
     client.initialized(types.InitializedParams())
     yield client
-    await client.shutdown_async(None)
+    await asyncio.wait_for(client.shutdown_async(None), 30)
     client.exit(None)
     await asyncio.wait_for(client.stop(), 30)  # type: ignore[no-untyped-call]
 

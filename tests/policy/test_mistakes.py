@@ -186,7 +186,7 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "if",
         "statement",
         "a statement cannot start with `if`",
-        "a statement starts with use, param, let, def, keep, prefer, route, reject, hold or test",
+        "a condition stands behind what it decides: `route … when …`",
     ),
     ("route ranks(requests)", {}, "ranks", "unknown-function", "unknown function `ranks`", "did you mean `rank`?"),
     (
@@ -590,6 +590,97 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "domain",
         "this choice is listed twice",
         "take one of them out",
+    ),
+    *(
+        (f"{code}\nroute argmin(requests)", {}, caret, "syntax", f"did not expect `{caret}` here", help_text)
+        for code, caret, help_text in (
+            ("param X = 3 in [0, 5]", "[", "a range is written `0..5` or `0..`, choices `{a, b}`"),
+            ("let x = 1,000", ",", "numbers have no separators: write 1000"),
+            ("keep healthy when req.turn =< 2", "=", "write `<=`"),
+            ("keep healthy when req.turn <> 2", ">", "write `!=`"),
+            ("/* all */ keep healthy", "/", "comments start with `#`"),
+            ("-- all", "-", "comments start with `#`"),
+        )
+    ),
+    *(
+        (
+            f'route argmin(requests)\ntest "t"\n{body}',
+            {},
+            caret,
+            "syntax",
+            f"did not expect `{caret}` here",
+            help_text,
+        )
+        for body, caret, help_text in (
+            ("instance | requests |\na | 1 |\nexpect a", "|", "a row ends with its last cell, without a `|`"),
+            (
+                "| instance | requests |\n| a | 1 |\nexpect a",
+                "|",
+                "a row starts with the name of its instance, without a `|`",
+            ),
+            ("instance | requests\na | 1\nexpected a", "expected", "did you mean `expect`?"),
+            (
+                "instance | requests\na | 1 requests\nexpect a",
+                "requests",
+                "cells carry no unit: a column has that of its feature",
+            ),
+            (
+                "given req.turn = 1\ninstance | requests\na | 1\nexpect a",
+                ".",
+                "`given` is of the request, so write `turn = …`",
+            ),
+        )
+    ),
+    *(
+        (f"{code}\nroute argmin(requests)", {}, caret, "unfinished", f"this `{word}` is not finished", help_text)
+        for code, word, caret, help_text in (
+            ("use common", "use", "common", "say what it takes: use common (a, b)"),
+            (
+                "keep healthy if req.turn == 0",
+                "keep",
+                "0",
+                "expected `else`; the condition of a rule or a filter follows `when`",
+            ),
+        )
+    ),
+    *(
+        (f"route {pick}", {}, name, "unknown-function", f"unknown function `{name}`", help_text)
+        for pick, name, help_text in (
+            ("argmin(hit_len(requests))", "hit_len", "of one instance, picked as s, it is `hit_len[s]`"),
+            ("round_robin()", "round_robin", "write `rr_argmin(0)`"),
+        )
+    ),
+    (
+        "let s = argmin(requests)\nroute s when s.hit_len > 5\nroute s",
+        {},
+        "s",
+        "unknown-name",
+        "`s` has no fields",
+        "a feature of one instance is looked up: `hit_len[s]`",
+    ),
+    (
+        "route argmin(max(requests, waiting))",
+        {},
+        "max(requests, waiting)",
+        "arguments",
+        "`max` takes 1 argument, not 2",
+        "of two values it is greatest(x, y); max(v [where m, default: x])",
+    ),
+    (
+        "hold for 500 ms when any(healthy)\nroute argmin(requests)",
+        {},
+        "ms",
+        "unit",
+        "unknown unit `ms`",
+        "durations are written 500ms, 2s, 5m, 1h, without a space",
+    ),
+    (
+        "let x = 5k\nroute argmin(requests * x)",
+        {},
+        "k",
+        "unit",
+        "unknown unit `k`",
+        "numbers have no separators and no letters: e.g. 5000 or 5e3",
     ),
     ("param A = 1\nroute argmin(requests)", {}, "A", "unused", "parameter `A` is never used", ""),
     (

@@ -1,0 +1,76 @@
+"""What to tell somebody whose `test` does not parse: habits from other tables, words and values.
+
+What is told of any statement is in `syntax_error`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from smetric.policy.diagnostic import Diagnostic
+from smetric.policy.lexer import same_line
+from smetric.policy.stop import Stop, unexpected
+from smetric.policy.suggestion import closest
+from smetric.policy.token import Token
+
+#: The words that begin the parts of a test.
+_PARTS = ("with", "given", "instance", "expect")
+
+
+def explain_case(stop: Stop) -> Diagnostic | None:
+    """The diagnostic for a *stop* in a test; None where it is like those in other statements."""
+    return next((found for rule in _RULES if (found := rule(stop)) is not None), None)
+
+
+def _outer_bar(stop: Stop) -> Diagnostic | None:
+    """A `|` before the first cell of a row, or behind the last."""
+    for before, token, behind in _around(stop):
+        if token.type != "VBAR":
+            continue
+        if not same_line(before, token):
+            return unexpected(token, "a row starts with the name of its instance, without a `|`")
+        if behind is None or not same_line(token, behind):
+            return unexpected(token, "a row ends with its last cell, without a `|`")
+    return None
+
+
+def _part(stop: Stop) -> Diagnostic | None:
+    """A word that begins no part of a test, but was meant to."""
+    for before, token, behind in _around(stop):
+        starts = token.type == "NAME" and not same_line(before, token)
+        is_other = behind is not None and behind.type in ("VBAR", "EQUAL")  # a row, or a setting
+        meant = closest(token, _PARTS) if starts and not is_other else ""
+        if meant:
+            return unexpected(token, f"did you mean `{meant}`?")
+    return None
+
+
+def _unit(stop: Stop) -> Diagnostic | None:
+    """A unit in a cell."""
+    for before, token, _ in _around(stop):
+        if token.type == "NAME" and before.type == "NUMBER" and _in_table(stop, token):
+            return unexpected(token, "cells carry no unit: a column has that of its feature")
+    return None
+
+
+def _field(stop: Stop) -> Diagnostic | None:
+    """`req.` in `given`."""
+    token, previous = stop.token, stop.previous
+    if token is None or token.type != "DOT" or previous != "req":
+        return None
+    return unexpected(token, f"`given` is of the request, so write `{stop.following or 'turn'} = …`")
+
+
+_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (_outer_bar, _part, _unit, _field)
+
+
+def _around(stop: Stop) -> Iterator[tuple[Token, Token, Token | None]]:
+    """Each token up to where the parse stopped, but the first, with its neighbours."""
+    tokens = stop.tokens
+    for place in range(1, min(stop.place + 1, len(tokens))):
+        yield tokens[place - 1], tokens[place], tokens[place + 1] if place + 1 < len(tokens) else None
+
+
+def _in_table(stop: Stop, token: Token) -> bool:
+    """Whether *token* stands behind a `|` of its own line."""
+    return any(each.type == "VBAR" and same_line(each, token) and each.start < token.start for each in stop.tokens)
