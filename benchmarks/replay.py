@@ -14,10 +14,13 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
-from smetric.policy import Decision, Policy, Snapshot, load
+from smetric.policy import Decision, Kind, Outcome, Policy, Snapshot, load
+from smetric.policy.vocabulary import Feature
+from smetric.policy_folder import libraries_beside
 from smetric.records.comparison import Comparison
 from smetric.records.compression import packer
 from smetric.records.file import RotatedFile
@@ -31,6 +34,14 @@ from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Usage
 
 ROUNDS = 3
+#: Width of the column of names.
+_NAME = 26
+_OUTCOMES = {
+    Outcome.ROUTE: names.ROUTED,
+    Outcome.REJECT: names.REJECTED,
+    Outcome.HOLD: names.HELD,
+    Outcome.NOBODY: names.NO_CANDIDATE,
+}
 
 
 def records(policy: Policy, count: int, size: int) -> list[DecisionRecord]:
@@ -59,12 +70,12 @@ def records(policy: Policy, count: int, size: int) -> list[DecisionRecord]:
         cursors = {**cursors, **decision.cursors}
         record = DecisionRecord(
             time_ns=1_800_000_000_000_000_000 + len(made),
-            outcome=names.ROUTED,
+            outcome=_OUTCOMES[decision.outcome],
             request=request,
             policy=policy,
             generation=1,
             decision=decision,
-            instance=instances[decision.index],
+            instance=instances[decision.index] if decision.index >= 0 else None,
             evaluate_s=1.2e-5,
         )
         record.status, record.ttft_s, record.duration_s = 200, 0.25 + rng.random(), 4 + rng.random()
@@ -76,16 +87,25 @@ def records(policy: Policy, count: int, size: int) -> list[DecisionRecord]:
 def snapshot(policy: Policy, ids: list[str], rng: random.Random, prompt_len: int, *, looked_up: bool) -> Snapshot:
     """Loads as the router has them, each measured at a time of its own, and hits on a few."""
     now = 1e5 + rng.random()
-    columns, stamps, origins = {}, {}, {}
+    columns: dict[str, list[Any]] = {}
+    stamps, origins = {}, {}
     for name in policy.reads:
-        if VOCABULARY.features[name].lookup:
+        feature = VOCABULARY.features[name]
+        if feature.lookup:
             if looked_up:
                 columns[name] = [rng.choice([0, 0, 0, rng.randint(0, prompt_len)]) for _ in ids]
                 origins[name] = ["prefix_index"] * len(ids)
         else:
-            columns[name] = [rng.randint(0, 40) for _ in ids]
+            columns[name] = ids if name == "id" else [cell(feature, rng) for _ in ids]
             stamps[name] = [now - rng.random() for _ in ids]
     return Snapshot(ids, columns, None, stamps, origins, now)
+
+
+def cell(feature: Feature, rng: random.Random) -> Any:
+    """A value that *feature* may have."""
+    if feature.kind is Kind.NUMBER:
+        return rng.uniform(0, 1) if feature.high == 1 else feature.low + rng.randint(0, 40)
+    return rng.random() < 0.9 if feature.kind is Kind.BOOL else feature.default
 
 
 def written(path: Path, made: list[DecisionRecord]) -> list[int]:
@@ -126,9 +146,10 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=32, help="candidates (default: %(default)s)")
     parser.add_argument("--suffix", default=".gz", help="`.gz`, `.zst` or nothing (default: %(default)s)")
     given = parser.parse_args()
-    print(f"{'':<16}{'write µs p50 / p99':>20}{'bytes / packed':>18}{'again, per CPU s':>20}")
+    print(f"{'':<{_NAME}}{'write µs p50 / p99':>20}{'bytes / packed':>18}{'again, per CPU s':>20}")
     for name, file in shipped_policies().items():
-        made = records(load(file.read_text(), VOCABULARY, path=name), given.decisions, given.instances)
+        policy = load(file.read_text(), VOCABULARY, path=name, libraries=libraries_beside(file))
+        made = records(policy, given.decisions, given.instances)
         with tempfile.TemporaryDirectory() as folder:
             plain, packed = Path(folder) / "decisions.jsonl", Path(folder) / f"packed.jsonl{given.suffix}"
             taken = written(plain, made)
@@ -137,7 +158,7 @@ def main() -> None:
             sizes = [file.stat().st_size // len(made) for file in (plain, packed)]
         p50, p99 = (taken[int(len(taken) * q)] / 1000 for q in (0.5, 0.99))
         rate = statistics.median(rates)
-        print(f"{name:<16}{f'{p50:.1f} / {p99:.1f}':>20}{f'{sizes[0]} / {sizes[1]}':>18}{rate:>20,.0f}")
+        print(f"{name:<{_NAME}}{f'{p50:.1f} / {p99:.1f}':>20}{f'{sizes[0]} / {sizes[1]}':>18}{rate:>20,.0f}")
 
 
 if __name__ == "__main__":

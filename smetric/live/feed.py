@@ -64,13 +64,15 @@ class Feed:
         self._came = asyncio.Event()
         self._next_second = clock() + 1.0
         self._task: asyncio.Task[None] | None = None
+        self._is_over = False
 
     async def start(self) -> None:
         """Begin to look."""
         self._task = asyncio.create_task(self._run(), name="live-feed")
 
     async def stop(self) -> None:
-        """Send the viewers away and end."""
+        """Send the viewers away, and those who come yet, and end."""
+        self._is_over = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -97,6 +99,9 @@ class Feed:
         viewer.send("state", self.state())
         before = [record for record in self._decisions.recent(len(self._decisions)) if wish.fits(record)][:BEFORE]
         viewer.show(before[::-1], (), BEFORE, row)
+        if self._is_over:
+            viewer.leave("ending")
+            return viewer
         self._viewers.append(viewer)
         self._came.set()
         return viewer

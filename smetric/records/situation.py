@@ -61,7 +61,6 @@ class Judge:
         self._named = {pseudonym(text): text for text in strings_named(policy)}
         #: The last winner of picks that the record says nothing of, as this policy decided them.
         self._cursors: dict[str, str] = {}
-        self._missing: dict[int, NotRecorded | None] = {}
         self._last: PolicyLine | None = None
         self._absent: NotRecorded | None = None
 

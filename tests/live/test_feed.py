@@ -114,6 +114,14 @@ async def test_it_looks_by_itself_and_ends_with_its_viewers() -> None:
     assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
 
 
+async def test_who_comes_when_it_has_ended_is_told_so_at_once() -> None:
+    desk = Desk()
+    await desk.feed.start()
+    await desk.feed.stop()
+    messages = [message async for message in desk.feed.join(Wish(), history=False).messages()]
+    assert messages[-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+
+
 async def test_a_look_that_fails_is_logged_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     looks = 0
