@@ -50,4 +50,9 @@ def policy_path(policy: str) -> Path:
 
     shipped = shipped_policies()
     meant = did_you_mean(policy, shipped) or "; shipped: " + ", ".join(shipped)
+    beside = f"{policy}.policy"
+    if os.path.isfile(beside):
+        meant = f"; did you mean the file {beside}?"
+    elif os.path.isfile(policy):
+        meant = f"; did you mean the file ./{policy}?"
     raise ConfigError(f"policy {policy}: no such shipped policy{meant} (a file's path has a / or ends in .policy)")

@@ -112,6 +112,18 @@ def test_a_policy_that_is_not_there_is_a_usage_error(argument: str, message: str
         assert message in result.output
 
 
+def test_a_file_named_without_its_ending_or_folder_is_found_for_you(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.policy", "other.txt"):
+        Path(name).write_text("policy mine\nroute rr_argmin(0)\n")
+    for argument, file in (("mine", "mine.policy"), ("other.txt", "./other.txt")):
+        result = run("check", argument)
+        assert (result.exit_code, f"did you mean the file {file}?" in result.output) == (2, True)
+        assert run("check", file).exit_code == 0
+
+
 def test_a_snapshot_that_cannot_be_read_is_a_usage_error(good: str, tmp_path: Path) -> None:
     binary = tmp_path / "binary.json"
     binary.write_bytes(b"\xff")
