@@ -15,7 +15,7 @@ from lark import Lark
 from lark.exceptions import UnexpectedToken
 
 from smetric.policy import tree
-from smetric.policy.automaton import Reduced, Stuck, run
+from smetric.policy.automaton import Automaton, Reduced, Stuck
 from smetric.policy.builder import Builder
 from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
@@ -31,6 +31,8 @@ MAX_BYTES = 64 * 1024
 
 #: What a text holds that was decoded from something else than UTF-8.
 _SURROGATE = re.compile("[\ud800-\udfff]")
+#: What a piece of a file may be, as the grammar calls it.
+_STARTS = ("header", "item")
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: In an installed wheel the grammar lies in the package, in a checkout beside it.
 _GRAMMARS = (_PACKAGE / "_data" / "grammar" / "smetric.lark", _PACKAGE.parent / "grammar" / "smetric.lark")
@@ -128,7 +130,7 @@ def _lark() -> Lark:
         grammar_path().read_text("utf-8"),
         parser="lalr",
         lexer="basic",
-        start=["header", "item"],
+        start=list(_STARTS),
         tree_class=Reduced,
     )
 
@@ -136,6 +138,11 @@ def _lark() -> Lark:
 @functools.cache
 def _scanner() -> Scanner:
     return Scanner(_lark())
+
+
+@functools.cache
+def _automaton() -> Automaton:
+    return Automaton(_lark(), _STARTS)
 
 
 def _header(piece: Piece, errors: list[Diagnostic]) -> tuple[tree.Name, list[tree.Statement]]:
@@ -201,7 +208,7 @@ def _parse(piece: Piece, rule: str, errors: list[Diagnostic]) -> object:
         return None
     if not any(_poses_as_unit(tokens, place) for place in range(len(tokens))):
         try:
-            return run(_lark(), rule, tokens, Builder())
+            return _automaton().run(rule, tokens, Builder())
         except Stuck:
             pass
     errors.append(_fault(tokens, rule))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lark import Lark
 
-from smetric.policy.automaton import Reduced, Stuck, run
+from smetric.policy.automaton import Automaton, Reduced, Stuck
 from smetric.policy.token import Scanner
 from smetric.policy.tree import Span
 
@@ -32,7 +32,7 @@ class Rules:
 
 
 def read(text: str, rule: str) -> Any:
-    return run(LARK, rule, Scanner(LARK).scan(text, 0)[0], Rules())
+    return Automaton(LARK, ("start", "both")).run(rule, Scanner(LARK).scan(text, 0)[0], Rules())
 
 
 def test_a_rule_gets_its_parts_and_its_place_with_its_brackets() -> None:
