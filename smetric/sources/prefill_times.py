@@ -85,7 +85,9 @@ class _Known:
         group.append(sample)
 
     def fit(self, now: float) -> None:
-        fresh = [[one[1:] for one in group if one.at >= now - FRESH_S] for group in self.groups.values()]
-        told = [group for group in fresh if group]
+        for group in self.groups.values():
+            while group and group[0].at < now - FRESH_S:
+                group.popleft()
+        told = [[one[1:] for one in group] for group in self.groups.values() if group]
         self.time = fitted(told) if sum(map(len, told)) >= FEWEST else None
         self.until = now + EVERY_S
