@@ -16,7 +16,7 @@ import uvloop
 from smetric.app import Application
 from smetric.config import Settings
 from smetric.proxy.exposure import refuse_open_admin, refuse_self
-from smetric.proxy.server import Shutdown, address_of, listen, serve
+from smetric.proxy.server import Shutdown, address_of, listen, serve, tls_context
 from smetric.proxy.supervisor import ADMIN, DATA, handed_over
 from smetric.telemetry import logs
 
@@ -60,10 +60,11 @@ async def serve_ports(
 
     The admin port stays up while the data port drains, unless its socket is shared: then the next process has it.
     """
+    settings = application.settings
+    tls = tls_context(settings.listen.cert_file, settings.listen.key_file) if settings.listen.cert_file else None
     shutdown = Shutdown()
     shutdown.install()
     drained = asyncio.Event()
-    settings = application.settings
 
     async def until_draining() -> None:
         await shutdown.draining.wait()
@@ -84,14 +85,14 @@ async def serve_ports(
     policy = application.policy_file.current.policy
     log.info(
         "smetric.serving",
-        data=address_of(data),
+        data=address_of(data, "http" if tls is None else "https"),
         admin=address_of(admin),
         policy=f"{policy.name}@{policy.digest}",
         instances=len(application.fleet.instances),
     )
     admin_port = asyncio.create_task(serve_admin())
     data_port = asyncio.create_task(
-        serve(application.data_app(), data, stop=until_draining, drain_s=settings.drain.deadline + CUT_OFF_S)
+        serve(application.data_app(), data, stop=until_draining, drain_s=settings.drain.deadline + CUT_OFF_S, tls=tls)
     )
     deadline = asyncio.create_task(at_deadline())
     forced = asyncio.create_task(shutdown.forced.wait())

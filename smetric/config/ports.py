@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from smetric.config.address import PathRef
 from smetric.config.kind import Choice, Integer, Secret, Text
 from smetric.config.quantity import Duration, Size
 from smetric.config.section import setting
@@ -19,6 +20,15 @@ class Listen:
 
     host: str = setting(_HOST, "Address that serves `/v1/…`, `/healthz` and `/readyz`; `0.0.0.0` for all.", "127.0.0.1")
     port: int = setting(_PORT, "Its port; 0 takes a free one.", 8080)
+    cert_file: str = setting(
+        PathRef(empty=True, what="a file"),
+        "A file with its certificate and those that vouch for it (PEM): clients then come by TLS alone. Plain HTTP "
+        "when not set.",
+        "",
+    )
+    key_file: str = setting(
+        PathRef(empty=True, what="a file"), "A file with that certificate's key (PEM); not set: it is in the other.", ""
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,6 +259,8 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
     everywhere = {"0.0.0.0", "::"}
     if listen.port == admin.port != 0 and (listen.host == admin.host or everywhere & {listen.host, admin.host}):
         found.append((("admin", "port"), f"{admin.port} is listen.port too; use another port"))
+    if listen.key_file and not listen.cert_file:
+        found.append((("listen", "key_file"), "set, but listen.cert_file is not; name the certificate, or drop this"))
     for i, instance in enumerate(settings.instances):
         if instance.api_key and instance.api_key_file:
             found.append((("instances", i, "api_key_file"), "set, and api_key too; drop one"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -137,11 +138,26 @@ class Connections:
 
 
 class ListenerConfig(Config):
-    """Hypercorn's settings for one listener, and its connections: the one object every connection is handed."""
+    """Hypercorn's settings for one listener, and its connections: the one object every connection is handed.
 
-    def __init__(self, connections: Connections) -> None:
+    Args:
+        connections: those of the listener.
+        tls: by which clients come; None for plain HTTP.
+    """
+
+    def __init__(self, connections: Connections, tls: ssl.SSLContext | None) -> None:
         super().__init__()
         self.connections = connections
+        self._tls = tls
+
+    @property
+    def ssl_enabled(self) -> bool:
+        """Whether it speaks TLS."""
+        return self._tls is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        """How it speaks TLS."""
+        return self._tls
 
 
 async def connection_of(

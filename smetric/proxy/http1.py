@@ -56,6 +56,7 @@ class Http1(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._peers: tuple[Any, Any] = (None, None)
+        self._scheme = "http"
         #: The head being read; None between its end and the next request.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._url = b""
@@ -88,6 +89,7 @@ class Http1(asyncio.Protocol):
         """The connection is there."""
         self._transport = cast(asyncio.Transport, transport)
         self._peers = (_address(transport, "peername"), _address(transport, "sockname"))
+        self._scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
         self._await_request(self._limits.idle_timeout_s)
 
     def data_received(self, data: bytes) -> None:
@@ -180,7 +182,7 @@ class Http1(asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": version,
             "method": parser.get_method().decode("ascii"),
-            "scheme": "http",  # TLS belongs to the gateway
+            "scheme": self._scheme,
             "path": unquote(path) if "%" in path else path,
             "raw_path": raw_path,
             "query_string": query,

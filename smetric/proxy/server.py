@@ -10,6 +10,7 @@ import contextlib
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
@@ -82,15 +83,46 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def address_of(sock: socket.socket) -> str:
+def address_of(sock: socket.socket, scheme: str = "http") -> str:
     """`http://host:port` of a listening socket."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def hypercorn_config(connections: Connections, limits: Limits, drain_s: float) -> ListenerConfig:
+def tls_context(cert_file: str, key_file: str) -> ssl.SSLContext:
+    """How a listener speaks TLS: 1.2 and later, HTTP/1.1 only. Without a *key_file* the key is in *cert_file*.
+
+    Raises:
+        ConfigError: certificate or key cannot be used.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(cert_file, key_file or None, password=_no_password)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ssl.SSLError):
+            reason = error.reason or "no certificate or no key is there"
+        else:
+            reason = getattr(error, "strerror", None) or str(error)
+        files = ", ".join(filter(None, (cert_file, key_file)))
+        raise ConfigError(
+            f"listen.cert_file: cannot be used ({reason.lower().replace('_', ' ')}): {files}; a certificate and its "
+            "key in PEM, without a password, are needed"
+        ) from None
+    return context
+
+
+def _no_password() -> str:
+    """Asked for where a key is encrypted; the library would ask the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def hypercorn_config(
+    connections: Connections, limits: Limits, drain_s: float, tls: ssl.SSLContext | None
+) -> ListenerConfig:
     """Hypercorn's settings for one listener (units: seconds, bytes)."""
-    config = ListenerConfig(connections)
+    config = ListenerConfig(connections, tls)
+    config.ssl_handshake_timeout = limits.head_timeout_s
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
     config.include_date_header = False  # the engine's own answers carry theirs
@@ -107,11 +139,17 @@ def hypercorn_config(connections: Connections, limits: Limits, drain_s: float) -
 
 
 async def serve(
-    app: App, sock: socket.socket, *, stop: Callable[[], Awaitable[Any]], drain_s: float, limits: Limits | None = None
+    app: App,
+    sock: socket.socket,
+    *,
+    stop: Callable[[], Awaitable[Any]],
+    drain_s: float,
+    limits: Limits | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve *app* on *sock* until *stop* returns, then let what is in flight end within *drain_s*.
 
-    *limits* are those of the app's intake unless given.
+    *limits* are those of the app's intake unless given; clients come by *tls*, or without.
     """
     harden()
     raise_fd_limit()
@@ -121,7 +159,8 @@ async def serve(
     connections = Connections(app, limits, min(limits.connections or most, most))
     if isinstance(app, Intake):
         app.connections = connections.count
-    config = hypercorn_config(connections, limits, drain_s)
+    config = hypercorn_config(connections, limits, drain_s, tls)
+    secure, plain = ([], [sock]) if tls is None else ([sock], [])
 
     async def until_stopped() -> None:
         await stop()
@@ -142,7 +181,7 @@ async def serve(
     await worker_serve(
         wrap_app(cast("Framework", outlived), config.wsgi_max_body_size, "asgi"),
         config,
-        sockets=Sockets(secure_sockets=[], insecure_sockets=[sock], quic_sockets=[]),
+        sockets=Sockets(secure_sockets=secure, insecure_sockets=plain, quic_sockets=[]),
         shutdown_trigger=until_stopped,
     )
 

@@ -162,7 +162,7 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
         ("listen: {port: '80'}", "expected a whole number from 0 to 65535 without quotes"),
         ("listen: {port: [1]}", "smetric.yaml:1: listen.port: expected a whole number from 0 to 65535, got a list"),
         ("listen: {port: }", "smetric.yaml:1: listen.port: expected a whole number from 0 to 65535, got nothing"),
-        ("listen: 8080", 'smetric.yaml:1: listen: expected a table of host, port, got "8080"'),
+        ("listen: 8080", 'smetric.yaml:1: listen: expected a table of host, port, cert_file, key_file, got "8080"'),
         (
             "scrape:\n  timeout: 2",
             "smetric.yaml:2: scrape.timeout: expected a time with its unit from 10ms to 1m (units: us, ms, s, m, h)"

@@ -330,6 +330,8 @@ BAD: dict[str, tuple[str, str]] = {
     "wrong type": ("listen: {port: many}", 'got "many"'),
     "no such policy": ("policy: nothing-of-the-kind", "nothing-of-the-kind"),
     "no such token file": ("admin: {token_file: nowhere}", "admin.token_file: cannot read"),
+    "unreadable certificate": ("listen: {cert_file: nowhere}", "listen.cert_file: cannot be used (no such file"),
+    "key without certificate": ("listen: {key_file: nowhere}", "listen.cert_file is not"),
     "short token": ("admin: {token: hunter2}", "admin.token: expected 16 to 256"),
     "variable missing": ("admin: {token: '${NO_SUCH_VARIABLE}'}", "NO_SUCH_VARIABLE"),
     "secret missing": ("tenant_header: x-t\ntenants: {cache_salt: tenant}", "tenants.secret is not set"),
