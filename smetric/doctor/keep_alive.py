@@ -48,8 +48,8 @@ async def _of_instance(engine: Engine) -> Finding | None:
         writer.write(b"GET /health HTTP/1.1\r\nhost: %b\r\n\r\n" % parts.netloc.encode())
         answered_at = time.monotonic()
         async with asyncio.timeout(WATCHED_S):
-            while data := await reader.read(1 << 16):
-                answered_at = time.monotonic() if data else answered_at
+            while await reader.read(1 << 16):
+                answered_at = time.monotonic()
     except TimeoutError:
         return None  # it is open still
     except OSError:

@@ -118,9 +118,9 @@ async def ports(site: Site) -> list[Finding]:
     """Both ports are free, or a router has them."""
     settings = site.settings
     found: list[Finding] = []
-    for name, at, path in (("listen", settings.listen, "/readyz"), ("admin", settings.admin, "/admin/policy")):
+    for name, at, is_router in (("listen", settings.listen, _serves), ("admin", settings.admin, _measures)):
         problem = _taken(at.host, at.port)
-        if problem == errno.EADDRINUSE and not await _is_router(site, at.host, at.port, path):
+        if problem == errno.EADDRINUSE and not await is_router(site, local_url(at.host, at.port)):
             found.append(
                 error(
                     f"{name}.port",
@@ -151,9 +151,22 @@ def _taken(host: str, port: int) -> int:
     return 0
 
 
-async def _is_router(site: Site, host: str, port: int, path: str) -> bool:
+async def _serves(site: Site, url: str) -> bool:
+    """Whether what answers at *url* may be a router's data port."""
+    if site.settings.listen.cert_file:
+        url = url.replace("http", "https", 1)
     try:
-        answer = await site.wire.get(local_url(host, port) + path, within_s=PEER_S)
+        # By an address of this machine, which no certificate names.
+        answer = await site.wire.get(url + "/readyz", within_s=PEER_S, verifies=False)
     except NoAnswer:
         return False
-    return answer.status in (200, 503) and (path != "/admin/policy" or isinstance(answer.json(), dict))
+    return answer.status in (200, 503)
+
+
+async def _measures(site: Site, url: str) -> bool:
+    """Whether what answers at *url* is a router's admin port, whose metrics need no token."""
+    try:
+        answer = await site.wire.get(url + "/metrics", within_s=PEER_S)
+    except NoAnswer:
+        return False
+    return answer.status == 200 and b"\nsmetric_" in answer.body

@@ -67,7 +67,7 @@ async def tokens(site: Site) -> list[Finding]:
 
 async def _of_model(site: Site, model: str, engines: Sequence[Engine]) -> list[Finding]:
     for kind, body in _BODIES:
-        told = await asyncio.gather(*(_ids(engine, model, chat_of_chat(body)) for engine in engines))
+        told = await asyncio.gather(*(_ids(site, engine, model, chat_of_chat(body)) for engine in engines))
         if all(isinstance(ids, NotTokenised) and not isinstance(ids, Unavailable) for ids in told):
             continue  # no engine's template takes it: perhaps it takes less
         return await _compare(site, model, kind, body, list(zip(engines, told, strict=True)))
@@ -138,9 +138,9 @@ async def _compare(
     return found
 
 
-async def _ids(engine: Engine, model: str, chat: Chat) -> array[int] | NotTokenised:
+async def _ids(site: Site, engine: Engine, model: str, chat: Chat) -> array[int] | NotTokenised:
     """What *engine* makes of *chat*, or why nothing."""
-    instance = Instance(engine.settings.id, engine.settings.url)
+    instance = Instance(engine.settings.id, engine.settings.url, key=site.router.fleet[engine.settings.id].key)
     encoder = EngineEncoder(Fleet([instance], VOCABULARY), timeout_s=ANSWER_S)
     await encoder.start()
     try:

@@ -65,6 +65,10 @@ async def traffic(site: Site) -> list[Finding]:
         answer = await site.wire.get(local_url(admin.host, admin.port) + "/admin/cache", within_s=ANSWER_S)
     except NoAnswer:
         raise Skipped("no router runs at admin.port") from None
+    if answer.status in (401, 429):
+        raise Skipped(
+            "the router at admin.port wants another token: set admin.token, or SMETRIC_ADMIN__TOKEN, to its own"
+        )
     try:
         report = _REPORT.decode(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -68,13 +68,15 @@ class Wire:
         assert self._session is not None
         await self._session.close()
 
-    async def get(self, url: str, *, within_s: float, headers: Mapping[str, str] | None = None) -> Answer:
-        """What `GET` gives.
+    async def get(
+        self, url: str, *, within_s: float, headers: Mapping[str, str] | None = None, verifies: bool = True
+    ) -> Answer:
+        """What `GET` gives; whoever answers at an https *url* has to prove who it is, unless *verifies* is off.
 
         Raises:
             NoAnswer: nothing, within *within_s* seconds.
         """
-        return await self._ask("GET", url, within_s, headers or {}, None)
+        return await self._ask("GET", url, within_s, headers or {}, None, verifies)
 
     async def post(self, url: str, body: bytes, *, within_s: float) -> Answer:
         """What `POST` of the JSON *body* gives.
@@ -85,7 +87,13 @@ class Wire:
         return await self._ask("POST", url, within_s, {"Content-Type": "application/json"}, body)
 
     async def _ask(
-        self, method: str, url: str, within_s: float, headers: Mapping[str, str], body: bytes | None
+        self,
+        method: str,
+        url: str,
+        within_s: float,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        verifies: bool = True,
     ) -> Answer:
         assert self._session is not None, "enter it first"
         answer = bytearray()
@@ -100,6 +108,7 @@ class Wire:
                 data=body,
                 headers=headers,
                 allow_redirects=False,
+                ssl=verifies,
                 timeout=aiohttp.ClientTimeout(total=within_s),
             ) as response:
                 async for part in response.content.iter_any():

@@ -32,6 +32,8 @@ class Front:
         #: Paths that are never answered, and headers of all answers.
         self.hanging: set[str] = set()
         self.headers: dict[str, str] = {}
+        #: The only key that opens it; empty for none.
+        self.key = ""
         #: Called with the body of each chat request, after it was answered.
         self.on_chat: Callable[[bytes], Awaitable[None]] | None = None
         self._client: aiohttp.ClientSession | None = None
@@ -77,6 +79,8 @@ class Front:
         path = request.path
         if path in self.hanging:
             await asyncio.Event().wait()
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            return web.Response(status=401)
         if path in self.statuses:
             return web.Response(status=self.statuses[path], headers=self.headers)
         assert self._client is not None

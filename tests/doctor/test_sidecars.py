@@ -4,13 +4,16 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import trustme
+
 from smetric.app import Application
 from smetric.config.routing import MatchSettings, RouteSettings, ShadowSettings
 from smetric.config.settings import Admin, Listen, PeersSettings
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
 from smetric.doctor.report import as_text
-from smetric.proxy.server import listen, serve
+from smetric.proxy.server import listen, serve, tls_context
 from tests.doctor.lab import Lab, free_port, the_only, told
 from tests.fakes import until
 
@@ -23,11 +26,18 @@ async def test_a_port_that_something_else_has_is_found(lab: Lab) -> None:
     assert "set `admin.port` to a free port" in finding.remedy
 
 
-async def test_a_router_that_runs_may_have_its_ports(lab: Lab) -> None:
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "TLS"])
+async def test_a_router_that_runs_may_have_its_ports(lab: Lab, tmp_path: Path, is_secure: bool) -> None:
+    tls = None
+    if is_secure:
+        certificate = tmp_path / "router.example.pem"
+        trustme.CA().issue_cert("router.example").private_key_and_cert_chain_pem.write_to_path(certificate)
+        lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, cert_file=str(certificate)))
+        tls = tls_context(str(certificate), "")
     admin, data = listen("127.0.0.1", lab.settings.admin.port), listen("127.0.0.1", lab.settings.listen.port)
     router, stop = Application(lab.settings, environ={}), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0))
+        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0, tls=tls))
         group.create_task(serve(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
         await until(lambda: router.is_ready)
         examination = await examine(lab.settings, may_probe=False)

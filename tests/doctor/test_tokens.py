@@ -6,6 +6,7 @@ from pathlib import Path
 from smetric.config.settings import TokenizerSettings
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
+from smetric.doctor.report import as_text
 from tests.doctor.lab import Lab, the_only, told
 from tests.tokenize.recorded import model_folder
 
@@ -26,3 +27,12 @@ async def test_a_model_without_a_folder_is_found(lab: Lab, tmp_path: Path) -> No
     check, finding = the_only(await examine(lab.settings))
     assert (check, finding.severity) == ("tokens", Severity.ERROR)
     assert "set `tokenizer.folders: {m: FOLDER}`" in finding.remedy
+
+
+async def test_instances_that_want_a_key_are_shown_theirs(lab: Lab) -> None:
+    for front in lab.fronts:
+        front.key = "a-key-of-an-engine"
+    keyed = tuple(replace(one, api_key="a-key-of-an-engine") for one in lab.settings.instances)
+    lab.settings = replace(lab.settings, instances=keyed, tokenizer=TokenizerSettings(source="engine"))
+    examination = await examine(lab.settings)
+    assert told(examination) == [], as_text(examination)

@@ -63,6 +63,7 @@ async def test_predictions_that_turn_out_wrong_are_told(lab: Lab) -> None:
         await call.answer(200, orjson.dumps({"predictions": [prediction, fine], "breaks": []}))
 
     router = FakeEngine(answer)
+    router.metrics = lambda call: call.answer(200, b"# TYPE smetric_panics counter\nsmetric_panics_total 0.0\n")
     await router.start()
     lab.settings = replace(lab.settings, admin=Admin(port=int(router.url.rpartition(":")[2])))
     try:
@@ -71,3 +72,14 @@ async def test_predictions_that_turn_out_wrong_are_told(lab: Lab) -> None:
         await router.stop()
     assert [(check, finding.where) for check, finding in found] == [("traffic", "instance e0")]
     assert "predicted 5000 cached tokens, and the engine reported 100" in found[0][1].what
+
+
+async def test_a_router_with_a_token_that_the_doctor_does_not_know_is_a_router_and_says_so(lab: Lab) -> None:
+    examined = lab.settings
+    lab.settings = replace(examined, admin=replace(examined.admin, token="a-token-of-the-admin-port"))
+    async with running(lab):
+        examination = await examine(examined, may_probe=False)
+        fine = await examine(lab.settings, may_probe=False)
+    assert told(examination) == told(fine) == [], as_text(examination)
+    (traffic,) = [one for one in examination.outcomes if one.check.name == "traffic"]
+    assert "SMETRIC_ADMIN__TOKEN" in traffic.reason
