@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "avg": "`mean(…)`",
     "average": "`mean(…)`",
     "len": "`count()`",
+    "now": "`age(…)` of what is read: a policy has no clock",
     "random": "`sample(1)`",
     "round_robin": "`rr_argmin(0)`",
 }
