@@ -71,13 +71,14 @@ def finite(router: Running) -> bool:
         (page(gzip.compress(METRICS), (b"content-encoding", b"gzip")), "bad_page"),
         (page(b'{"running": 1}', (b"content-type", b"application/json")), "bad_page"),
         (page(b"other:series 1\n"), "bad_page"),
+        (page(b"vllm:num_requests_running 3\n"), "bad_page"),
         (values(b"NaN"), "bad_page"),
         (values(b"+Inf"), "bad_page"),
         (values(b"-1"), "bad_page"),
         (values(b"1e308"), "bad_page"),
     ],
     ids=[
-        *("refused", "hang", "500", "10 MB", "garbage", "cut off", "gzip", "JSON", "renamed"),
+        *("refused", "hang", "500", "10 MB", "garbage", "cut off", "gzip", "JSON", "renamed", "a series missing"),
         *("NaN", "Inf", "negative", "1e308"),
     ],
 )
@@ -99,6 +100,14 @@ async def test_e1_a_bad_metrics_page_delays_nobody_and_leaves_decisions_finite(m
         text = (await router.admin("/metrics")).body.decode()
         assert counted in text
         assert f'smetric_telemetry_age_seconds{{instance="{instance.id}"' in text
+
+
+async def test_e1_a_series_that_stands_twice_on_a_page_counts_once() -> None:
+    async with running(FakeEngine(), policy="smetric", scrape=Scrape(interval=0.05, timeout=0.2)) as router:
+        instance = router.instance_of(router.engines[0])
+        router.engines[0].metrics = values(b"3\nvllm:num_requests_running 3")
+        await until(lambda: instance.scrape is not None and instance.scrape.running > 0)
+        assert instance.requests() == 3
 
 
 async def test_e1_one_hanging_metrics_page_of_four_makes_no_magnet() -> None:
