@@ -8,6 +8,7 @@ from smetric.errors import ConfigError
 
 
 @click.command()
+@click.option("--stdio", is_flag=True, expose_value=False, help="What many clients append; there is no other way.")
 def lsp() -> None:
     """Serve an editor on standard input and output: errors, hovers, completion and layout of policies.
 

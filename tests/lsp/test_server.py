@@ -42,7 +42,7 @@ class Editor(LanguageClient):
 @pytest.fixture
 async def editor() -> AsyncIterator[Editor]:
     client = Editor()
-    await client.start_io(sys.executable, "-m", "smetric", "lsp")
+    await client.start_io(sys.executable, "-m", "smetric", "lsp", "--stdio")  # as many clients start it
     # A server that does not start answers nothing.
     await asyncio.wait_for(client.initialize_async(types.InitializeParams(types.ClientCapabilities())), 30)
     client.initialized(types.InitializedParams())
