@@ -4,7 +4,7 @@ import { get } from "./admin.js";
 import { candidates } from "./candidates.js";
 import { policyText } from "./policytext.js";
 import { rules } from "./rules.js";
-import { count, make, percent, seconds, time } from "./text.js";
+import { count, make, mover, percent, seconds, time } from "./text.js";
 import { WhatIf } from "./whatif.js";
 
 export class Decision {
@@ -132,7 +132,7 @@ function verdict(data) {
   const rule = data.rule ? [make("span", { class: "rule" }, data.rule)] : [];
   if (!data.instance) return [make("strong", { class: "no" }, `${data.outcome.replace("_", " ")} `), ...rule];
   const left = data.left_behind === null ? "" : `, where ${count(data.left_behind)} more cached tokens lie`;
-  const moved = data.moved_from ? make("span", { class: "no" }, `; ${data.moved_by} took it away from ${data.moved_from}${left}`) : null;
+  const moved = data.moved_from ? make("span", { class: "no" }, `; ${mover(data) ? `${mover(data)} took it away` : "moved"} from ${data.moved_from}${data.moved_by === "left out" ? ", left out" : ""}${left}`) : null;
   return [data.status === null ? "was chosen by rule " : data.error_type ? "was chosen by rule " : "served it, by rule ", ...rule, moved];
 }
 

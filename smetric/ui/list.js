@@ -1,9 +1,11 @@
 // The list of decisions, newest first: bounded, its rows are used again, and it goes with the arrow keys.
 
-import { count, make, percent, put, seconds, time } from "./text.js";
+import { count, make, mover, percent, put, seconds, time } from "./text.js";
 
 /** Rows in the page, and decisions that wait while it is paused. */
 const MOST = 200;
+/** Characters of the columns that are as wide as the longest that they have shown: at first, and at most. */
+const WIDTHS = { who: [6, 15], rule: [6, 12] };
 
 export class List {
   constructor(onOpen, onHold) {
@@ -22,6 +24,8 @@ export class List {
     this.selected = null;
     this.opened = null;
     this.made = 0;
+    this.widths = Object.fromEntries(Object.entries(WIDTHS).map(([name, [least]]) => [name, least]));
+    for (const name of Object.keys(WIDTHS)) this.widen(name, "");
     this.box.addEventListener("click", (event) => {
       const row = event.target.closest(".row");
       const found = row && this.shown.find((one) => one.row.element === row);
@@ -127,12 +131,16 @@ export class List {
 
   fill({ data, row: { element, cells } }) {
     put(cells.at, time(data.time_ms));
-    put(cells.who, data.instance ?? data.outcome.replace("_", " "));
-    put(cells.rule, data.rule ?? data.outcome);
+    const who = data.instance ?? data.outcome.replace("_", " ");
+    const rule = data.rule ?? data.outcome;
+    put(cells.who, who);
+    put(cells.rule, rule);
+    this.widen("who", who);
+    this.widen("rule", rule);
     put(cells.about, `${data.turn === null ? "" : data.turn === 0 ? "first turn, " : `turn ${data.turn}, `}${count(data.prompt_len)} tokens`);
     put(cells.hit, data.hit === null ? "" : `hit ${count(data.hit)}`);
     const reasons = [
-      data.moved_from ? `✗ ${data.moved_by}, moved from ${data.moved_from}` : data.failed_guard ? `✗ ${data.failed_guard}` : "",
+      data.moved_from ? `${mover(data) && `✗ ${mover(data)}, `}moved from ${data.moved_from}${data.moved_by === "left out" ? ", left out" : ""}` : data.failed_guard ? `✗ ${data.failed_guard}` : "",
       ...data.shadows.filter((one) => one.agrees === false).map((one) => `${one.policy}: ${one.choice}`),
     ];
     put(cells.why, reasons.filter(Boolean).join(" · "));
@@ -145,6 +153,11 @@ export class List {
     element.classList.toggle("close", data.margin !== null && data.margin <= 0.05);
     element.title = data.margin === null ? data.sentence : `${data.sentence} (margin ${percent(data.margin, 1)})`;
     this.mark(element, data.id);
+  }
+
+  widen(name, text) {
+    this.widths[name] = Math.max(this.widths[name], Math.min(text.length, WIDTHS[name][1]));
+    this.box.style.setProperty(`--${name}`, this.widths[name]);
   }
 
   mark(element, id) {

@@ -10,7 +10,10 @@ import { listen } from "./keys.js";
 import { List } from "./list.js";
 import { onTheme } from "./palette.js";
 import { Series } from "./series.js";
-import { count, percent, put, seconds } from "./text.js";
+import { count, make, percent, put, seconds } from "./text.js";
+
+/** Policies named in the header at most. */
+const POLICIES = 3;
 
 const byId = (id) => document.getElementById(id);
 
@@ -24,6 +27,7 @@ const list = new List((id) => decision.open(id), held);
 let isDirty = false;
 let matched = 0;
 let shown = 0;
+let policiesTold = "";
 
 const feed = new Feed({
   begin: () => list.add([]),
@@ -74,9 +78,7 @@ function redraw() {
 function header(state) {
   const total = state.instances.length;
   put(byId("version"), state.version);
-  put(byId("policy"), state.policies.slice(0, 2).map((one) => `${state.policies.length > 1 ? `${one.route}: ` : ""}${one.name}@${one.hash} generation ${one.generation}`).join(", ") + (state.policies.length > 2 ? ` and ${state.policies.length - 2} more` : ""));
-  byId("policy").title = state.policies.map((one) => one.kept_because ?? "").filter(Boolean).join("\n");
-  byId("policy").classList.toggle("no", state.policies.some((one) => one.kept_because));
+  policies(state.policies);
   put(byId("up"), `${state.up}/${total}`);
   byId("up").classList.toggle("no", state.up < total);
   put(byId("rate"), count(state.rate));
@@ -88,6 +90,21 @@ function header(state) {
   byId("shadows").parentElement.hidden = !shadows.length;
   put(byId("fleet-note"), total > 16 ? String(total) : "");
   document.title = `SMetric: ${count(state.rate)} decisions/s, ${state.up}/${total} up`;
+}
+
+/** Those that act; first those that are not what their files say, with the reason. */
+function policies(all) {
+  const told = JSON.stringify(all);
+  if (told === policiesTold) return;
+  policiesTold = told;
+  const shown = all.toSorted((one, other) => Number(other.kept_because !== null) - Number(one.kept_because !== null)).slice(0, POLICIES);
+  const rest = all.length - shown.length;
+  const items = shown.map((one) => {
+    const route = all.length > 1 ? `${one.route}: ` : "";
+    const why = one.kept_because === null ? "" : ` (not its file: ${one.kept_because.split("\n", 1)[0]})`;
+    return make("span", { class: why && "no", title: one.kept_because }, `${route}${one.name}@${one.hash} generation ${one.generation}${why}`);
+  });
+  byId("policies").replaceChildren(...items, ...(rest ? [make("small", {}, `and ${rest} more`)] : []));
 }
 
 function held(isHeld, waiting) {

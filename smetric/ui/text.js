@@ -35,6 +35,11 @@ export function seconds(value) {
   return value < 100 ? `${value.toFixed(1)} s` : `${Math.round(value / 60)} min`;
 }
 
+/** The guard that took a later turn elsewhere; empty where none did. */
+export function mover(data) {
+  return ["not picked", "left out"].includes(data.moved_by) ? "" : data.moved_by;
+}
+
 /** Local time of day with milliseconds. */
 export function time(ms) {
   const at = new Date(ms);

@@ -89,7 +89,7 @@ async def test_it_shows_the_router_its_instances_and_its_decisions(shown: Shown)
     assert await shown.texts("#fleet tbody th button") == [f"vllm-{i:02}" for i in range(8)]
     assert await shown.texts("#link") == ["live"]
     assert await shown.texts("#up") == ["8/8"]
-    (policy,) = await shown.texts("#policy")
+    (policy,) = await shown.texts("#policies > span")
     assert policy.startswith("smetric@")
     assert set(await shown.texts(".row .rule")) == {"stick", "balance"}
     assert await shown.texts("#series figcaption") == [
