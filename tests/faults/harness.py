@@ -81,6 +81,15 @@ class Running:
             await client.send(request("POST", target, body))
         return client
 
+    async def figure(self, start: str, part: str = "") -> float:
+        """The sum of its series that start with *start* and hold *part*."""
+        lines = (await self.admin("/metrics")).body.decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start) and part in line)
+
+    async def attempts(self, result: str) -> int:
+        """How many attempts ended with *result*, by its own count."""
+        return int(await self.figure("smetric_upstream_attempts_total{", f'result="{result}"'))
+
     def lines(self, event: str) -> list[dict[str, Any]]:
         """The log lines of *event*."""
         return [line for line in map(orjson.loads, self.log.getvalue().splitlines()) if line["event"] == event]

@@ -66,12 +66,6 @@ def is_healthy(instance: Instance, wanted: bool) -> bool:
     return instance.healthy is wanted
 
 
-async def figure(router: Running, series: str) -> float:
-    """The sum of a metric's samples that begin with *series*."""
-    lines = (await router.admin("/metrics")).body.decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
-
-
 async def test_d14_a_rolling_restart_of_all_instances_loses_no_request() -> None:
     async with running(*(FakeEngine(slow(0.02)) for _ in range(4)), health=EAGER) as router:
         crowd = Crowd(router, 6)
@@ -84,7 +78,7 @@ async def test_d14_a_rolling_restart_of_all_instances_loses_no_request() -> None
             await until(partial(crowd.has_answers, len(crowd.answers) + 30))
         await crowd.leave()
         assert crowd.statuses().keys() == {200}
-        assert await figure(router, "smetric_instance_ejections_total{") == 4
+        assert await router.figure("smetric_instance_ejections_total{") == 4
 
 
 async def test_d15_a_tenfold_slower_instance_gets_less_than_a_twentieth_and_then_its_share_again() -> None:
@@ -120,7 +114,7 @@ async def test_d15_an_instance_whose_streams_wait_ten_times_longer_is_left_out_w
         began = asyncio.get_running_loop().time()
         await until(lambda: instance.state is State.EJECTED, within_s=15.0)
         record_property("F12", f"slow: {asyncio.get_running_loop().time() - began:.1f} s")
-        assert await figure(router, 'smetric_instance_ejections_total{instance="e0",reason="slow"}') == 1
+        assert await router.figure('smetric_instance_ejections_total{instance="e0",reason="slow"}') == 1
         grey.script = slow(0.03)
         await until(lambda: instance.healthy)
         await until(lambda: instance.state is State.WELL)
@@ -157,8 +151,8 @@ async def test_d17_where_only_the_probes_fail_traffic_goes_on_and_the_metric_say
         await until(lambda: not any(router.instance_of(engine).healthy for engine in router.engines))
         assert [(await router.chat()).status for _ in range(9)] == [200] * 9
         assert all(engine.calls for engine in router.engines)
-        assert await figure(router, "smetric_panics_total ") >= 9
-        assert await figure(router, 'smetric_instance_state{instance="e1",state="ill"}') == 1
+        assert await router.figure("smetric_panics_total ") >= 9
+        assert await router.figure('smetric_instance_state{instance="e1",state="ill"}') == 1
         for engine in router.engines:
             engine.recover()
         await until(lambda: all(router.instance_of(engine).healthy for engine in router.engines))
@@ -200,7 +194,7 @@ async def test_an_instance_whose_requests_fail_is_ejected_and_comes_back() -> No
         for _ in range(12):
             assert (await router.chat()).status == 200
         assert router.instance_of(bad).state is State.EJECTED
-        assert await figure(router, 'smetric_instance_ejections_total{instance="e0",reason="5xx"}') == 1
+        assert await router.figure('smetric_instance_ejections_total{instance="e0",reason="5xx"}') == 1
         assert router.lines("smetric.instance.changed")[-1]["state"] == "ejected"
         bad.recover()
         await until(lambda: router.instance_of(bad).healthy)
