@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from smetric.config.overload import OverloadSettings
-from smetric.config.settings import Limits, PeersSettings
+from smetric.config.settings import Limits
 from smetric.fleet.instance import State
 from smetric.proxy.overload import Level
 from tests.fakes import CHAT_ANSWER, Call, FakeEngine, RawClient, Response, delta, fetch, request, until
@@ -337,26 +337,3 @@ async def test_b6_a_connection_that_the_router_cannot_open_is_not_held_against_t
         assert sum(count for name, count in attempts.items() if 'result="exhausted"' in name) == 8
         assert not any('result="connect_error"' in name for name in attempts)
         assert figures(router, "smetric_instance_ejections_total{") == {}
-
-
-@pytest.mark.parametrize("part", ["head", "idle"])
-async def test_b4_the_deadlines_for_a_head_and_for_an_idle_connection_are_settings(part: str) -> None:
-    limits = Limits(head_timeout=0.2, idle_timeout=0.2)
-    async with running(FakeEngine(), limits=limits) as router:
-        for url in (router.url, router.admin_url):
-            async with await RawClient.connect(url) as client:
-                if part == "head":
-                    await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
-                    assert (await client.response()).status == 408
-                assert await client.at_end()
-
-
-async def test_b4_a_body_that_is_slow_or_too_large_is_cut_off_on_the_admin_port_too() -> None:
-    head = b"POST /admin/placements HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
-    peers = PeersSettings(urls=("http://127.0.0.1:9",))
-    async with running(FakeEngine(), limits=Limits(body_timeout=0.2), peers=peers) as router:
-        for length, status in ((100, 408), (5_000_000, 413)):
-            async with await RawClient.connect(router.admin_url) as client:
-                await client.send(head % length)
-                assert (await client.response()).status == status
-                assert await client.at_end()
