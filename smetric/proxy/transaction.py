@@ -25,7 +25,7 @@ HIGH_WATER = 256 * 1024
 #: A piece above this size is written beside its framing instead of being copied into one buffer with it.
 COPIED_BYTES = 16 * 1024
 
-_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode() for each in HTTPStatus}
+_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}".encode() for each in HTTPStatus}
 #: Fields that are this server's to say.
 _OURS = frozenset({b"connection", b"transfer-encoding"})
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -242,10 +242,12 @@ class Transaction:
         is_last = self.is_last or not self.complete or self._wire.is_ending
         http11 = self.scope["http_version"] == "1.1"
         framing = Framing.CHUNKED if http11 else Framing.CLOSE
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
         fields = list(headers)
         values = dict(fields)
-        lines += [b"%b: %b\r\n" % (name, value) for name, value in fields if name not in _OURS]
+        if not _OURS.isdisjoint(values):
+            fields = [field for field in fields if field[0] not in _OURS]
+        lines += map(b": ".join, fields)
         length = values.get(b"content-length")
         if length is not None:
             framing = Framing.LENGTH
@@ -254,14 +256,13 @@ class Transaction:
         if self.scope["method"] == "HEAD" or status in (204, 304):
             framing = Framing.NO_BODY
         elif framing is Framing.CHUNKED:
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
         elif framing is Framing.CLOSE:
             is_last = True
         if is_last:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        head = b"".join(lines)
-        if not head.count(b"\n") == head.count(b"\r") == len(lines) or b"\0" in head:
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines) + b"\r\n\r\n"
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1 or b"\0" in head:
             raise ValueError("a header field of the answer holds a line break or a NUL")
         self._framing = framing
         self.is_last = is_last

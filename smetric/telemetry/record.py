@@ -24,24 +24,20 @@ if TYPE_CHECKING:
     from smetric.telemetry.migration import Migration
     from smetric.telemetry.shadowed import Shadowed
 
-_BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_PAIRS = tuple(high + low for high in _BASE32 for low in _BASE32)
-
-
-def _base32(value: int, bits: int) -> str:
-    """The low *bits* of *value*, a multiple of ten, two characters for each ten."""
-    return "".join([_PAIRS[value >> shift & 0x3FF] for shift in range(bits - 10, -1, -10)])
+_BASE32 = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+#: A character for each value of a byte, by its low five bits: all are as likely.
+_BY_BYTE = _BASE32 * 8
 
 
 @lru_cache(1)
 def _milliseconds(value: int) -> str:
     """The first ten characters, which the ids of one millisecond share."""
-    return _base32(value, 50)
+    return bytes(_BASE32[value >> shift & 0x1F] for shift in range(45, -1, -5)).decode()
 
 
 def decision_id(time_ns: int) -> str:
     """A ULID: 26 characters of Crockford's base 32, 48 bits of Unix milliseconds, then 80 random bits."""
-    return _milliseconds(time_ns // 1_000_000) + _base32(random.getrandbits(80), 80)
+    return _milliseconds(time_ns // 1_000_000) + random.randbytes(16).translate(_BY_BYTE).decode()
 
 
 @dataclass(frozen=True, slots=True)
