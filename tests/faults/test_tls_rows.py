@@ -84,7 +84,7 @@ async def secure(folder: Path) -> AsyncIterator[Secure]:
         "SMETRIC_LISTEN__KEY_FILE": str(folder / "key.pem"),
         "SMETRIC_LIMITS__HEAD_TIMEOUT": f"{PATIENCE_S}s",
     }
-    async with AsyncExitStack() as stack:
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
         engine = FakeEngine()
         await engine.start()
         stack.push_async_callback(engine.stop)
