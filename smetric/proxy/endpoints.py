@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -192,7 +192,7 @@ class Inference:
         request = parse(self._api, body, scope["headers"], self._door.plane.tokens, self._door.reading)
         response_id = scope.get("path_params", {}).get("id")
         if response_id is not None:
-            request = replace(request, pinned_to=response_id)
+            request.pinned_to = response_id
         return request
 
 
