@@ -7,8 +7,7 @@ The estimate is the time that the prompts' cost which stands before the first to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from smetric.fleet.prefill_cost import prefill_cost, twice_attended
 
@@ -23,8 +22,7 @@ Prefill = Callable[["Instance"], "PrefillTime | None"]
 ById = Callable[[str], "Instance | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Times in seconds, tokens of the prompt; None where unknown.
 
     Args:

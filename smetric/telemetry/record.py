@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smetric.telemetry import names
 
@@ -40,8 +40,7 @@ def decision_id(time_ns: int) -> str:
     return _milliseconds(time_ns // 1_000_000) + random.randbytes(16).translate(_BY_BYTE).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens as the instance counted them; None where it did not say."""
 
     prompt_tokens: int | None = None
