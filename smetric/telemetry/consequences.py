@@ -70,7 +70,7 @@ class Consequences:
         if record.migration is not None:
             self.migrations.note(record, record.migration)
         if (margin := decision.margin_share) is not None:
-            self._margins.of(record.policy.name).observe(margin)
+            self._margins.observe(margin, record.policy.name)
         if record.rank == 0:
             self._count_hits(record)
         runner_up = decision.runner_up_index if decision.score is not None else None
@@ -93,7 +93,7 @@ class Consequences:
             return
         policy, here = record.policy.name, record.hit[0] if record.hit is not None else 0
         length = max(record.request.prompt_len, best)
-        of = self._hit_places.of
-        of(policy, names.HELD_HERE).inc(here)
-        of(policy, names.HELD_ELSEWHERE).inc(max(0, best - here))
-        of(policy, names.HELD_NOWHERE).inc(length - max(best, here))
+        count = self._hit_places.count
+        count(policy, names.HELD_HERE, by=here)
+        count(policy, names.HELD_ELSEWHERE, by=max(0, best - here))
+        count(policy, names.HELD_NOWHERE, by=length - max(best, here))

@@ -104,22 +104,22 @@ class Metrics:
     def decided(self, record: DecisionRecord, model: str) -> None:
         """A decision was made; *model* is its label."""
         policy = record.policy.name
-        self._decisions.of(policy, record.outcome, record.reason).inc()
+        self._decisions.count(policy, record.outcome, record.reason)
         if record.outcome == names.ERROR:
             self._policy_errors.of(policy).inc()
         if record.decision is not None:
-            self._decision_seconds.of(policy).observe(record.evaluate_s)
+            self._decision_seconds.observe(record.evaluate_s, policy)
             if record.lookup_s:
                 self._lookup_seconds.observe(record.lookup_s)
         if record.instance is None:
             return
-        self._selected.of(self._instance(record.instance.id), policy).inc()
+        self._selected.count(self._instance(record.instance.id), policy)
         # A retry routes the same tokens again.
         if record.rank == 0:
-            self._prompt_tokens.of(model).inc(record.request.prompt_len)
+            self._prompt_tokens.count(model, by=record.request.prompt_len)
             hit = record.hit
             if hit is not None:
-                self._hit_tokens.of(model).inc(hit[0])
+                self._hit_tokens.count(model, by=hit[0])
 
     def sent(self, overhead_s: float) -> None:
         """The first attempt of a request is about to be sent, *overhead_s* seconds after its arrival."""
@@ -127,7 +127,7 @@ class Metrics:
 
     def attempted(self, instance: str, result: str) -> None:
         """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""
-        self._attempts.of(self._instance(instance), result).inc()
+        self._attempts.count(self._instance(instance), result)
 
     def retry_refused(self) -> None:
         """A failed request was not tried elsewhere as the retry budget was spent."""
@@ -170,14 +170,14 @@ class Metrics:
         *gap_s* are the seconds between two events of its stream, on average.
         """
         self._in_progress -= 1
-        self._requests.of(route, str(status) if 100 <= status <= 599 else "other").inc()
-        self._request_seconds.of(route, model).observe(duration_s, exemplar)
+        self._requests.count(route, str(status) if 100 <= status <= 599 else "other")
+        self._request_seconds.observe(duration_s, route, model, exemplar=exemplar)
         if ttft_s is not None:
-            self._first_chunk_seconds.of(model).observe(ttft_s, exemplar)
+            self._first_chunk_seconds.observe(ttft_s, model, exemplar=exemplar)
         if gap_s is not None:
-            self._chunk_seconds.of(model).observe(gap_s, exemplar)
+            self._chunk_seconds.observe(gap_s, model, exemplar=exemplar)
         if usage is not None and usage.cached_tokens is not None:
-            self._actual_hit_tokens.of(model).inc(usage.cached_tokens)
+            self._actual_hit_tokens.count(model, by=usage.cached_tokens)
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
         """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
@@ -186,7 +186,7 @@ class Metrics:
 
     def looked_up(self, source: str, result: str) -> None:
         """*source* answered a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
-        self._lookups.of(source, result).inc()
+        self._lookups.count(source, result)
 
     def source_failed(self, source: str) -> None:
         """*source* raised."""
@@ -209,8 +209,8 @@ class Metrics:
     def hit_checked(self, instance: str, source: str, result: str, wrong_tokens: int) -> None:
         """A predicted hit was reported to be *result* (one of `names.HIT_RESULTS`), wrong by *wrong_tokens*."""
         labels = (self._instance(instance), source, result)
-        self._hit_checks.of(*labels).inc()
-        self._hit_wrong_tokens.of(*labels).inc(wrong_tokens)
+        self._hit_checks.count(*labels)
+        self._hit_wrong_tokens.count(*labels, by=wrong_tokens)
 
     def cache_broke(self, part: str, change: str) -> None:
         """A follow-up missed the cache because of *part*, one of `names.BROKEN_PARTS`; *change* of `names.CHANGES`."""
@@ -226,29 +226,29 @@ class Metrics:
 
     def restored(self, route: str, reason: str) -> None:
         """The guardrail restored the policy of *route* for *reason*, one of `names.OUT_OF_BAND`."""
-        self._guardrail_restores.of(route, reason).inc()
+        self._guardrail_restores.count(route, reason)
 
     def shadowed(self, one: Shadowed) -> None:
         """A policy in shadow was asked about a decision."""
         policy = one.policy.name
-        self._shadow_decisions.of(policy, one.answer).inc()
+        self._shadow_decisions.count(policy, one.answer)
         if one.decision is None:
             return
-        self._shadow_seconds.of(policy).observe(one.evaluate_s)
+        self._shadow_seconds.observe(one.evaluate_s, policy)
         if one.is_new_session:
-            self._shadow_sessions.of(policy).inc()
+            self._shadow_sessions.count(policy)
         if one.answer == names.DIFFERS:
             if one.regret is not None:
-                self._shadow_regret.of(policy).observe(one.regret)
+                self._shadow_regret.observe(one.regret, policy)
             if one.had_diverged is False:
-                self._shadow_diverged.of(policy).inc()
+                self._shadow_diverged.count(policy)
 
     def arm_ended(self, record: DecisionRecord) -> None:
         """A request on an arm of a canary has ended."""
         route, arm = record.route, record.arm
-        self._arm_requests.of(route, arm, str(record.status)).inc()
+        self._arm_requests.count(route, arm, str(record.status))
         if record.ttft_s is not None:
-            self._arm_first_chunk_seconds.of(route, arm).observe(record.ttft_s)
+            self._arm_first_chunk_seconds.observe(record.ttft_s, route, arm)
 
     async def page(self, accept: str = "") -> tuple[bytes, str]:
         """The page as text or OpenMetrics, by the Accept header, at most a second old; and its content type."""

@@ -92,9 +92,9 @@ class Migrations:
     def note(self, record: DecisionRecord, migration: Migration) -> None:
         """The request of *record* has migrated."""
         policy, rule = record.policy.name, record.rule
-        self.migrations.of(policy, rule, migration.guard).inc()
+        self.migrations.count(policy, rule, migration.guard)
         if migration.left_tokens is not None:
-            self.left_tokens.of(policy, rule).inc(migration.left_tokens)
+            self.left_tokens.count(policy, rule, by=migration.left_tokens)
         kept_back = self._limit.passes((migration.source, policy, rule, migration.guard))
         if kept_back is None:
             return

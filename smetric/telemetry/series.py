@@ -58,6 +58,13 @@ class Counts(Collector):
             found = self._series.setdefault(labels, Count())
         return found
 
+    def count(self, *labels: str, by: float = 1) -> None:
+        """Count *by* more in the series with these label values."""
+        try:
+            self._series[labels].value += by
+        except KeyError:
+            self.of(*labels).inc(by)
+
     def describe(self) -> Iterable[Metric]:
         """Its name, for the registry."""
         return [CounterMetricFamily(self._metric.name, self._metric.doc)]
@@ -115,6 +122,10 @@ class Histograms(Collector):
             labels = _within(labels, len(self._series))
             found = self._series.setdefault(labels, Histogram(self._metric.buckets))
         return found
+
+    def observe(self, value: float, *labels: str, exemplar: Mapping[str, str] | None = None) -> None:
+        """Take *value* in, in the series with these label values; *exemplar* as of a `Histogram`."""
+        (self._series.get(labels) or self.of(*labels)).observe(value, exemplar)
 
     def describe(self) -> Iterable[Metric]:
         """Its name, for the registry."""

@@ -30,7 +30,7 @@ def test_a_counter_looks_like_the_client_librarys(counted: list[tuple[str, int]]
     ours.register(counts)
     counter = Counter(COUNTER.name, COUNTER.doc, COUNTER.labels, registry=theirs)
     for kind, by in counted:
-        counts.of(kind).inc(by)
+        counts.count(kind, by=by)
         counter.labels(kind).inc(by)
     assert pages(ours) == pages(theirs)
 
@@ -49,7 +49,7 @@ def test_a_histogram_looks_like_the_client_librarys(observed: list[tuple[str, fl
     )
     for kind, value, trace in observed:
         exemplar = {"trace_id": trace} if trace else None
-        histograms.of(kind).observe(value, exemplar)
+        histograms.observe(value, kind, exemplar=exemplar)
         histogram.labels(kind).observe(value, exemplar)
     assert pages(ours) == pages(theirs)
 
@@ -65,8 +65,8 @@ def test_a_series_without_labels_is_there_from_the_start() -> None:
 def test_no_metric_has_more_series_than_told() -> None:
     counts, histograms = Counts(names.MIGRATIONS), Histograms(names.DECISION_SECONDS)
     for number in range(MOST_SERIES + 10):
-        counts.of("p", "r", f"guard {number}").inc()
-        histograms.of(f"policy {number}").observe(0.001)
+        counts.count("p", "r", f"guard {number}")
+        histograms.observe(0.001, f"policy {number}")
     (family,) = counts.collect()
     told = [sample for sample in family.samples if sample.name.endswith("_total")]
     assert len(told) == MOST_SERIES + 1
