@@ -100,9 +100,6 @@ class Delivery:
         # A write costs more than all else here: the head goes with the first piece if that has come too, and the last
         # piece with the end where it is known to be the last.
         has_begun = is_sent = False
-        if not held and not answer.has_piece:
-            has_begun = True
-            await outbox.begin(answer.status, headers)
         try:
             for piece in held:
                 observer.passed(piece)
@@ -112,6 +109,9 @@ class Delivery:
                     has_begun = True
                     await outbox.begin(answer.status, headers, piece)
             if not answer.has_piece:
+                if not has_begun:
+                    has_begun = True
+                    await outbox.begin(answer.status, headers)
                 watchdog.arm(deadlines.first_byte_s, "first_byte")
             while not is_sent and (piece := await answer.read()):
                 is_first = not observer.size
@@ -119,12 +119,11 @@ class Delivery:
                 if is_sent := observer.ended and answer.is_whole:
                     self._lease.release()  # the engine has ended, however long the client takes to read
                 if is_first:
-                    self._attempt.first_byte()
+                    ttfc_s = self._attempt.first_byte()
                     self._lease.first_byte()
-                    if self._attempt.ttfc_s is not None and self._leased and observer.is_stream:
-                        self._trial.waited(self._lease, self._attempt.ttfc_s)
-                        if answer.status == 200:
-                            self._plane.router.first_token(self._lease, self._attempt.ttfc_s)
+                    if self._leased and observer.is_stream:
+                        self._trial.waited(self._lease, ttfc_s)
+                        self._plane.router.first_token(self._lease, ttfc_s)
                 if has_begun:
                     await outbox.pass_on(piece, is_last=is_sent)
                 else:

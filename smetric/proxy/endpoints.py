@@ -133,8 +133,9 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. *receive* and *send* are the intake's `Inbox` and `Outbox`."""
-        inbox, outbox = cast(Inbox, receive), cast(Outbox, send)
-        door = self._door
+        assert isinstance(receive, Inbox)
+        assert isinstance(send, Outbox)
+        inbox, outbox, door = receive, send, self._door
         client = scope.get("client")
         is_trusted = client is not None and self._is_trusted(client[0])
         exchange = door.telemetry.begin(scope, self._route, trusted=is_trusted)

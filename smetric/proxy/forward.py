@@ -11,6 +11,7 @@ import time
 
 from smetric.errors import HttpError, UpstreamError
 from smetric.fleet.instance import Instance
+from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
 from smetric.proxy.asgi import Scope
 from smetric.proxy.delivery import Delivery
@@ -79,8 +80,6 @@ class Forwarding:
         #: The answer that the client is given.
         self._delivery: Delivery | None = None
         self._trial = Trial(plane.router.fleet.health)
-        #: The last attempt.
-        self._sent: Attempt | None = None
 
     async def run(self) -> None:
         """Route, send, stream back; answers errors in the API's own shape."""
@@ -123,15 +122,16 @@ class Forwarding:
                     if failure is not None:
                         break  # nobody else: the first instance's own answer says more than ours
                     raise routing.error
-                attempted = await self._attempt(routing, record)
+                attempt = self._exchange.attempt(self._path)
+                try:
+                    failure = await self._attempt(lease, record, attempt)
+                finally:
+                    self._trial.ended(lease.instance, attempt.result, attempt.status)
             finally:
                 if lease is not None:
                     lease.release()
-                    if self._sent is not None:
-                        self._trial.ended(lease.instance, self._sent.result, self._sent.status)
-            if attempted is None:
+            if failure is None:
                 return
-            failure = attempted
             if tried or not failure.elsewhere or routing.outcome == "pinned":
                 break
             if not retries.take():
@@ -162,11 +162,9 @@ class Forwarding:
             judge=shadows.judge if shadows is not None and routing.decision is not None else None,
         )
 
-    async def _attempt(self, routing: Routing, record: DecisionRecord) -> Failure | None:
+    async def _attempt(self, lease: Lease, record: DecisionRecord, attempt: Attempt) -> Failure | None:
         """Send to the chosen instance and relay its answer; None when the client has been answered."""
-        assert routing.lease is not None
-        instance = routing.lease.instance
-        attempt = self._sent = self._exchange.attempt(self._path)
+        instance = lease.instance
         watchdog = self._inbox.watchdog
         watchdog.arm(self._plane.deadlines.first_byte_s, "first_byte")
         try:
@@ -199,7 +197,7 @@ class Forwarding:
             attempt.end("aborted")
             raise
         try:
-            return await self._answer(routing, record, attempt, answer)
+            return await self._answer(lease, record, attempt, answer)
         except asyncio.CancelledError:
             answer.close()
             if watchdog.expired == "first_byte" and not self._outbox.started:
@@ -217,9 +215,7 @@ class Forwarding:
         seconds = self._plane.deadlines.first_byte_s
         return Failure(UpstreamError(f"no answer within {seconds:g} s", reason="timeout", status=504), elsewhere=False)
 
-    async def _answer(
-        self, routing: Routing, record: DecisionRecord, attempt: Attempt, answer: Answer
-    ) -> Failure | None:
+    async def _answer(self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: Answer) -> Failure | None:
         """Relay *answer*, or hold it back if another instance may do better."""
         held: list[bytes] = []
         if answer.status in ELSEWHERE:
@@ -232,8 +228,7 @@ class Forwarding:
                     answer.finish()
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
                     if answer.status == 500 and SHUTTING_DOWN in b"".join(held):
-                        assert routing.lease is not None
-                        self._trial.stopping(routing.lease.instance)
+                        self._trial.stopping(lease.instance)
                     return Failure(
                         status=answer.status,
                         headers=response_headers(answer.headers) + self._plane.receipt(record),
@@ -243,7 +238,6 @@ class Forwarding:
                 answer.close()
                 attempt.end("closed", status=answer.status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
-        assert routing.lease is not None
         self._body = None  # it is sent to nobody else from here on
         self._permit.settle(0)
         self._delivery = Delivery(
@@ -253,7 +247,7 @@ class Forwarding:
             self._exchange,
             self._outbox,
             self._inbox.watchdog,
-            routing.lease,
+            lease,
             attempt,
             answer,
             self._trial,

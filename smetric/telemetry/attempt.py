@@ -70,11 +70,11 @@ class Attempt:
             headers.append((b"baggage", exchange.baggage))
         return headers
 
-    def first_byte(self) -> None:
-        """The first byte of the answer's body came."""
-        if self.ttfc_s is None:
-            self.ttfc_s = time.perf_counter() - self._started
-            self._exchange.ttft_s = self._exchange.elapsed_s()
+    def first_byte(self) -> float:
+        """The first byte of the answer's body came: so many seconds after the attempt began."""
+        self.ttfc_s = ttfc_s = time.perf_counter() - self._started
+        self._exchange.ttft_s = self._exchange.elapsed_s()
+        return ttfc_s
 
     def resent(self) -> None:
         """The request was sent once more to the same instance, on a fresh connection."""
