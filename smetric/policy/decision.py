@@ -251,7 +251,8 @@ class Decision:
     @property
     def direction(self) -> str | None:
         """`min` or `max`: whether a low or a high score wins."""
-        return None if self.pick is None else self.pick.direction
+        pick = self.pick
+        return None if pick is None else pick.direction
 
     @property
     def candidates(self) -> Sequence[int]:

@@ -60,7 +60,7 @@ class Forecasts:
         decision, instance = record.decision, record.instance
         if decision is None or instance is None or record.request.prompts != 1:
             return None
-        if record.hit_at(decision.index) is None:
+        if record.hit is None and record.hit_at(decision.index) is None:
             return None
         prefill = self._prefill(instance)
         ttft_s = prefill.of(instance.unprefilled_cost()) if prefill is not None else None
