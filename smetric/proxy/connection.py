@@ -27,8 +27,6 @@ log = structlog.get_logger("smetric.server")
 RESERVED_FDS = 64
 #: Connections beyond the most allowed that are told so; more are dropped without a word.
 TOLD = 32
-#: Seconds in which a connection may still bring a request once the listener ends: it may be on its way already.
-LAST_REQUEST_S = 0.5
 #: Seconds between two log lines on connections turned away.
 LOG_EVERY_S = 10.0
 
@@ -99,7 +97,7 @@ class Connections:
             self._open.add(protocol)
             self._none_open.clear()
         if self._has_ended:
-            self._end_soon(protocol, loop)
+            protocol.end()
         elif number >= self._most:
             self._turned_away += 1
             if loop.time() >= self._log_at:
@@ -117,18 +115,9 @@ class Connections:
         return len(self._open), self._most
 
     def end(self) -> None:
-        """Close each as soon as it has nothing under way, those that wait for a request a moment later."""
+        """Close each a moment after it has nothing under way any more."""
         self._has_ended = True
-        loop = asyncio.get_running_loop()
         for protocol in self._open:
-            self._end_soon(protocol, loop)
-
-    def _end_soon(self, protocol: Http1, loop: asyncio.AbstractEventLoop) -> None:
-        protocol.is_ending = True
-        loop.call_later(LAST_REQUEST_S, self._end, protocol)
-
-    def _end(self, protocol: Http1) -> None:
-        if protocol in self._open:
             protocol.end()
 
     async def all_ended(self) -> None:

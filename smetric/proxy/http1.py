@@ -30,6 +30,9 @@ log = structlog.get_logger("smetric.server")
 
 #: How long a connection whose answer was broken off may wait for its client to take what is buffered, seconds.
 CLOSE_TIMEOUT_S = 2.0
+#: Seconds in which a connection that ends may still bring a request: it may be on its way already, from a client that
+#: was not told, for its last answer had begun before.
+LAST_REQUEST_S = 0.5
 #: Requests that may wait behind the one being answered before reading pauses, and before no more are taken.
 PIPELINE_PAUSE = 8
 PIPELINE_MOST = 512
@@ -294,10 +297,8 @@ class Http1(asyncio.Protocol):
         elif self._waiting:
             self._start(self._waiting.popleft())
             self._set_reading()
-        elif self.is_ending:
-            self._end(transaction)
         else:
-            self._await_request(self._limits.idle_timeout_s)
+            self._await_request(LAST_REQUEST_S if self.is_ending else self._limits.idle_timeout_s)
 
     def failed(self, transaction: Transaction) -> None:
         """The app has ended before its answer was whole: say so, by a 500 or by the connection's end."""
@@ -425,10 +426,10 @@ class Http1(asyncio.Protocol):
             self._timer = None
 
     def end(self) -> None:
-        """End when nothing is under way."""
+        """End with what is under way, or is on its way already."""
         self.is_ending = True
-        if self._current is None and not self._waiting and not self._is_closing:
-            self._close(self._limits.send_timeout_s)
+        if self._current is None and self._headers is None and not self._is_deaf:
+            self._await_request(LAST_REQUEST_S)
 
     def turn_away(self, problem: HttpError) -> None:
         """Answer *problem* before anything is asked, and end."""

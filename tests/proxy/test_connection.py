@@ -98,6 +98,21 @@ async def test_idle_connections_do_not_hold_up_the_end() -> None:
         assert await used.at_end()
 
 
+async def test_a_connection_whose_answer_began_before_the_end_may_bring_one_more_request() -> None:
+    app = Slow()
+    async with serving(app) as (url, stop), await RawClient.connect(url) as client:
+        await client.send(GET)
+        begun = await client.head()
+        stop.set()
+        await asyncio.sleep(0.1)
+        app.go.set()
+        assert await client.reader.readexactly(2) == b"ok"
+        await client.send(GET)
+        last = await client.response("GET")
+        assert (begun.values("connection"), last.values("connection"), last.body) == ([], ["close"], b"ok")
+        assert await client.at_end()
+
+
 async def test_a_watch_behind_an_answer_ends_by_itself_and_cancels_nobody() -> None:
     ended = asyncio.Event()
 
