@@ -42,8 +42,8 @@ def members(body: bytes) -> dict[str, Raw]:
     if len(found) > MAX_MEMBERS:
         raise RequestError(f"the body has more than {MAX_MEMBERS} top-level fields; no API has that many")
     # Written without spaces, as most clients do, a body is as long as its members: no room for a second one of a name.
-    values = [memoryview(value) for value in found.values()]
-    if len(body) != 1 + 4 * len(found) + len("".join(found).encode()) + sum(map(len, values)):
+    values = sum(map(len, map(memoryview, found.values())))
+    if len(body) != 1 + 4 * len(found) + len("".join(found).encode()) + values:
         for _ in spans(body, found):
             pass
     return found

@@ -68,7 +68,7 @@ class Screen:
                 body.decode()
             except UnicodeDecodeError:
                 _refuse_other_encodings(body, 0)
-            return Screened(body, CHOSEN_ESCAPE.search(body) is None, [])
+            return Screened(body, _is_plain(body, 0, len(body)), [])
         places = _places(body)
         known, found = self._deepest(places)
         start, marks, is_plain = known * STRIDE, found >> 1, bool(found & 1)
@@ -120,7 +120,8 @@ def _marks(piece: bytes) -> int:
 
 
 def _is_plain(body: bytes, start: int, end: int) -> bool:
-    return CHOSEN_ESCAPE.search(body, max(0, start - 1), end) is None
+    at = body.find(b"\\", max(0, start - 1), end)  # sooner found than by the pattern
+    return at < 0 or CHOSEN_ESCAPE.search(body, at, end) is None
 
 
 def _refuse_other_encodings(body: bytes, start: int) -> None:
