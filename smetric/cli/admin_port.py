@@ -60,7 +60,8 @@ def ask(admin: str, method: str, path: str, document: Any = None, *, timeout_s: 
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{admin} does not answer ({error}); is the router running, is --admin right?") from error
     if status == 401:
-        raise Unreachable(f"{admin} wants its token: set SMETRIC_ADMIN__TOKEN, or SMETRIC_ADMIN__TOKEN_FILE")
+        sent = "wants its token: set" if "Authorization" not in headers else "wants another token than is in"
+        raise Unreachable(f"{admin} {sent} SMETRIC_ADMIN__TOKEN or SMETRIC_ADMIN__TOKEN_FILE")
     try:
         return status, json.loads(answer)
     except ValueError as error:

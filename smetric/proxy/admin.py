@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -98,9 +99,11 @@ def admin_app(
     async def cache(_: Request) -> Response:
         return as_json(caches.report())
 
-    async def refuse(_: Request, error: Exception) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return as_json({"error": error.detail}, error.status_code, error.headers)
+        says_nothing = error.detail == HTTPStatus(error.status_code).phrase  # no route has it: Starlette's own words
+        text = _unserved(request, error) if says_nothing else error.detail
+        return as_json({"error": text}, error.status_code, error.headers)
 
     return Starlette(
         routes=[
@@ -116,3 +119,10 @@ def admin_app(
         ],
         exception_handlers={HTTPException: refuse},
     )
+
+
+def _unserved(request: Request, error: HTTPException) -> str:
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        return f"this path does not take {request.method[:16]}; it takes {allowed}"
+    return "this path is not served here; /admin/ui shows the router, and docs/operations.md lists all paths"

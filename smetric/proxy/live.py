@@ -58,8 +58,9 @@ def live_routes(live: LiveStack) -> list[Route]:
             return Response(status_code=304, headers=headers)
         return Response(body, headers={**headers, "content-type": kind})
 
-    async def to_page(_: Request) -> Response:
-        return RedirectResponse("../ui", headers=_GUARDED)
+    async def to_page(request: Request) -> Response:
+        target = "../ui" if request.url.path.endswith("/ui/") else "admin/ui"  # relative: a proxy may add a prefix
+        return RedirectResponse(target, headers=_GUARDED)
 
     async def state(_: Request) -> Response:
         return _json({**feed.state(), "history": feed.figures.history()})
@@ -100,7 +101,7 @@ def live_routes(live: LiveStack) -> list[Route]:
 
     return [
         Route(PAGE, page),
-        Route(f"{PAGE}/", to_page),
+        *(Route(path, to_page) for path in ("/", "/admin", f"{PAGE}/")),
         Route(f"{PAGE}/{{name}}", page),
         AdminRoute("/admin/state", state),
         AdminRoute("/admin/decisions/stream", stream, query=("history", *PARAMETERS)),

@@ -68,7 +68,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, proto, _, address = infos[0]
         sock = socket.socket(family, kind, proto)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address"
+        ) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)

@@ -91,8 +91,8 @@ class Writer:
 
     async def start(self) -> None:
         """Begin to write."""
-        folder = self._file.path.parent
-        if folder.exists() and not os.access(folder, os.W_OK):
+        folder = next(folder for folder in self._file.path.absolute().parents if folder.exists())
+        if not os.access(folder, os.W_OK):
             # Whoever configured it learns at once, not when the record is wanted.
             self._failed(PermissionError(13, "Permission denied"))
         self._thread = threading.Thread(target=self._run, name=f"record-{self._name}", daemon=True)

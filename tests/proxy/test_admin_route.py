@@ -95,3 +95,19 @@ async def test_a_method_that_is_not_allowed_is_told_those_that_are() -> None:
     async with running(FakeEngine(), check_after=False) as router:
         answer = await admin(router, "GET /admin/policies/default/try")
         assert (answer.status, answer.value("allow")) == (405, "POST")
+
+
+async def test_what_is_not_served_leads_to_what_is() -> None:
+    async with running(FakeEngine(), check_after=False) as router:
+        for path, target in {"/": "admin/ui", "/admin": "admin/ui", "/admin/ui/": "../ui"}.items():
+            answer = await router.admin(path)
+            assert (answer.status, answer.value("location")) == (307, target)
+        unknown = await router.admin("/admin/decision")
+        assert unknown.status == 404
+        assert "/admin/ui" in error_of(unknown)
+        assert "docs/operations.md" in error_of(unknown)
+        wrong = await admin(router, "DELETE /admin/instances")
+        assert wrong.status == 405
+        assert error_of(wrong) in {
+            f"this path does not take DELETE; it takes {allowed}" for allowed in ("GET, HEAD", "HEAD, GET")
+        }

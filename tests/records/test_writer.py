@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,17 @@ def test_a_disk_that_cannot_be_written_is_said_once_counted_and_taken_up_again(
     assert logs[0]["reason"] == "No space left on device"
     assert results == {"written": 2, "failed": 6}
     assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"policy 2", b"b"]
+
+
+async def test_a_folder_that_cannot_be_made_is_said_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)  # root may write everywhere
+    writer = make_writer(tmp_path / "new" / "decisions.jsonl", {})
+    with capture_logs() as logs:
+        await writer.start()
+        await writer.stop()
+    assert [line["event"] for line in logs] == ["smetric.record.not_written"]
 
 
 async def test_a_folder_that_cannot_be_made_is_said_and_nothing_else_happens(tmp_path: Path) -> None:
