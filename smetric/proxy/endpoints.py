@@ -160,12 +160,15 @@ class Inference:
             del body  # it is let go as soon as an answer begins
             await forwarding.run()
         except HttpError as error:
+            exchange.end(error.status, error_type=error.kind)  # whether or not the client stays to hear of it
             await send_error(outbox, scope["path"], error)
-            exchange.end(error.status, error_type=error.kind)
         except ClientGone:
             exchange.end(CLIENT_CLOSED, error_type="client_gone")
         except asyncio.CancelledError:
-            if not inbox.gone and inbox.watchdog.expired is None:
+            expired = inbox.watchdog.expired
+            if expired == "body":
+                exchange.end(408, error_type="request_timeout")  # the intake says so
+            elif expired is None and not inbox.gone:
                 await self._cut_off(scope["path"], inbox, outbox, forwarding)
                 exchange.end(CUT_OFF.status, error_type="shutdown")
             raise

@@ -88,10 +88,10 @@ class Forwarding:
         try:
             await self._attempts()
         except HttpError as error:
-            await self.fail(error)
+            await self._fail(error)
         except asyncio.CancelledError:
             if not self._inbox.gone and watchdog.expired is None:
-                exchange.end(503, error_type="shutdown")
+                exchange.end(503, bytes_out=self._bytes_out, error_type="shutdown")
             else:
                 exchange.end(CLIENT_CLOSED, bytes_out=self._bytes_out, error_type="client_gone")
             raise
@@ -264,12 +264,12 @@ class Forwarding:
         await self._outbox.begin(failure.status, failure.headers, failure.body, is_last=True)
         self._exchange.end(failure.status, bytes_out=len(failure.body), error_type="upstream_status")
 
-    async def fail(self, error: HttpError) -> None:
+    async def _fail(self, error: HttpError) -> None:
         """Answer *error*, unless the client has left."""
         record = self._exchange.record
-        await send_error(self._outbox, self._path, error, self._plane.receipt(record) if record else None)
         reason = error.reason if isinstance(error, UpstreamError) else error.kind
         self._exchange.end(error.status, error_type=reason)
+        await send_error(self._outbox, self._path, error, self._plane.receipt(record) if record else None)
 
     @property
     def awaits_events(self) -> bool:

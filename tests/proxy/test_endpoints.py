@@ -3,8 +3,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from tests.fakes import Call, FakeEngine, until
-from tests.faults.harness import running
+from smetric.config.settings import Limits
+from tests.fakes import Call, FakeEngine, RawClient, request, until
+from tests.faults.harness import chat, running
 
 
 @pytest.mark.parametrize(
@@ -146,3 +147,14 @@ async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_ca
         for engine in engines:
             engine.models = lambda call: call.answer(200, b"not json")
         assert (await router.ask("GET", "/v1/models")).status == 503
+
+
+async def test_a_body_that_did_not_come_in_time_counts_as_what_its_client_was_told() -> None:
+    async with running(FakeEngine(), limits=Limits(body_timeout=0.2)) as router:
+        async with await RawClient.connect(router.url) as client:
+            await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
+            assert (await client.response()).status == 408
+        counted = (await router.admin("/metrics")).body
+        assert b'smetric_requests_total{code="408",route="/v1/chat/completions"} 1.0' in counted
+        assert b'code="500"' not in counted
+        await until(lambda: any(line.get("error_type") == "request_timeout" for line in router.lines("request")))
