@@ -191,6 +191,11 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
             "overload: {soft_percent: 97}",
             "default: overload.hard_percent: 95 is less than soft_percent, 97; raise it or lower that",
         ),
+        ("canary: {share: 0.1}", "smetric.yaml:1: canary: it has no policy, so that it decides nothing; name one"),
+        (
+            "routes: [{policy: bailian, canary: {params: {A: 1}}}]",
+            "smetric.yaml:1: routes[0].canary: it has no policy, so that it decides nothing; name one, or drop it",
+        ),
         ("overload: {soft_lag: 3s}", "default: overload.hard_lag: 2s is less than soft_lag, 3s"),
         ("overload: {bodies: 1MiB}", "overload.bodies: 1048576 bytes is less than forward.max_body, 33554432 bytes"),
         ("scrape: {interval: 40s}", "default: scrape.unknown_after: 30s is less than interval, 40s"),
