@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 
 import orjson
+import pytest
 from click.testing import CliRunner, Result
 
 from smetric.cli import main
+from smetric.config.settings import Admin
 from tests.fakes import DONE, Call, FakeEngine, chunk, delta, fetch, head, until
 from tests.faults.harness import Running, running
 
@@ -81,3 +83,15 @@ async def test_a_router_that_does_not_answer_ends_with_3() -> None:
         gone = router.admin_url
     result = await asyncio.to_thread(CliRunner().invoke, main, ["drain", "e0", "--admin", gone])
     assert (result.exit_code, "is the router running" in result.stderr) == (3, True)
+
+
+async def test_a_command_says_whether_the_token_is_wanting_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(FakeEngine(), admin=Admin(token="the-token-of-this-router")) as router:
+        wanting = await command(router, "drain", "e0")
+        assert "wants its token: set SMETRIC_ADMIN__TOKEN or" in wanting.stderr
+        monkeypatch.setenv("SMETRIC_ADMIN__TOKEN", "the-token-of-another")
+        wrong = await command(router, "drain", "e0")
+        assert "wants another token than is in SMETRIC_ADMIN__TOKEN or" in wrong.stderr
+        assert (wanting.exit_code, wrong.exit_code) == (3, 3)
+        monkeypatch.setenv("SMETRIC_ADMIN__TOKEN", "the-token-of-this-router")
+        assert (await command(router, "undrain", "e0")).exit_code == 0
