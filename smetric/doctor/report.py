@@ -32,8 +32,9 @@ def as_text(examination: Examination) -> str:
         if outcome.result is Result.SKIPPED
     ]
     counts = [_counted(examination.count(severity), severity.value) for severity in _ORDER]
+    answer = "answers" if examination.instances == 1 else "answer"
     lines.append(
-        f"{examination.reachable} of {_counted(examination.instances, 'instance')} answer; " + ", ".join(counts)
+        f"{examination.reachable} of {_counted(examination.instances, 'instance')} {answer}; " + ", ".join(counts)
     )
     return "\n\n".join([*paragraphs, "\n".join(lines)])
 

@@ -72,7 +72,7 @@ async def test_when_no_instance_answers_it_says_so(lab: Lab) -> None:
     examination = await examine(replace(lab.settings, instances=instances))
     assert examination.exit_code == 3
     assert [check for check, _ in told(examination)] == ["instances"]
-    assert "0 of 1 instance answer" in as_text(examination)
+    assert "0 of 1 instance answers" in as_text(examination)
 
 
 async def test_a_check_that_hangs_or_fails_does_not_hide_the_others(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
