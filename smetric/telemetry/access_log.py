@@ -33,7 +33,7 @@ class AccessLog:
     def ended(self, exchange: Exchange, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
         """The request of *exchange* has ended; arguments as of `Exchange.end`."""
         fields: dict[str, Any] = {
-            "route": exchange.route,
+            "path": exchange.route,
             "status": status,
             "bytes": bytes_out,
             "duration_s": round(duration_s, 6),
@@ -70,6 +70,7 @@ def _add_decision(fields: dict[str, Any], record: DecisionRecord) -> None:
     fields |= {
         "decision_id": record.id,
         "outcome": record.outcome,
+        "route": record.route,
         "policy": record.policy.name,
         "rule": _shown(record.rule),
         "instance": _shown(record.instance.id) if record.instance is not None else "",

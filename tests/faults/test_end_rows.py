@@ -166,7 +166,7 @@ async def test_g2_at_the_deadline_each_client_is_told_in_its_apis_shape_and_the_
         unanswered = answers["/v1/completions"]
         assert (unanswered.status, unanswered.complete) == (503, True)
         assert unanswered.value("retry-after") == "1"
-        passed_on = {line["route"]: line["bytes"] for line in router.lines("request")}
+        passed_on = {line["path"]: line["bytes"] for line in router.lines("request")}
         streamed = len(delta("a"))
         assert passed_on == {"/v1/chat/completions": streamed, "/v1/messages": streamed, "/v1/completions": 0}
         assert len(engine.aborted) == 3

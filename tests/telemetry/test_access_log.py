@@ -17,8 +17,8 @@ def out() -> io.StringIO:
 
 def test_a_line_is_what_the_loggers_would_have_written(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
-    AccessLog().write({"route": "/v1/models", "status": 200})
-    structlog.get_logger().info("request", route="/v1/models", status=200)
+    AccessLog().write({"path": "/v1/models", "status": 200})
+    structlog.get_logger().info("request", path="/v1/models", status=200)
     ours, theirs = map(orjson.loads, out.getvalue().splitlines())
     assert ours.keys() == theirs.keys()
     assert {**ours, "timestamp": ""} == {**theirs, "timestamp": ""}
