@@ -287,8 +287,9 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str
             found.append(
                 (("tenants", "cache_salt"), "tenant, but tenants.secret is not set; any long random text will do")
             )
-    canaries: list[tuple[str | int, ...]] = [("canary",), *(("routes", i, "canary") for i in range(len(settings.routes)))]
-    for place, canary in zip(canaries, (settings.canary, *(route.canary for route in settings.routes)), strict=True):
+    canaries: list[tuple[tuple[str | int, ...], CanarySettings]] = [(("canary",), settings.canary)]
+    canaries += [(("routes", i, "canary"), route.canary) for i, route in enumerate(settings.routes)]
+    for place, canary in canaries:
         if not canary.policy and canary != CanarySettings():
             found.append((place, "it has no policy, so that it decides nothing; name one, or drop it"))
     names = [LAST_ROUTE, *(route.name for route in settings.routes)]
