@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from operator import add, sub
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -32,7 +30,8 @@ BLOCK_TOKENS = 16
 log = structlog.get_logger("smetric.hits")
 
 
-class Tally(NamedTuple):
+@dataclass(slots=True)
+class Tally:
     """Answers summed up; tokens.
 
     Args:
@@ -53,16 +52,15 @@ class Tally(NamedTuple):
     wrong: int = 0
     blocks: int = 0
 
-    def plus(self, other: Tally) -> Tally:
-        """Both together."""
-        return Tally(*map(add, self, other))
-
-    def minus(self, other: Tally) -> Tally:
-        """These without *other*, which are among them."""
-        return Tally(*map(sub, self, other))
-
-
-_NONE = Tally()
+    def add(self, other: Tally, sign: int = 1) -> None:
+        """Add *other*, or take it away."""
+        self.answers += sign * other.answers
+        self.exact += sign * other.exact
+        self.prompt += sign * other.prompt
+        self.predicted += sign * other.predicted
+        self.actual += sign * other.actual
+        self.wrong += sign * other.wrong
+        self.blocks += sign * other.blocks
 
 
 @dataclass(slots=True)
@@ -77,8 +75,8 @@ class Agreement:
     """
 
     incarnation: int
-    earlier: Tally = _NONE
-    latest: Tally = _NONE
+    earlier: Tally = field(default_factory=Tally)
+    latest: Tally = field(default_factory=Tally)
     disagrees: bool = False
     #: What `latest` is the sum of, by the time each bucket began.
     buckets: deque[tuple[float, Tally]] = field(default_factory=deque)
@@ -86,23 +84,23 @@ class Agreement:
     @property
     def all(self) -> Tally:
         """All answers."""
-        return self.earlier.plus(self.latest)
+        total = replace(self.earlier)
+        total.add(self.latest)
+        return total
 
     def add(self, answer: Tally, now: float) -> None:
         """Take one answer in, and let go of the oldest that a judgement can do without."""
-        self.latest = self.latest.plus(answer)
+        self.latest.add(answer)
         buckets = self.buckets
-        if buckets and now - buckets[-1][0] < BUCKET_S:
-            began, sum_ = buckets[-1]
-            buckets[-1] = began, sum_.plus(answer)
-        else:
-            buckets.append((now, answer))
+        if not buckets or now - buckets[-1][0] >= BUCKET_S:
+            buckets.append((now, Tally()))
+        buckets[-1][1].add(answer)
         while len(buckets) > 1 and now - buckets[1][0] >= LEAST_SECONDS:
             if self.latest.answers - buckets[0][1].answers < LEAST_ANSWERS:
                 break
             _, oldest = buckets.popleft()
-            self.latest = self.latest.minus(oldest)
-            self.earlier = self.earlier.plus(oldest)
+            self.latest.add(oldest, -1)
+            self.earlier.add(oldest)
 
     def judge(self, now: float) -> bool:
         """Whether the latest answers disagree; as before while there are too few of them."""
@@ -115,8 +113,8 @@ class Agreement:
     def begin_anew(self, incarnation: int) -> None:
         """Another process answers: what the last one reported says nothing of it."""
         self.incarnation = incarnation
-        self.earlier = self.all
-        self.latest, self.disagrees = _NONE, False
+        self.earlier.add(self.latest)
+        self.latest, self.disagrees = Tally(), False
         self.buckets.clear()
 
 

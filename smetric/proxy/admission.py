@@ -22,6 +22,7 @@ RETRY_COUNT = b"x-stainless-retry-count"
 #: Where a request says before its body how urgent it is: the lower the number the more, as for the engines.
 PRIORITY = b"x-vllm-priority"
 LENGTH = b"content-length"
+_READ = frozenset({LENGTH, RETRY_COUNT, PRIORITY})
 
 
 class Admission:
@@ -75,19 +76,21 @@ class Admission:
         Raises:
             Overloaded: there is no room for it.
         """
-        fields = dict(headers)
-        length = int(fields.get(LENGTH, 0))
-        retry = fields.get(RETRY_COUNT, b"").strip() not in (b"", b"0")
+        length, retry, priority = 0, False, 0.0
+        for name, value in headers:
+            if name in _READ:
+                if name == LENGTH:
+                    length = int(value)
+                elif name == RETRY_COUNT:
+                    retry = value.strip() not in (b"", b"0")
+                else:
+                    priority = _priority(value)
         try:
             if self.overload.level:
                 self._spare(retry=retry)
             if self.bytes + length > self.most_bytes:
                 raise self.refusal("bytes")
-            if (
-                leased
-                and self.slots is not None
-                and not self.slots.is_worth_waiting(length, _priority(fields.get(PRIORITY, b"0")))
-            ):
+            if leased and self.slots is not None and not self.slots.is_worth_waiting(length, priority):
                 raise self.refusal("in_flight")
         except Overloaded:
             if retry and self._on_retry is not None:

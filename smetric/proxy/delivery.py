@@ -45,6 +45,7 @@ class Delivery:
         "_answer",
         "_attempt",
         "_exchange",
+        "_headers",
         "_is_stream",
         "_lease",
         "_leased",
@@ -83,7 +84,8 @@ class Delivery:
         self._answer = answer
         self._trial = trial
         self._leased = leased
-        self._is_stream = (first(answer.headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
+        self._headers = response_headers(answer.headers)
+        self._is_stream = (first(self._headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
         #: What passes.
         self.observer = Observer(request.api, is_stream=self._is_stream and answer.status == 200)
         lease.answer = self.observer
@@ -92,7 +94,7 @@ class Delivery:
         """Pass on what is *held* of the answer and what is still to come."""
         answer, outbox, watchdog, deadlines = self._answer, self._outbox, self._watchdog, self._plane.deadlines
         observer = self.observer
-        headers = response_headers(answer.headers)
+        headers = self._headers
         if self._is_stream:
             headers.append((b"x-accel-buffering", b"no"))
         assert self._exchange.record is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from smetric.errors import HttpError
 
@@ -28,35 +27,43 @@ HOP_BY_HOP = frozenset(
 #: Set anew for the upstream request; trace context goes upstream as ours.
 OURS = frozenset({b"host", b"content-length", b"traceparent", b"tracestate", b"baggage"})
 NOT_FORWARDED = HOP_BY_HOP | OURS
-#: What gateways and this router tell each other. From a client it is a forgery, with underscores too, which some take
-#: for dashes; so is the router's own part of it from an instance. Found among names, each on a line.
-_FORGED_BY_CLIENT = re.compile(rb"^x[-_](?:smetric[-_]|gateway[-_]destination[-_]endpoint)", re.MULTILINE)
-_FORGED_BY_INSTANCE = re.compile(rb"^x-smetric-", re.MULTILINE)
+#: What gateways and this router tell each other; from a client it is a forgery.
+RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
 #: The routers that a request has passed, so that it does not go round in circles; most of them in a row.
 VIA = b"x-smetric-via"
 MOST_ROUTERS = 8
 
 
-def request_headers(received: Headers, router: bytes) -> Headers:
+def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> Headers:
     """The client's header fields that go to the instance; names are lower-case as ASGI gives them.
 
-    Fields that only the router may set are dropped. One is added: the routers passed, the one called *router* last.
+    Fields that only the router may set are dropped: `x-smetric-…`, with underscores too, which some servers take for
+    dashes. One is added: the routers passed, the one called *router* last.
 
     Raises:
         HttpError: 508, the request has been here before, or has passed too many routers.
     """
-    names = dict(received)
-    passed = _end_to_end(received, names, NOT_FORWARDED, _FORGED_BY_CLIENT)
-    if VIA not in names:
-        passed.append((VIA, router))
-        return passed
-    passed_by = b",".join(value for name, value in received if name == VIA).replace(b" ", b"").split(b",")
+    passed: Headers = []
+    passed_by: list[bytes] = []
+    named: Collection[bytes] = ()
+    for field in received:
+        name, value = field
+        if name in NOT_FORWARDED:
+            if name == b"connection":
+                named = {*named, *_named(value)}
+        elif name[:1] == b"x" and name.replace(b"_", b"-").startswith(RESERVED):
+            if name == VIA:
+                passed_by += value.replace(b" ", b"").split(b",")
+        else:
+            passed.append(field)
     if router in passed_by or len(passed_by) >= MOST_ROUTERS:
         raise HttpError(
             508,
             "the request goes round in circles: an instance leads back to a router; take it out of `instances`",
             "loop_detected",
         )
+    if named:
+        passed = [field for field in passed if field[0] not in named]
     passed.append((VIA, b", ".join([*passed_by, router])))
     return passed
 
@@ -67,20 +74,18 @@ def with_key(headers: Headers, key: str) -> Headers:
     return [*kept, (b"authorization", b"Bearer " + key.encode())]
 
 
-def response_headers(received: Headers) -> Headers:
-    """The instance's header fields that go to the client; names are lower-case."""
-    return _end_to_end(received, dict(received), HOP_BY_HOP, _FORGED_BY_INSTANCE)
-
-
-def _end_to_end(
-    received: Headers, names: Mapping[bytes, bytes], dropped: frozenset[bytes], forged: re.Pattern[bytes]
-) -> Headers:
-    """*received* without the fields *dropped*, those that a Connection field names, and those *forged*."""
-    if b"connection" in names:
-        dropped = dropped.union(*(_named(value) for name, value in received if name == b"connection"))
-    if forged.search(b"\n".join(names)) is not None:
-        dropped = dropped.union(name for name in names if forged.match(name))
-    return [field for field in received if field[0] not in dropped]
+def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The instance's header fields that go to the client; names are lower-cased, values and order kept."""
+    passed: Headers = []
+    named: Collection[bytes] = ()
+    for given, value in received:
+        name = given.lower()
+        if name in HOP_BY_HOP:
+            if name == b"connection":
+                named = {*named, *_named(value)}
+        elif not name.startswith(b"x-smetric-"):
+            passed.append((name, value))
+    return [field for field in passed if field[0] not in named] if named else passed
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:

@@ -63,6 +63,7 @@ class Http1(asyncio.Protocol):
         #: The head being read; None between its end and the next request.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._url = b""
+        self._expects_continue = False
         #: Bytes of the request being read that are not of its body.
         self._overhead = 0
         self._body_bytes = 0
@@ -153,6 +154,7 @@ class Http1(asyncio.Protocol):
         """A request begins."""
         self._headers = []
         self._url = b""
+        self._expects_continue = False
         if self._current is None and not self._is_deaf:
             self._await_request(self._limits.head_timeout_s)
 
@@ -164,7 +166,11 @@ class Http1(asyncio.Protocol):
         """One header field; those behind a body are dropped."""
         headers = self._headers
         if headers is not None:
-            headers.append((name.lower(), value.rstrip(b" \t")))
+            name = name.lower()
+            value = value.rstrip(b" \t")
+            headers.append((name, value))
+            if name == b"expect":
+                self._expects_continue = value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
@@ -200,7 +206,7 @@ class Http1(asyncio.Protocol):
             self,
             scope,
             keep_alive=http11 and parser.should_keep_alive(),
-            expects_continue=http11 and dict(headers).get(b"expect", b"").lower() == b"100-continue",
+            expects_continue=http11 and self._expects_continue,
         )
         if self._current is None and not self._waiting:
             self._start(transaction)

@@ -68,8 +68,8 @@ class Permit:
     def end(self) -> None:
         """The request has ended, however it ended."""
         if not self._has_ended:
-            self.settle(0)
             self._has_ended = True
+            self._admission.bytes -= self.size
             self._admission.under_way -= 1
             self._give_up_slot()
 

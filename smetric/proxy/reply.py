@@ -6,8 +6,6 @@ the connection they come over is `wire.py`'s.
 
 from __future__ import annotations
 
-from itertools import chain
-
 import httptools
 
 Headers = list[tuple[bytes, bytes]]
@@ -32,8 +30,8 @@ class Reply:
     """
 
     __slots__ = (
-        "_arrived",
-        "_before_head",
+        "_field_bytes",
+        "_field_count",
         "_has_length",
         "_is_chunked",
         "_is_head",
@@ -55,14 +53,12 @@ class Reply:
         self._is_head = is_head
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
-        #: All fields so far: of interim answers, of the head, of the trailer section.
-        self._arrived: Headers = []
-        self._before_head = 0
+        self._field_bytes = self._field_count = 0
         self._has_length = self._is_chunked = self._is_interim = False
         #: Bytes received since the last that belonged to a body.
         self._unspent = 0
         self.status = 0
-        #: Of the head: names in lower case, order and duplicates kept.
+        #: As received: order, case and duplicates kept.
         self.fields: Headers = []
         #: The head has come; all of the answer has come.
         self.has_head = self.is_done = False
@@ -132,36 +128,35 @@ class Reply:
             raise _Refused
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of a head or of the trailer section; those of the latter are dropped."""
-        arrived = self._arrived
-        arrived.append((name, value))
-        if len(arrived) > MAX_FIELDS:
+        """A field of the head or of the trailer section."""
+        length = len(name)
+        self._field_count += 1
+        self._field_bytes += length + len(value)
+        if self._field_count > MAX_FIELDS or self._field_bytes > MAX_HEAD_BYTES:
             raise _Refused
+        if self.has_head:
+            return  # a trailer; these are dropped
+        self.fields.append((name, value))
+        if length == 14 and name.lower() == b"content-length":
+            self._has_length = True
+        elif length == 17 and name.lower() == b"transfer-encoding":
+            # Nobody asked for any other coding, and a second one would have to be undone.
+            if self._is_chunked or value.strip().lower() != b"chunked":
+                raise _Refused
+            self._is_chunked = True
 
     def on_headers_complete(self) -> None:
         """The head has come, or that of an interim answer."""
         parser = self._parser
         assert parser is not None
         status, version = parser.get_status_code(), parser.get_http_version()
-        if status < 100 or status == 101 or version not in ("1.1", "1.0"):
-            raise _Refused
-        arrived = self._arrived
-        if sum(map(len, chain.from_iterable(arrived))) > MAX_HEAD_BYTES:
+        if status < 100 or status == 101 or version not in ("1.1", "1.0") or (self._is_chunked and version == "1.0"):
             raise _Refused
         if status < 200:
             self._is_interim = True
-            self._before_head = len(arrived)
+            self.fields = []
+            self._has_length = self._is_chunked = False
             return
-        fields = [(name.lower(), value) for name, value in arrived[self._before_head :]]
-        names = dict(fields)
-        if b"transfer-encoding" in names:
-            # Nobody asked for any other coding, and a second one would have to be undone.
-            codings = [value.strip().lower() for name, value in fields if name == b"transfer-encoding"]
-            if codings != [b"chunked"] or version == "1.0":
-                raise _Refused
-            self._is_chunked = True
-        self._has_length = b"content-length" in names
-        self.fields = fields
         self.status = status
         self.has_head = True
         if self._is_head:

@@ -246,13 +246,13 @@ class Transaction:
         fields = list(headers)
         values = dict(fields)
         if not _OURS.isdisjoint(values):
+            is_last = is_last or b"close" in values.get(b"connection", b"").lower()
             fields = [field for field in fields if field[0] not in _OURS]
         lines += map(b": ".join, fields)
         length = values.get(b"content-length")
         if length is not None:
             framing = Framing.LENGTH
             self._remaining = int(length)
-        is_last = is_last or b"close" in values.get(b"connection", b"").lower()
         if self.scope["method"] == "HEAD" or status in (204, 304):
             framing = Framing.NO_BODY
         elif framing is Framing.CHUNKED:

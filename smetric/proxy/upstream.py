@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
 from typing import Any
 
@@ -35,8 +35,8 @@ class Answer:
         #: Afterwards the connection is somebody else's.
         self._is_over = False
         self.status = reply.status
-        #: Names in lower case, order and duplicates kept.
-        self.headers = reply.fields
+        #: As received: order, case and duplicates kept.
+        self.headers: Sequence[tuple[bytes, bytes]] = reply.fields
 
     def read(self) -> Coroutine[Any, Any, bytes]:
         """Whatever has arrived of the body; empty at its end.

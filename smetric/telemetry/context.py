@@ -7,7 +7,7 @@ force sampling: what they send is kept for a link and never passed on.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 #: A longer `tracestate` is dropped as a whole, which the standard allows.
@@ -69,16 +69,16 @@ class Propagation:
         unknown = tuple(name for name in names if name and name not in ("tracecontext", "baggage", "none"))
         return cls("tracecontext" in names, "baggage" in names, unknown)
 
-    def extract(self, headers: Collection[tuple[bytes, bytes]], *, trusted: bool) -> tuple[Parent | None, bytes]:
+    def extract(self, headers: Iterable[tuple[bytes, bytes]], *, trusted: bool) -> tuple[Parent | None, bytes]:
         """The trace context of a request, None when there is no valid one, and the baggage to pass on.
 
         Args:
             headers: names in lower case, as ASGI gives them.
             trusted: the peer may continue its trace here.
         """
-        if _WANTED.isdisjoint(dict(headers)):
-            return None, b""
         found = [header for header in headers if header[0] in _WANTED]
+        if not found:
+            return None, b""
         parents = [value for name, value in found if name == b"traceparent"]
         baggage = b""
         if self.baggage and trusted:

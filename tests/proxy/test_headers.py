@@ -26,7 +26,7 @@ def test_end_to_end_fields_pass_in_order_with_their_duplicates() -> None:
 def test_hop_by_hop_fields_and_those_that_connection_names_stay() -> None:
     fields = [(b"connection", b"X-Hop, close"), (b"x-hop", b"1"), (b"keep-alive", b"5"), (b"te", b"trailers")]
     assert request_headers([*fields, (b"accept", b"*/*")]) == [(b"accept", b"*/*")]
-    assert response_headers([*fields, (b"set-cookie", b"a"), (b"set-cookie", b"b")]) == [
+    assert response_headers([*fields, (b"Set-Cookie", b"a"), (b"set-cookie", b"b")]) == [
         (b"set-cookie", b"a"),
         (b"set-cookie", b"b"),
     ]
@@ -44,7 +44,7 @@ def test_what_only_the_router_may_say_is_taken_from_no_client() -> None:
 
 
 def test_an_engine_cannot_speak_for_the_router() -> None:
-    assert response_headers([(b"x-smetric-rule", b"forged"), (b"server", b"uvicorn")]) == [(b"server", b"uvicorn")]
+    assert response_headers([(b"X-Smetric-Rule", b"forged"), (b"server", b"uvicorn")]) == [(b"server", b"uvicorn")]
 
 
 def test_host_length_and_trace_context_are_set_anew() -> None:
