@@ -6,7 +6,6 @@ Where lines go and how they look is set up in `logs.py`, and honoured here.
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -61,24 +60,18 @@ class AccessLog:
             self._logger.info(names.REQUEST_EVENT.name, **fields)
 
 
-#: What policies and the configuration name, which are few.
-_shown = lru_cache(4096)(safe)
-
-
 def _add_decision(fields: dict[str, Any], record: DecisionRecord) -> None:
     request, usage, hit, migration = record.request, record.usage, record.hit, record.migration
-    fields |= {
-        "decision_id": record.id,
-        "outcome": record.outcome,
-        "route": record.route,
-        "policy": record.policy.name,
-        "rule": _shown(record.rule),
-        "instance": _shown(record.instance.id) if record.instance is not None else "",
-        "api": request.api.value,
-        "model": safe(request.model),
-        "turn": request.turn,
-        "prompt_len": request.prompt_len,
-    }
+    fields["decision_id"] = record.id
+    fields["outcome"] = record.outcome
+    fields["route"] = record.route
+    fields["policy"] = record.policy.name
+    fields["rule"] = safe(record.rule)
+    fields["instance"] = safe(record.instance.id) if record.instance is not None else ""
+    fields["api"] = request.api.value
+    fields["model"] = safe(request.model)
+    fields["turn"] = request.turn
+    fields["prompt_len"] = request.prompt_len
     if hit is not None:
         fields["hit"] = hit[0]
     if usage is not None:
