@@ -25,6 +25,8 @@ UNCOUNTED_BYTES = 256 * 1024
 MAX_VALUES = 65536
 
 _ALL_BUT_MARKS = bytes(byte for byte in range(256) if byte not in b'"{[')
+#: How gzip and Zstandard begin.
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 _ENCODINGS = (
     (b"\xef\xbb\xbf", "a byte order mark"),
     (b"\xff\xfe", "UTF-16"),
@@ -139,6 +141,8 @@ def _refuse_other_encodings(body: bytes, start: int) -> None:
 
 def encoding_problem(body: bytes) -> str | None:
     """What is wrong with the encoding that *body* seems to be in; None if it does not look like another one."""
+    if body.startswith(_COMPRESSED):
+        return "the body is compressed, which is not taken here; send JSON as it is, without Content-Encoding"
     for mark, name in _ENCODINGS:
         if body.startswith(mark):
             return f"the body starts like {name}; send JSON in UTF-8 without a byte order mark"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -96,6 +97,7 @@ def test_equal_names_below_the_top_level_are_no_duplicates() -> None:
         (b'{"a":-Infinity}', "Infinity"),
         (b'{"a":"line\nbreak"}', "not valid JSON"),
         (b'\xef\xbb\xbf{"a":1}', "byte order mark"),
+        (gzip.compress(b'{"a":1}'), "compressed"),
         ('{"a":1}'.encode("utf-16"), "UTF-16"),
         ('{"a":1}'.encode("utf-16-le"), "UTF-16"),
         ('{"a":1}'.encode("utf-32-be"), "UTF-32"),
