@@ -14,15 +14,15 @@ from smetric.telemetry.series import Counts
 if TYPE_CHECKING:
     from smetric.request import InferenceRequest
 
-#: Places remembered, by prompt and by session; the one that was asked for longest ago goes first.
-MOST = 1 << 16
+#: Places remembered, by prompt and by session, 3 MB of them; the one that was served longest ago goes first.
+MOST = 1 << 14
 
 
 class Sessions:
     """Remembers them, and counts whether later turns stay.
 
-    A conversation goes on from the request whose whole prompt is its own up to the last assistant turn; where a client
-    has edited its history, from the last one of the session that a header names.
+    A conversation goes on from the request whose whole prompt is its own up to the last assistant turn, whose place it
+    then takes; where a client has edited its history, from the last request of the session that a header names.
 
     Args:
         most: places remembered.
@@ -55,7 +55,10 @@ class Sessions:
         if request.session:
             self._remember(hash(request.session), instance)
         if request.prompt is not None and request.prompt.is_hashed:
-            self._remember(request.prompt.hashes.whole, instance)
+            hashes = request.prompt.hashes
+            if request.turn:
+                self._places.pop(hashes.question, None)
+            self._remember(hashes.whole, instance)
 
     def _remember(self, key: int, instance: str) -> None:
         places = self._places

@@ -28,6 +28,7 @@ def test_a_conversation_is_followed_from_prompt_to_prompt() -> None:
     other = request(turn=1, session="", prompt=prompt(b"who are you? Me. Good.", len(b"who are you?")))
     assert sessions.last(other) is None
     assert (read(sessions, "same"), read(sessions, "other")) == (1, 0)
+    assert len(sessions) == 1
 
 
 def test_one_whose_history_was_edited_is_followed_by_its_session() -> None:
