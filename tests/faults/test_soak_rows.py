@@ -208,7 +208,8 @@ async def test_i1_two_thousand_mixed_requests_leave_nothing_behind(tmp_path: Pat
 
 @pytest.mark.soak
 async def test_i1_a_hundred_thousand_mixed_requests_leave_nothing_behind(tmp_path: Path, record_property: Tell) -> None:
-    mix, before, after = await mixed(tmp_path, 10_000, 100_000)
+    # Before anything is measured, the memory of conversations is full: it takes 3 MB, and no setting makes it less.
+    mix, before, after = await mixed(tmp_path, 30_000, 100_000)
     check(mix, before, after)
     assert after["rss"] - before["rss"] <= 2 * MIB
     record_property("F3", f"0 of {cut_streams(mix):,} streams")
