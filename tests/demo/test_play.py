@@ -51,7 +51,8 @@ async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> No
     assert "smetric: route to vllm-" in text
     assert "bin/smetric serve --policy smetric --instance" in text
     assert "OTEL_EXPORTER_OTLP_ENDPOINT=" in text
-    assert all(len(line) <= 120 for line in text.splitlines())
+    # Explanations, which are set in, are as long as what they tell.
+    assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("   "))
 
 
 async def test_lmcache_tells_what_engines_hold_and_a_decision_by_it_names_the_tier() -> None:
