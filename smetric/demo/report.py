@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from smetric.demo import stage
 from smetric.demo.example import examples, told_by
@@ -13,6 +14,9 @@ from smetric.demo.play import Play
 from smetric.policy.explain import explain, summary
 from smetric.resources import shipped_policies
 from smetric.telemetry.tracing import ENDPOINTS
+
+if TYPE_CHECKING:
+    from smetric.policy.decision import Decision
 
 _WIDTH = 110
 _HEAD = ("policy", "requests", "failed", "local hit rate", "imbalance", "TTFT P50", "TTFT P90", "follow-ups returned")
@@ -81,10 +85,14 @@ def _legend() -> str:
 
 def _decisions(play: Play) -> list[str]:
     return [
-        f"{number}. {example.title}:\n{_fill(summary(example.decision) + '.', '   ')}\n\n"
-        f"{textwrap.indent(explain(example.decision), '   ')}"
-        for number, example in enumerate(examples(play), 1)
+        f"{number}. {example.title}:\n{_told(example.decision)}" for number, example in enumerate(examples(play), 1)
     ]
+
+
+def _told(decision: Decision) -> str:
+    """*decision* in a sentence, and its full account, whose lines are as long as what they tell."""
+    account = [_fill(line, "   ", "         ") for line in explain(decision).splitlines()]
+    return "\n".join((_fill(f"{summary(decision)}.", "   ", "   "), "", *account))
 
 
 def _lmcache(play: Play) -> list[str]:
@@ -97,10 +105,7 @@ def _lmcache(play: Play) -> list[str]:
         )
     ]
     if told:
-        parts.append(
-            f"The one with the most of its prompt in a cache:\n{_fill(summary(told[0]) + '.', '   ')}\n\n"
-            f"{textwrap.indent(explain(told[0]), '   ')}"
-        )
+        parts.append(f"The one with the most of its prompt in a cache:\n{_told(told[0])}")
     return parts
 
 
@@ -165,7 +170,7 @@ def serving(data: str, admin: str, policy: str, program: str) -> str:
     )
 
 
-def _fill(text: str, indent: str = "") -> str:
+def _fill(text: str, indent: str = "", hanging: str = "") -> str:
     return textwrap.fill(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, _WIDTH, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
     )

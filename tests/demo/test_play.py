@@ -51,8 +51,16 @@ async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> No
     assert "smetric: route to vllm-" in text
     assert "bin/smetric serve --policy smetric --instance" in text
     assert "OTEL_EXPORTER_OTLP_ENDPOINT=" in text
-    # Explanations, which are set in, are as long as what they tell.
-    assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("   "))
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+async def test_an_account_longer_than_a_line_goes_on_further_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    play, _ = await played("smetric")
+    monkeypatch.setattr("smetric.demo.report._WIDTH", 48)
+    told = report([play], None, "bin/smetric", {}).splitlines()
+    first = next(at for at, line in enumerate(told) if line.startswith("   smetric: route to"))
+    assert all(len(line) <= 48 for line in told[first : first + 6])
+    assert any(line.startswith(" " * 9) for line in told[first : first + 6])
 
 
 async def test_lmcache_tells_what_engines_hold_and_a_decision_by_it_names_the_tier() -> None:
