@@ -24,7 +24,7 @@ from smetric.errors import HttpError
 from smetric.proxy.admission import Admission
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.error_response import error_event, send_error
-from smetric.proxy.forward import CLIENT_CLOSED, Forwarding
+from smetric.proxy.forward import Forwarding
 from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
 from smetric.proxy.permit import Permit
@@ -32,6 +32,7 @@ from smetric.proxy.plane import Plane
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.reading import Reading, parse
 from smetric.request import Api, InferenceRequest
+from smetric.telemetry import names
 from smetric.telemetry.exchange import Telemetry
 
 #: Inference paths and their APIs.
@@ -49,6 +50,8 @@ CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+#: The status logged for a client that did not stay to the end of its answer.
+CLIENT_CLOSED = 499
 #: Seconds that a client which is cut off may take to be told so.
 LAST_WORDS_S = 1.0
 CUT_OFF = HttpError(
@@ -163,27 +166,32 @@ class Inference:
             exchange.end(error.status, error_type=error.kind)  # whether or not the client stays to hear of it
             await send_error(outbox, scope["path"], error)
         except ClientGone:
-            exchange.end(CLIENT_CLOSED, error_type="client_gone")
+            exchange.end(CLIENT_CLOSED, error_type=names.CLIENT_GONE)
         except asyncio.CancelledError:
             expired = inbox.watchdog.expired
+            bytes_out = forwarding.bytes_out if forwarding is not None else 0
             if expired == "body":
                 exchange.end(408, error_type="request_timeout")  # the intake says so
-            elif expired is None and not inbox.gone:
-                await self._cut_off(scope["path"], inbox, outbox, forwarding)
-                exchange.end(CUT_OFF.status, error_type="shutdown")
+            elif expired is not None:
+                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_STALLED)
+            elif inbox.gone:
+                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_GONE)
+            else:
+                exchange.end(outbox.status or CUT_OFF.status, bytes_out=bytes_out, error_type=names.SHUTDOWN)
+                await self._cut_off(scope["path"], outbox, forwarding)
             raise
         finally:
             if permit is not None:
                 permit.end()
             door.under_way.end(inbox.task)
-            exchange.end(500, error_type="internal_error")  # counts only if nothing above has ended it
+            exchange.end(outbox.status or 500, error_type="internal_error")  # only if nothing above has ended it
 
-    async def _cut_off(self, path: str, inbox: Inbox, outbox: Outbox, forwarding: Forwarding | None) -> None:
+    async def _cut_off(self, path: str, outbox: Outbox, forwarding: Forwarding | None) -> None:
         """The router stops before this request has ended: say so, and end without the mark of a good end."""
         self._door.under_way.cut += 1
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                if not outbox.started:
+                if not outbox.status:
                     outbox.is_last = True
                     await send_error(outbox, path, CUT_OFF)
                 elif forwarding is not None and forwarding.awaits_events:
@@ -265,7 +273,7 @@ class _Routed:
             fields = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
             await send_error(send, scope["path"], told, fields)
         except Exception:
-            if scope["type"] == "http" and not cast(Outbox, send).started:
+            if scope["type"] == "http" and not cast(Outbox, send).status:
                 told = HttpError(500, "a fault in the router; its log says where", "internal_error")
                 await send_error(send, scope["path"], told)
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from smetric.errors import HttpError, UpstreamError
+from smetric.errors import HttpError, Overloaded, UpstreamError
 from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
@@ -26,13 +26,10 @@ from smetric.proxy.upstream import Answer
 from smetric.proxy.wire import AnswerBroken, Unreachable, UpstreamFailed
 from smetric.request import InferenceRequest
 from smetric.router import Routing
+from smetric.telemetry import names
 from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.exchange import Exchange
-from smetric.telemetry.names import CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, HELD
 from smetric.telemetry.record import DecisionRecord
-
-#: The status logged for a client that left first.
-CLIENT_CLOSED = 499
 
 
 class Forwarding:
@@ -83,18 +80,11 @@ class Forwarding:
 
     async def run(self) -> None:
         """Route, send, stream back; answers errors in the API's own shape."""
-        exchange, watchdog = self._exchange, self._inbox.watchdog
         self._inbox.watch()
         try:
             await self._attempts()
         except HttpError as error:
             await self._fail(error)
-        except asyncio.CancelledError:
-            if not self._inbox.gone and watchdog.expired is None:
-                exchange.end(503, bytes_out=self._bytes_out, error_type="shutdown")
-            else:
-                exchange.end(CLIENT_CLOSED, bytes_out=self._bytes_out, error_type="client_gone")
-            raise
         finally:
             self._trial.close()
 
@@ -107,10 +97,13 @@ class Forwarding:
             self._inbox.watchdog.disarm()  # time in the queue has its own bounds
             try:
                 routing = await permit.route(router, self._request, exclude=tried, leased=self._leased)
-            except (asyncio.CancelledError, HttpError):
+            except (asyncio.CancelledError, Overloaded) as error:
                 if permit.held is not None:
                     self._exchange.decided(self._record(permit.held))
-                raise
+                if failure is None or not isinstance(error, Overloaded):
+                    raise
+                self._give_up(error.reason)
+                break  # no place elsewhere: as where there is nobody else
             lease = routing.lease
             try:
                 record = self._record(routing)
@@ -135,17 +128,21 @@ class Forwarding:
             if tried or not failure.elsewhere or routing.outcome == "pinned":
                 break
             if not retries.take():
-                self._exchange.telemetry.metrics.retry_refused()
-                self._trial.untried()
+                self._give_up(names.BUDGET)
                 break
             tried.append(lease.instance)
         await self._give(failure)
+
+    def _give_up(self, reason: str) -> None:
+        """Another instance is not tried, for *reason*, one of `names.NOT_RETRIED`."""
+        self._exchange.give_up(reason)
+        self._trial.untried()
 
     def _record(self, routing: Routing) -> DecisionRecord:
         generation, permit, shadows = routing.generation, self._permit, routing.route.shadows
         return DecisionRecord(
             time_ns=time.time_ns(),
-            outcome=HELD if permit.held is not None and routing.lease is not None else routing.outcome,
+            outcome=names.HELD if permit.held is not None and routing.lease is not None else routing.outcome,
             request=self._request,
             held_s=permit.waited_s,
             held_by=permit.held.decision if permit.held is not None else None,
@@ -178,11 +175,11 @@ class Forwarding:
             )
         except UpstreamFailed as failed:
             attempt.end(failed.reason)
-            if failed.reason in (CONNECT_ERROR, CONNECT_TIMEOUT):
+            if failed.reason in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
                 instance.healthy = False  # until a scrape succeeds again
-            if failed.reason == EXHAUSTED:
+            if failed.reason == names.EXHAUSTED:
                 none_left = "the router has no connection left for this request; send it again"
-                return Failure(UpstreamError(none_left, reason=EXHAUSTED, status=503), elsewhere=False)
+                return Failure(UpstreamError(none_left, reason=names.EXHAUSTED, status=503), elsewhere=False)
             return Failure(
                 UpstreamError(
                     "the instance chosen for this request could not be reached",
@@ -200,7 +197,7 @@ class Forwarding:
             return await self._answer(lease, record, attempt, answer)
         except asyncio.CancelledError:
             answer.close()
-            if watchdog.expired == "first_byte" and not self._outbox.started:
+            if watchdog.expired == "first_byte" and not self._outbox.status:
                 return self._overdue(attempt)
             attempt.end("aborted", status=answer.status)
             raise
@@ -278,5 +275,6 @@ class Forwarding:
         return delivery is not None and delivery.observer.is_stream and not delivery.observer.ended
 
     @property
-    def _bytes_out(self) -> int:
+    def bytes_out(self) -> int:
+        """Bytes of the instance's answer that were passed on."""
         return self._delivery.observer.size if self._delivery is not None else 0

@@ -79,7 +79,7 @@ class Intake:
             if not inbox.gone and expired is None:
                 raise  # the server is shutting down
             task.uncancel()
-            if expired == "body" and not outbox.started:
+            if expired == "body" and not outbox.status:
                 inbox.drain()
                 await send_error(
                     outbox,

@@ -15,7 +15,7 @@ class Outbox:
     own server does that by itself.
     """
 
-    __slots__ = ("_inbox", "_lingers", "_send", "_send_timeout_s", "_transaction", "_watchdog", "is_last", "started")
+    __slots__ = ("_inbox", "_lingers", "_send", "_send_timeout_s", "_transaction", "_watchdog", "is_last", "status")
 
     def __init__(self, send: Send, inbox: Inbox, send_timeout_s: float) -> None:
         self._send = send
@@ -24,8 +24,8 @@ class Outbox:
         self._watchdog = inbox.watchdog
         self._send_timeout_s = send_timeout_s
         self._lingers = False
-        #: The answer's head has been handed to the server.
-        self.started = False
+        #: Of the answer, once its head has been handed to the server; 0 until then.
+        self.status = 0
         #: The connection ends with this answer.
         self.is_last = False
 
@@ -44,7 +44,7 @@ class Outbox:
             if piece or is_last:
                 await self.pass_on(piece, is_last=is_last)
             return
-        self.started = True
+        self.status = status
         if self.is_last:
             headers = [*headers, (b"connection", b"close")]
         is_held = bool(piece) or is_last
@@ -78,7 +78,7 @@ class Outbox:
         """Send one ASGI message."""
         self._watchdog.arm(self._send_timeout_s, "send")
         if message["type"] == "http.response.start":
-            self.started = True
+            self.status = message["status"]
             if self._inbox.must_drain:
                 self._lingers = self.is_last = True
                 self._inbox.drain()

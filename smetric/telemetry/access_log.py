@@ -43,6 +43,8 @@ class AccessLog:
             fields["ttft_s"] = round(exchange.ttft_s, 6)
         if error_type:
             fields["error_type"] = error_type
+        if exchange.gave_up:
+            fields["gave_up"] = exchange.gave_up
         record = exchange.record
         if record is not None:
             _add_decision(fields, record)

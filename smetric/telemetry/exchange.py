@@ -126,6 +126,7 @@ class Exchange:
         "_trace_text",
         "arrival_ns",
         "baggage",
+        "gave_up",
         "parent",
         "record",
         "server",
@@ -143,6 +144,8 @@ class Exchange:
         self.parent, self.baggage = telemetry.tracing.propagation.extract(scope["headers"], trusted=trusted)
         #: The SERVER span; None until the trace is recorded.
         self.server: OpenSpan | None = None
+        #: Why it was not tried on another instance: one of `names.NOT_RETRIED`; empty unless `give_up` was called.
+        self.gave_up = ""
         #: Seconds from arrival to the first byte of the answer, None until then.
         self.ttft_s: float | None = None
         self._started = time.perf_counter()
@@ -225,6 +228,11 @@ class Exchange:
             self.telemetry.metrics.sent(self.elapsed_s())
         return Attempt(self, self.record, path, self._attempts)
 
+    def give_up(self, reason: str) -> None:
+        """The attempt has failed, and no other is made for *reason*, one of `names.NOT_RETRIED`."""
+        self.gave_up = reason
+        self.telemetry.metrics.retry_refused()
+
     def answering(self) -> None:
         """The chosen instance has begun to answer; called once, and only where it is no refusal."""
         if self.record is not None:
@@ -246,7 +254,7 @@ class Exchange:
         """The answer has ended; only the first call counts.
 
         Args:
-            status: what the client was sent; 499 if it left before.
+            status: what the client was sent; 499 if it left, or read nothing any more, before the end.
             bytes_out: bytes of the body sent to it.
             events: events of the stream sent to it.
             usage: tokens as the instance counted them.
@@ -340,6 +348,8 @@ class Exchange:
         server.attributes[names.HTTP_STATUS.name] = status
         if error_type or failed:
             server.attributes[names.ERROR_TYPE.name] = error_type or str(status)
+        if self.gave_up:
+            server.attributes[names.GAVE_UP.name] = self.gave_up
         if failed:
             server.failed()
         server.end(self.arrival_ns + int(duration_s * 1e9))

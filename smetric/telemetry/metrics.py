@@ -130,7 +130,7 @@ class Metrics:
         self._attempts.count(self._instance(instance), result)
 
     def retry_refused(self) -> None:
-        """A failed request was not tried elsewhere as the retry budget was spent."""
+        """A failed request was not tried elsewhere, for one of `names.NOT_RETRIED`."""
         self._retries_refused.inc()
 
     def refused(self, reason: str) -> None:

@@ -166,9 +166,10 @@ async def test_g2_at_the_deadline_each_client_is_told_in_its_apis_shape_and_the_
         unanswered = answers["/v1/completions"]
         assert (unanswered.status, unanswered.complete) == (503, True)
         assert unanswered.value("retry-after") == "1"
-        passed_on = {line["path"]: line["bytes"] for line in router.lines("request")}
-        streamed = len(delta("a"))
-        assert passed_on == {"/v1/chat/completions": streamed, "/v1/messages": streamed, "/v1/completions": 0}
+        lines = {line["path"]: (line["status"], line["bytes"], line["error_type"]) for line in router.lines("request")}
+        streamed = (200, len(delta("a")), "shutdown")  # as their clients saw it
+        unsent = (503, 0, "shutdown")
+        assert lines == {"/v1/chat/completions": streamed, "/v1/messages": streamed, "/v1/completions": unsent}
         assert len(engine.aborted) == 3
         for client in clients.values():
             client.leave()
@@ -186,7 +187,12 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(tmp_path: 
         router.terminate()
         await until(lambda: bool(router.lines("smetric.draining")))
         router.terminate()
+        answer = await client.response()
+        assert (answer.status, answer.complete) == (200, False)
+        assert b"shutting_down" in answer.body
         assert await router.ended() == 1
+        (line,) = router.lines("request")
+        assert (line["status"], line["bytes"], line["error_type"]) == (200, len(delta("a")), "shutdown")
 
 
 async def test_a_load_balancer_may_notice_before_the_port_closes(tmp_path: Path) -> None:

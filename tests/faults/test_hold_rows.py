@@ -10,7 +10,7 @@ import orjson
 
 from smetric.config.overload import OverloadSettings
 from smetric.config.settings import Drain, InstanceSettings, Limits, Scrape
-from tests.fakes import Response, until
+from tests.fakes import Call, FakeEngine, Response, hang, until
 from tests.faults.gated import Gated, asked, busy, figures
 from tests.faults.harness import Running, running
 
@@ -230,3 +230,59 @@ async def test_a_held_request_outlives_the_deadline_for_bodies(tmp_path: Path) -
             gated.let_through()
         assert [(await task).status for task in tasks] == [200, 200]
         gated.engine.recover()
+
+
+async def busy_or_full(call: Call) -> None:
+    """What has come to stay is not answered; what comes to an engine that has room finds that it is overloaded."""
+    if orjson.loads(call.body)["user"] == "stays":
+        await hang(call)
+    await call.answer(503, b'{"error":{"message":"full"}}', (b"retry-after", b"7"))
+
+
+async def told_of_giving_up(router: Running) -> dict[str, Any]:
+    """The line of the request that was not tried again."""
+    await until(lambda: any("gave_up" in line for line in router.lines("request")))
+    (line,) = [line for line in router.lines("request") if "gave_up" in line]
+    return line
+
+
+async def test_a_retry_that_finds_no_place_leaves_the_client_what_the_first_instance_said(tmp_path: Path) -> None:
+    policy = tmp_path / "ever.policy"
+    policy.write_text("policy ever\n\nhold for req.held + 1s when all(requests >= 1)\nroute argmin(requests)\n")
+    settings = OverloadSettings(queue=0)
+    engines = (FakeEngine(), FakeEngine())
+    async with running(*engines, policy=str(policy), scrape=SLOW_SCRAPE, overload=settings) as router:
+        for engine in engines:
+            engine.script = busy_or_full
+        stays = asked(router, "stays")
+        await until(lambda: router.counted()[0] == 1)
+        answer = await router.chat(user="fails")
+        assert (answer.status, answer.value("retry-after")) == (503, "7")
+        assert answer.body == b'{"error":{"message":"full"}}'
+        line = await told_of_giving_up(router)
+        told = (line["status"], line["error_type"], line["gave_up"], line["attempts"], line["outcome"])
+        assert told == (503, "upstream_status", "queue", 1, "routed")
+        assert figures(router, "smetric_retries_refused_total") == {"smetric_retries_refused_total": 1}
+        stays.cancel()
+
+
+async def test_a_retry_that_is_held_and_then_finds_no_place_is_told_with_what_held_it(tmp_path: Path) -> None:
+    settings = OverloadSettings(in_flight=2, wait=0.2)
+    engines = (FakeEngine(), FakeEngine())
+    async with running(*engines, policy=holding(tmp_path), scrape=SLOW_SCRAPE, overload=settings) as router:
+        for engine in engines:
+            engine.script = busy_or_full
+        stay = [asked(router, "stays")]
+        await until(lambda: router.counted()[0] == 1)
+        fails = asked(router, "fails")
+        await until(lambda: busy(router) == 1)  # it is held, and has given up its place
+        stay.append(asked(router, "stays"))
+        await until(lambda: router.counted()[0] == 2)
+        router.application.admission.queue.reloaded()
+        answer = await fails
+        assert (answer.status, answer.value("retry-after")) == (503, "7")
+        line = await told_of_giving_up(router)
+        told = (line["gave_up"], line["attempts"], line["outcome"], line["rule"], line["instance"])
+        assert told == ("in_flight", 1, "held", "wait_for_room", "")
+        for task in stay:
+            task.cancel()

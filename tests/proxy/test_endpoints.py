@@ -134,6 +134,22 @@ async def test_a_fault_of_ours_is_answered_500_in_the_apis_shape_logged_and_leav
         assert router.counted() == (0, 0, 0)
 
 
+async def test_a_fault_of_ours_behind_an_answer_is_logged_with_the_status_that_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(FakeEngine()) as router:
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(router.application.router, "settled", broken)
+            assert (await router.chat()).status == 200
+        await until(lambda: len(router.lines("request")) == 2)
+        line = router.lines("request")[1]
+        assert (line["status"], line["error_type"]) == (200, "internal_error")
+
+
 async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_cards() -> None:
     engines = [FakeEngine(), FakeEngine(), FakeEngine()]
     other = b'{"object":"list","data":[{"id":"tiny","root":"b"},{"id":"lora","parent":"tiny","max_model_len":9}]}'

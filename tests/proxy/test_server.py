@@ -167,3 +167,6 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_stream_aborted() -> 
             )
             await until(lambda: len(engine.aborted) == 1)
             await until(lambda: len(asyncio.all_tasks()) <= before)  # while the client still holds its end
+        await until(lambda: len(router.lines("request")) == 2)
+        line = router.lines("request")[1]
+        assert (line["status"], line["error_type"]) == (499, "client_stalled")

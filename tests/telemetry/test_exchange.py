@@ -162,6 +162,20 @@ async def test_a_retry_makes_a_second_decision_and_a_second_attempt(
     assert len({each.span.trace_id for each in receiver.spans}) == 1
 
 
+async def test_an_attempt_that_is_not_made_elsewhere_is_told_with_the_reason(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    exchange = begin(app)
+    exchange.decided(record())
+    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
+    exchange.give_up(names.BUDGET)
+    exchange.end(503, error_type=names.CONNECT_ERROR)
+    run_one(app, record())
+    assert await app.tracing.shutdown()
+    assert [each.attributes.get("smetric.upstream.gave_up") for each in receiver.named("POST")] == ["budget", None]
+
+
 @pytest.mark.parametrize("outcome", [names.REJECTED, names.NO_CANDIDATE, names.ERROR])
 @pytest.mark.parametrize("flag", [None, b"00"])
 async def test_outcomes_out_of_the_ordinary_are_recorded_whatever_the_sampler_says(

@@ -8,7 +8,16 @@ dots into trees.
 from __future__ import annotations
 
 from smetric.telemetry.names.kind import Attribute
-from smetric.telemetry.names.values import HOLD_REASONS, LEFT_OUT, NOT_PICKED, ORIGINS, OUTCOMES, REASONS, RESULTS
+from smetric.telemetry.names.values import (
+    HOLD_REASONS,
+    LEFT_OUT,
+    NOT_PICKED,
+    NOT_RETRIED,
+    ORIGINS,
+    OUTCOMES,
+    REASONS,
+    RESULTS,
+)
 
 SPANS = {
     "{method} {route}": "SERVER: the request as the client sees it; starts at its arrival.",
@@ -118,6 +127,12 @@ LOAD_WAITING = Attribute("smetric.load.waiting", "double", "requests", "Waiting 
 LOAD_KV_USAGE = Attribute("smetric.load.kv_usage", "double", "", "Share of KV blocks in use there, where it read it.")
 ATTEMPT = Attribute("smetric.upstream.attempt", "int", "", "1 for the first attempt of a request.")
 RESULT = Attribute("smetric.upstream.result", "string", "", f"How the attempt ended: {', '.join(RESULTS)}.")
+GAVE_UP = Attribute(
+    "smetric.upstream.gave_up",
+    "string",
+    "",
+    f"On the request's own span: of what there was too much to try it elsewhere, {', '.join(NOT_RETRIED)}.",
+)
 
 HTTP_METHOD = Attribute("http.request.method", "string", "", "The method; `_OTHER` when it is not a known one.")
 HTTP_ROUTE = Attribute("http.route", "string", "", "The matched route template.")

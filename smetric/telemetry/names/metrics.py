@@ -159,7 +159,10 @@ OVERHEAD_SECONDS = Metric(
 )
 ATTEMPTS = Metric("smetric_upstream_attempts_total", "counter", ("instance", "result"), "Attempts on instances.")
 RETRIES_REFUSED = Metric(
-    "smetric_retries_refused_total", "counter", (), "Failed attempts not tried elsewhere: the retry budget was spent."
+    "smetric_retries_refused_total",
+    "counter",
+    (),
+    "Failed attempts not tried elsewhere: the retry budget was spent, or the queue had no room.",
 )
 IN_PROGRESS = Metric("smetric_requests_in_progress", "gauge", (), "Requests that arrived and have not ended.")
 INFLIGHT = Metric("smetric_inflight_requests", "gauge", ("instance",), "Sequences sent to an instance and not ended.")

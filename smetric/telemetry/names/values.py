@@ -114,6 +114,15 @@ ABORTED = "aborted"
 RESENT = "resent"
 RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
 
+# Why a failed attempt is not tried elsewhere: retries are bounded, and the last two as refusals.
+BUDGET = "budget"
+NOT_RETRIED = (BUDGET, "queue", "in_flight")
+
+# What ended an answer where neither the instance nor the request itself was at fault.
+CLIENT_GONE = "client_gone"
+CLIENT_STALLED = "client_stalled"
+SHUTDOWN = "shutdown"
+
 # How instances stand (`smetric.fleet.instance.State`), and why they are left out.
 STATES = ("well", "warming", "ejected", "ill", "refusing", "stopping", "draining")
 PROBE = "probe"
