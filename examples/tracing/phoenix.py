@@ -113,6 +113,6 @@ def phoenix(work: Path, *, port: int, grpc_port: int) -> Iterator[str]:
         "PHOENIX_WORKING_DIR": str(work),
     }
     log = work / "phoenix.log"
-    command = [folder() / "venv" / "bin" / "phoenix", "serve"]
+    command: list[str | Path] = [folder() / "venv" / "bin" / "phoenix", "serve"]
     with serving(command, told, log, ready=f"{url}/healthz", ready_s=READY_S, end_s=END_S):
         yield url
