@@ -42,6 +42,7 @@ from smetric.proxy.models import Models
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.plane import Deadlines, Plane
 from smetric.proxy.policy_admin import policy_routes
+from smetric.proxy.readiness import unready
 from smetric.proxy.saturation import Saturation
 from smetric.proxy.savings import savings_routes
 from smetric.proxy.supervisor import notify
@@ -181,6 +182,7 @@ class Application:
         self._salt = None
         if settings.tenants.cache_salt == "tenant" and secret is not None:
             self._salt = TenantSalt(settings.tenant_header.lower(), secret)
+        #: It has started, and does not end yet.
         self.is_ready = False
         #: No policy need be tried any more; asked by a thread.
         self._ending = threading.Event()
@@ -194,6 +196,9 @@ class Application:
         log.warning("smetric.instance.restarted", instance=instance.id, incarnation=instance.incarnation)
         self.fleet.health.restarted(instance)
         self.router.forget(instance)
+
+    def _why_unready(self) -> str:
+        return unready(self.fleet, is_ready=self.is_ready, is_ending=self._ending.is_set())
 
     def _models(self) -> Iterable[str]:
         served = {name for instance in self.fleet.instances for name in instance.models or ()}
@@ -234,7 +239,7 @@ class Application:
             finally:
                 await self.stop()
 
-        app = data_app(door, Models(self.fleet, self.upstream, settings.models), lambda: self.is_ready, lifespan)
+        app = data_app(door, Models(self.fleet, self.upstream, settings.models), self._why_unready, lifespan)
         intake = Intake(app, data_limits(settings))
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
         self.metrics.register(OverloadGauges(saturation.figures))
@@ -247,7 +252,7 @@ class Application:
             decisions=self.telemetry.decisions,
             metrics=self.metrics,
             caches=self.caches,
-            is_ready=lambda: self.is_ready,
+            why_unready=self._why_unready,
             routes=[
                 *live_routes(self.live),
                 *drain_routes(self.fleet, self.drains),

@@ -9,12 +9,13 @@ from http import HTTPStatus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from smetric.caches.watch import CacheWatch
 from smetric.fleet.fleet import Fleet
 from smetric.proxy.admin_route import AdminRoute, as_json
+from smetric.proxy.readiness import health_routes
 from smetric.records.ring import alone
 from smetric.telemetry.decisions import ABSENT, KEPT, DecisionLog, brief, full
 from smetric.telemetry.metrics import Metrics
@@ -30,7 +31,7 @@ def admin_app(
     decisions: DecisionLog,
     metrics: Metrics,
     caches: CacheWatch,
-    is_ready: Callable[[], bool],
+    why_unready: Callable[[], str],
     routes: Sequence[Route] = (),
 ) -> Starlette:
     """The admin port's app; everything it shows is handed in, and *routes* of other parts too."""
@@ -38,12 +39,6 @@ def admin_app(
     async def metrics_page(request: Request) -> Response:
         page, content_type = await metrics.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})
-
-    async def healthz(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def readyz(_: Request) -> Response:
-        return PlainTextResponse("ready\n") if is_ready() else PlainTextResponse("draining\n", 503)
 
     async def list_decisions(request: Request) -> Response:
         text = request.query_params.get("limit", str(LIMIT))
@@ -108,8 +103,7 @@ def admin_app(
     return Starlette(
         routes=[
             Route("/metrics", metrics_page),
-            Route("/healthz", healthz),
-            Route("/readyz", readyz),
+            *health_routes(why_unready),
             AdminRoute("/admin/decisions", list_decisions, query=("limit",)),
             *routes,
             AdminRoute("/admin/decisions/{id}", one_decision),

@@ -14,8 +14,6 @@ from functools import lru_cache
 from typing import Any, cast
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 
 from smetric.body import patch_model
@@ -29,6 +27,7 @@ from smetric.proxy.inbox import ClientGone, Inbox
 from smetric.proxy.outbox import Outbox
 from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
+from smetric.proxy.readiness import health_routes
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.reading import Reading, parse
 from smetric.request import Api, InferenceRequest
@@ -211,7 +210,7 @@ class Inference:
 def data_app(
     door: Door,
     models: Any,
-    is_ready: Callable[[], bool],
+    why_unready: Callable[[], str],
     lifespan: Callable[[Any], AbstractAsyncContextManager[None]],
 ) -> App:
     """The data port's app: `/v1/…` and health, nothing else.
@@ -219,16 +218,9 @@ def data_app(
     Args:
         door: shared parts.
         models: the endpoint of `GET /v1/models`, an ASGI callable.
-        is_ready: whether new requests are welcome.
+        why_unready: why new requests are not welcome; empty if they are.
         lifespan: starts and stops what runs beside requests.
     """
-
-    async def healthz(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def readyz(_: Request) -> Response:
-        return PlainTextResponse("ready\n") if is_ready() else PlainTextResponse("draining\n", 503)
-
     routes: list[Route] = [
         *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
         Route("/v1/models", models, methods=["GET"]),
@@ -236,8 +228,7 @@ def data_app(
         *(Route(path, Inference(door, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(door, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
         Route(CANCEL_RESPONSE, Inference(door, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),
-        Route("/healthz", healthz, methods=["GET"]),
-        Route("/readyz", readyz, methods=["GET"]),
+        *health_routes(why_unready),
     ]
     # A redirect would take its host from the client.
     router = Router(routes, lifespan=lifespan, redirect_slashes=False)

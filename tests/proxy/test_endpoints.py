@@ -107,14 +107,6 @@ async def test_fields_that_engines_set_for_each_other_are_refused() -> None:
         assert router.engines[0].calls == []
 
 
-async def test_health_is_told_on_the_data_port() -> None:
-    async with running(FakeEngine()) as router:
-        assert (await router.ask("GET", "/healthz")).body == b"ok\n"
-        assert (await router.ask("GET", "/readyz")).status == 200
-        router.application.is_ready = False
-        assert (await router.ask("GET", "/readyz")).status == 503
-
-
 async def test_a_fault_of_ours_is_answered_500_in_the_apis_shape_logged_and_leaves_no_charge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
