@@ -56,7 +56,8 @@ class Screen:
     """Looks through bodies and remembers by hash what it has seen."""
 
     def __init__(self) -> None:
-        #: By the hash of all bytes up to a place: twice the marks of values up to there, plus 1 if all is plain.
+        #: By the hash of all bytes up to a place: twice the marks of values up to there, -1 where they were not counted,
+        #: plus 1 if all is plain.
         self._seen: OrderedDict[int, int] = OrderedDict()
 
     def __call__(self, body: bytes) -> Screened:
@@ -71,32 +72,33 @@ class Screen:
             except UnicodeDecodeError:
                 _refuse_other_encodings(body, 0)
             return Screened(body, _is_plain(body, 0, len(body)), [])
-        places = _places(body)
-        known, found = self._deepest(places)
-        start, marks, is_plain = known * STRIDE, found >> 1, bool(found & 1)
+        places, is_counted = _places(body), len(body) > UNCOUNTED_BYTES
+        known, found = self._deepest(places, 0 if is_counted else -2)
+        start, marks, is_plain = known * STRIDE, found >> 1 if is_counted else -1, bool(found & 1)
         if not body.isascii():
             _refuse_other_encodings(body, start)
         news: list[int] = []
         for _ in places[known:]:
             end = start + STRIDE
-            marks += _marks(body[start:end])
+            if is_counted:
+                marks += _marks(body[start:end])
             is_plain = is_plain and _is_plain(body, start, end)
             news.append(marks << 1 | is_plain)
             start = end
         is_plain = is_plain and _is_plain(body, start, len(body))
-        if len(body) > UNCOUNTED_BYTES and marks + _marks(body[start:]) > MAX_VALUES:
+        if is_counted and marks + _marks(body[start:]) > MAX_VALUES:
             _refuse_bomb(body)
         self._seen.update(zip(places[known:], news, strict=True))
         while len(self._seen) > MOST_PLACES:
             self._seen.popitem(last=False)
         return Screened(body, is_plain, places)
 
-    def _deepest(self, places: list[int]) -> tuple[int, int]:
-        """How many of *places* lead up to what has been seen, and what was found up to there."""
+    def _deepest(self, places: list[int], least: int) -> tuple[int, int]:
+        """How many of *places* lead up to what has been seen, and what was found up to there: *least* or more."""
         seen = self._seen
         for number in range(len(places), 0, -1):
             found = seen.get(places[number - 1])
-            if found is not None:
+            if found is not None and found >= least:
                 seen.move_to_end(places[number - 1])
                 return number, found
         return 0, 1
