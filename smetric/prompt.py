@@ -18,7 +18,7 @@ from smetric.parts import Kind, Outline, Parts, parts_of
 
 #: Rendered bytes per block. A block's hash covers everything before it.
 BLOCK_BYTES = 1024
-#: Pieces of more bytes are hashed where they are.
+#: Most bytes hashed in one go, whole blocks; of larger pieces no copy is made.
 CHUNK_BYTES = 64 * 1024
 #: Rendered bytes an image stands for: 1,024 tokens at the initial ratio.
 IMAGE_BYTES = 4096
@@ -26,6 +26,8 @@ IMAGE_BYTES = 4096
 _PIECES_SEEN = 4
 _BYTES_SEEN = 4096
 _NONE = array("Q")
+#: The blocks of a chunk.
+_CUTS = [slice(at, at + BLOCK_BYTES) for at in range(0, CHUNK_BYTES, BLOCK_BYTES)]
 
 
 class Prompt:
@@ -55,6 +57,7 @@ class Prompt:
         "held_before",
         "history_bytes",
         "key",
+        "length",
         "question_bytes",
         "size",
         "token_blocks",
@@ -90,6 +93,8 @@ class Prompt:
         self._known_bytes = carried.mark.size // BLOCK_BYTES * BLOCK_BYTES if carried is not None else 0
         #: Rendered bytes.
         self.size = self._known_bytes + sum(map(len, pieces))
+        #: Tokens, at least 1.
+        self.length = self.tokens(self.size) or 1
 
     def tokens(self, rendered_bytes: int) -> int:
         """How many whole tokens *rendered_bytes* of this prompt are."""
@@ -106,12 +111,8 @@ class Prompt:
     def count(self, tokens: int) -> None:
         """The prompt is known to have *tokens* tokens, at least 1: convert by what that makes of its bytes."""
         self.bytes_per_token = max(1, self.size) / tokens
+        self.length = tokens
         self.counted = True
-
-    @property
-    def length(self) -> int:
-        """Tokens of the prompt, at least 1."""
-        return self.tokens(self.size) or 1
 
     @property
     def beginning(self) -> int:
@@ -211,19 +212,20 @@ def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int, 
     blocks: list[int] = []
     left = b""  # of the chunks before, and fills no block
     for chunk in _chunks(pieces) if size > CHUNK_BYTES else pieces:
-        view, start = memoryview(chunk), 0
+        view = memoryview(chunk)
         if left:
-            start = BLOCK_BYTES - len(left)
-            left += view[:start]
+            missing = BLOCK_BYTES - len(left)
+            left += view[:missing]
             if len(left) < BLOCK_BYTES:
                 continue
             last = hash_of(left, last)
             blocks.append(last)
-        end = start + max(0, len(view) - start) // BLOCK_BYTES * BLOCK_BYTES
-        for at in range(start, end, BLOCK_BYTES):
-            last = hash_of(view[at : at + BLOCK_BYTES], last)
+            view = view[missing:]
+        full = len(view) // BLOCK_BYTES
+        for cut in _CUTS[:full]:
+            last = hash_of(view[cut], last)
             blocks.append(last)
-        left = bytes(view[end:])
+        left = bytes(view[full * BLOCK_BYTES :])
     question = 0
     if question_bytes:
         asked = question_bytes - len(known) * BLOCK_BYTES
@@ -234,7 +236,7 @@ def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int, 
 
 
 def _chunks(pieces: Sequence[Text]) -> Iterator[Text]:
-    """The text of *pieces*, small ones put together: a copy of it all would be fresh memory, which costs most."""
+    """The text of *pieces* in chunks, small ones put together: a copy of it all would be fresh memory, which is slow."""
     small: list[Text] = []
     size = 0
     for piece in pieces:
@@ -244,7 +246,9 @@ def _chunks(pieces: Sequence[Text]) -> Iterator[Text]:
             small.clear()
             size = 0
         if length > CHUNK_BYTES:
-            yield piece
+            view = memoryview(piece)
+            for at in range(0, length, CHUNK_BYTES):
+                yield view[at : at + CHUNK_BYTES]
         else:
             small.append(piece)
             size += length

@@ -9,6 +9,7 @@ import asyncio
 import enum
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from smetric.block_keys import BlockKeys
 from smetric.parts import NOTHING, Parts, hash_of
@@ -65,6 +66,8 @@ class InferenceRequest:
     template_args: bytes = field(default=b"", repr=False)
     #: Hashes of the prompt's parts, once an answer has begun.
     parts: Parts | None = field(default=None, repr=False)
+    #: The prompt as `smetric.sources.cut` cuts its text, kept there.
+    text_cut: Any = field(default=None, repr=False)
     #: Chained keys of the prompt's token blocks by block size, kept by the source that computed them.
     block_keys: dict[int, BlockKeys] = field(default_factory=dict, repr=False)
     #: The body as received, for whoever tokenises it, till the first byte of the answer; the task that does so, and the
@@ -107,6 +110,6 @@ class InferenceRequest:
 
     def let_go(self) -> None:
         """The exchange has ended; what is recorded of it must not keep its body alive."""
-        self.prompt = self.body = self.tokenising = self.token_ids = self.parts = None
+        self.prompt = self.text_cut = self.body = self.tokenising = self.token_ids = self.parts = None
         self.template_args = b""
         self.block_keys.clear()

@@ -171,8 +171,11 @@ class TextCutting:
     grain = BLOCK_BYTES
 
     def of(self, request: InferenceRequest) -> Cut | None:
-        """Its first prompt, if there is one."""
-        return TextCut(request.prompt) if request.prompt is not None else None
+        """Its first prompt, if there is one; who asks again gets the same."""
+        cut: TextCut | None = request.text_cut
+        if cut is None and request.prompt is not None:
+            cut = request.text_cut = TextCut(request.prompt)
+        return cut
 
 
 class TokenCutting:
