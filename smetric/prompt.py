@@ -236,7 +236,7 @@ def _hashes(pieces: Sequence[Text], size: int, key: bytes, question_bytes: int, 
 
 
 def _chunks(pieces: Sequence[Text]) -> Iterator[Text]:
-    """The text of *pieces* in chunks, small ones put together: a copy of it all would be fresh memory, which is slow."""
+    """The text of *pieces* in chunks, small ones put together: a copy of it all would be fresh memory, and slow."""
     small: list[Text] = []
     size = 0
     for piece in pieces:

@@ -56,8 +56,8 @@ class Screen:
     """Looks through bodies and remembers by hash what it has seen."""
 
     def __init__(self) -> None:
-        #: By the hash of all bytes up to a place: twice the marks of values up to there, -1 where they were not counted,
-        #: plus 1 if all is plain.
+        #: By the hash of all bytes up to a place: twice the marks of values up to there, or -1 where they were not
+        #: counted, plus 1 if all is plain.
         self._seen: OrderedDict[int, int] = OrderedDict()
 
     def __call__(self, body: bytes) -> Screened:
