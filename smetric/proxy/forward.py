@@ -139,25 +139,29 @@ class Forwarding:
         self._trial.untried()
 
     def _record(self, routing: Routing) -> DecisionRecord:
-        generation, permit, shadows = routing.generation, self._permit, routing.route.shadows
-        return DecisionRecord(
-            time_ns=time.time_ns(),
-            outcome=names.HELD if permit.held is not None and routing.lease is not None else routing.outcome,
-            request=self._request,
-            held_s=permit.waited_s,
-            held_by=permit.held.decision if permit.held is not None else None,
-            policy=generation.policy,
-            generation=generation.number,
-            decision=routing.decision,
-            instance=routing.lease.instance if routing.lease is not None else None,
-            evaluate_s=routing.evaluate_s,
-            lookup_s=routing.lookup_s,
-            beside=((routing.beside, None),) if routing.beside is not None else (),
-            route=routing.route.name,
-            arm=routing.arm.name if routing.decision is not None else "",
-            policy_origin=generation.origin.value,
-            judge=shadows.judge if shadows is not None and routing.decision is not None else None,
+        generation, decision, lease, held = routing.generation, routing.decision, routing.lease, self._permit.held
+        record = DecisionRecord(  # made for every request: by position it costs a third of what it costs by name
+            time.time_ns(),
+            routing.outcome if held is None or lease is None else names.HELD,
+            self._request,
+            generation.policy,
+            generation.number,
+            decision,
+            lease.instance if lease is not None else None,
+            routing.evaluate_s,
+            routing.lookup_s,
+            self._permit.waited_s,
+            routing.route.name,
+            routing.arm.name if decision is not None else "",
+            generation.origin,
         )
+        if held is not None:
+            record.held_by = held.decision
+        if routing.beside is not None:
+            record.beside = ((routing.beside, None),)
+        if decision is not None and (shadows := routing.route.shadows) is not None:
+            record.judge = shadows.judge
+        return record
 
     async def _attempt(self, lease: Lease, record: DecisionRecord, attempt: Attempt) -> Failure | None:
         """Send to the chosen instance and relay its answer; None when the client has been answered."""

@@ -155,7 +155,7 @@ def of_decision(
         names.POLICY_HASH.name: policy.digest,
         names.POLICY_SOURCE.name: policy.path.rpartition("/")[2],
         names.POLICY_GENERATION.name: record.generation,
-        names.POLICY_ORIGIN.name: record.policy_origin,
+        names.POLICY_ORIGIN.name: str(record.policy_origin),  # a member of its enumeration
         names.POLICY_PARAMS.name: params_of(policy),
         names.ORIGIN.name: record.origin,
         names.ROUTE.name: record.route,

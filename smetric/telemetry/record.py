@@ -24,20 +24,23 @@ if TYPE_CHECKING:
     from smetric.telemetry.migration import Migration
     from smetric.telemetry.shadowed import Shadowed
 
-_BASE32 = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-#: A character for each value of a byte, by its low five bits: all are as likely.
-_BY_BYTE = _BASE32 * 8
+_BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+#: Two characters for each ten bits, and a character for each value of a byte, by its low five bits.
+_BY_TEN_BITS = [high + low for high in _BASE32 for low in _BASE32]
+_BY_BYTE = _BASE32.encode() * 8
 
 
 @lru_cache(1)
-def _milliseconds(value: int) -> str:
-    """The first ten characters, which the ids of one millisecond share."""
-    return bytes(_BASE32[value >> shift & 0x1F] for shift in range(45, -1, -5)).decode()
+def _beginning(seconds: int) -> str:
+    """The first eight characters, which the ids of 1,024 milliseconds share."""
+    return "".join(_BY_TEN_BITS[seconds >> shift & 0x3FF] for shift in (30, 20, 10, 0))
 
 
 def decision_id(time_ns: int) -> str:
     """A ULID: 26 characters of Crockford's base 32, 48 bits of Unix milliseconds, then 80 random bits."""
-    return _milliseconds(time_ns // 1_000_000) + random.randbytes(16).translate(_BY_BYTE).decode()
+    milliseconds = time_ns // 1_000_000
+    chance = random.getrandbits(128).to_bytes(16, "big").translate(_BY_BYTE).decode()
+    return _beginning(milliseconds >> 10) + _BY_TEN_BITS[milliseconds & 0x3FF] + chance
 
 
 class Usage(NamedTuple):
@@ -48,7 +51,7 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class DecisionRecord:
     """A decision, and the result of acting on it.
 
@@ -63,15 +66,15 @@ class DecisionRecord:
         evaluate_s: seconds the policy took.
         lookup_s: seconds spent on look-ups before.
         held_s: seconds in the queue before that.
-        tokens_source: how `request.prompt_len` is known: exact or estimated.
-        beside: what observed policies read that the acting one did not: snapshots of the same candidates, each with the
-            seconds after the decision at which it was looked up, None for with the decision.
         route: which of the configured routes it fell under.
         arm: one of `names.ARMS`; empty where the route has no canary, or no policy ran.
-        origin: one of `names.ORIGINS`.
         policy_origin: how the policy came to act, as `names.POLICY_ORIGIN` says.
-        judge: evaluates the policies in shadow; let go when it has.
         held_by: the decision by which a rule held the request before; None where none did.
+        beside: what observed policies read that the acting one did not: snapshots of the same candidates, each with the
+            seconds after the decision at which it was looked up, None for with the decision.
+        judge: evaluates the policies in shadow; let go when it has.
+        tokens_source: how `request.prompt_len` is known: exact or estimated.
+        origin: one of `names.ORIGINS`.
     """
 
     time_ns: int
@@ -84,14 +87,14 @@ class DecisionRecord:
     evaluate_s: float = 0.0
     lookup_s: float = 0.0
     held_s: float = 0.0
-    tokens_source: str = "estimated"
-    beside: tuple[tuple[Snapshot, float | None], ...] = ()
     route: str = "default"
     arm: str = ""
-    origin: str = names.LIVE
     policy_origin: str = "start"
-    judge: Callable[[DecisionRecord], tuple[Shadowed, ...]] | None = None
     held_by: Decision | None = None
+    beside: tuple[tuple[Snapshot, float | None], ...] = ()
+    judge: Callable[[DecisionRecord], tuple[Shadowed, ...]] | None = None
+    tokens_source: str = "estimated"
+    origin: str = names.LIVE
 
     id: str = field(init=False)
     #: Tokens of the prompt believed cached on the chosen instance, and the source; None where not known.
@@ -121,9 +124,17 @@ class DecisionRecord:
         if prompt is not None and prompt.counted:
             self.tokens_source = "exact"
         if self.decision is not None:
-            self.best_hit = _best_hit(self.decision.snapshot)
-            if self.instance is not None:
-                self.hit = _hit(self.decision)
+            self._note_hits(self.decision)
+
+    def _note_hits(self, decision: Decision) -> None:
+        snapshot, at = decision.snapshot, decision.index
+        hits, known = snapshot.columns.get("hit_len"), snapshot.known.get("hit_len")
+        if hits is None:
+            return
+        if seen := hits if known is None else list(compress(hits, known)):
+            self.best_hit = int(max(seen))
+        if self.instance is not None and (known is None or known[at]):
+            self.hit = int(hits[at]), snapshot.origin("hit_len", at)
 
     @property
     def rule(self) -> str:
@@ -159,17 +170,3 @@ class DecisionRecord:
             if (hit := snapshot.cell("hit_len", index)) is not None:
                 break
         return None if hit is None else int(hit)
-
-
-def _hit(decision: Decision) -> tuple[int, str] | None:
-    snapshot, index = decision.snapshot, decision.index
-    tokens = snapshot.cell("hit_len", index)
-    return None if tokens is None else (int(tokens), snapshot.origin("hit_len", index))
-
-
-def _best_hit(snapshot: Snapshot) -> int | None:
-    hits, known = snapshot.columns.get("hit_len"), snapshot.known.get("hit_len")
-    if hits is None:
-        return None
-    best = max(hits if known is None else compress(hits, known), default=None)
-    return None if best is None else int(best)
