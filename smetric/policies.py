@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 from smetric.config.settings import Settings
 from smetric.features import VOCABULARY
+from smetric.file_watch import watch
 from smetric.fleet.instance import Instance
 from smetric.guardrail import Guardrail, band_of
 from smetric.policy import Policy
-from smetric.policy_file import Origin, PolicyFile, watch
+from smetric.policy_file import Origin, PolicyFile
 from smetric.resources import policy_path
 from smetric.routes import routes_of
 from smetric.telemetry import names

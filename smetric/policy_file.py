@@ -1,22 +1,20 @@
-"""A policy that acts: loaded from its file at start, watched, and replaced as a whole when it or a library changes.
+"""A policy that acts: loaded from its file at start, and replaced as a whole when it or a library changes.
 
 A file that cannot be read or does not check leaves the last good policy in place. The last generations are kept, so
-that one of them can be restored in a moment. Deciding is not here.
+that one of them can be restored in a moment. Deciding is not here, nor is watching (`file_watch.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import structlog
-from watchfiles import awatch
 
 from smetric import policy as language
 from smetric.errors import ConfigError
@@ -24,11 +22,7 @@ from smetric.policy import Policy, PolicyError, Source, Vocabulary
 from smetric.policy_folder import libraries_beside
 from smetric.policy_text import read_policy
 
-#: Besides being told of changes, the file is compared this often: some file systems tell nothing.
-COMPARE_EVERY_S = 5.0
-
 log = structlog.get_logger("smetric.policy")
-
 
 #: Generations kept of each file, the acting one among them.
 MOST_GENERATIONS = 10
@@ -122,6 +116,11 @@ class PolicyFile:
         self._seen = self._state(source)
         #: The state of the file whose policy was replaced by an earlier one: it does not act again by being there.
         self._put_aside = ""
+
+    @property
+    def folders(self) -> set[Path]:
+        """Where the file is, and its libraries."""
+        return {self.path.parent}
 
     def _load(self, source: str) -> Policy:
         self._libraries.clear()
@@ -252,20 +251,3 @@ class PolicyFile:
             errors=errors,
         )
         self._on_reload(self, why)
-
-
-async def watch(files: Sequence[PolicyFile], *, changed: Callable[[], None] = lambda: None) -> None:
-    """Refresh *files* whenever their folders change, until cancelled. *changed* is called after each look."""
-    # The folders, not the files: editors and mounted ConfigMaps replace the file, or a link above it.
-    async for _ in awatch(
-        *{file.path.parent for file in files},
-        recursive=False,
-        step=20,
-        debounce=200,
-        rust_timeout=int(COMPARE_EVERY_S * 1000),
-        yield_on_timeout=True,
-        stop_event=asyncio.Event(),
-    ):
-        for file in files:
-            file.refresh()
-        changed()

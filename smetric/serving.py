@@ -16,8 +16,9 @@ import uvloop
 from smetric.app import Application
 from smetric.config import Settings
 from smetric.proxy.exposure import refuse_open_admin, refuse_self
-from smetric.proxy.server import Shutdown, address_of, listen, serve, tls_context
+from smetric.proxy.server import Shutdown, address_of, listen, serve
 from smetric.proxy.supervisor import ADMIN, DATA, handed_over
+from smetric.proxy.tls import Tls
 from smetric.telemetry import logs
 
 #: Seconds that requests which are cut off have to end before the server drops their connections.
@@ -61,7 +62,7 @@ async def serve_ports(
     The admin port stays up while the data port drains, unless its socket is shared: then the next process has it.
     """
     settings = application.settings
-    tls = tls_context(settings.listen.cert_file, settings.listen.key_file) if settings.listen.cert_file else None
+    tls = Tls(settings.listen.cert_file, settings.listen.key_file) if settings.listen.cert_file else None
     shutdown = Shutdown()
     shutdown.install()
     drained = asyncio.Event()

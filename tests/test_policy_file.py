@@ -13,9 +13,10 @@ import structlog
 
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.file_watch import watch
 from smetric.policy import PolicyError
 from smetric.policy.parser import MAX_BYTES
-from smetric.policy_file import PolicyFile, watch
+from smetric.policy_file import PolicyFile
 
 GOOD = "policy p\nroute argmin(requests) as least\n"
 BETTER = "policy p\nroute argmax(hit_len) as warmest\n"

@@ -22,8 +22,8 @@ class Listen:
     port: int = setting(_PORT, "Its port; 0 takes a free one.", 8080)
     cert_file: str = setting(
         PathRef(empty=True, what="a file"),
-        "A file with its certificate and those that vouch for it (PEM): clients then come by TLS alone. Plain HTTP "
-        "when not set.",
+        "A file with its certificate and those that vouch for it (PEM), read again when it changes: clients then come "
+        "by TLS alone. Plain HTTP when not set.",
         "",
     )
     key_file: str = setting(

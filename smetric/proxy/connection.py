@@ -20,6 +20,7 @@ from smetric.proxy.asgi import App
 from smetric.proxy.footprint import most_files
 from smetric.proxy.http1 import Http1
 from smetric.proxy.inbox import Limits
+from smetric.proxy.tls import Tls
 
 log = structlog.get_logger("smetric.server")
 
@@ -42,13 +43,15 @@ class Connections:
     Args:
         app: what answers their requests.
         limits: bounds on each.
-        most: how many there may be.
+        most: how many there may be; those that have not shaken hands yet count.
+        tls: by which clients come; None for plain HTTP.
     """
 
-    def __init__(self, app: App, limits: Limits, most: int) -> None:
+    def __init__(self, app: App, limits: Limits, most: int, tls: Tls | None = None) -> None:
         self._app = app
         self._limits = limits
         self._most = most
+        self._tls = tls
         self._open: set[Http1] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -92,27 +95,43 @@ class Connections:
             await asyncio.wait(protocol.tasks)
 
     def _begin(self, protocol: Http1, loop: asyncio.AbstractEventLoop) -> None:
-        number = len(self._open)
-        if number < self._most + TOLD:
+        number, most = self.count()
+        if number < most + TOLD:
             self._open.add(protocol)
             self._none_open.clear()
         if self._has_ended:
             protocol.end()
-        elif number >= self._most:
-            self._turned_away += 1
-            if loop.time() >= self._log_at:
-                self._log_at = loop.time() + LOG_EVERY_S
-                log.warning("smetric.connections.full", most=self._most, turned_away=self._turned_away)
-            if number >= self._most + TOLD:
+        elif number >= most:
+            self._tell(loop)
+            if number >= most + TOLD:
                 protocol.abort()
             else:
                 retry_after_s = random.uniform(1.0, 3.0)  # not all at the same time again
                 busy = HttpError(503, "too many connections", "service_unavailable", retry_after_s=retry_after_s)
                 protocol.turn_away(busy)
 
+    def _has_room(self) -> bool:
+        """Whether a connection may shake hands, be it to be told that there are too many."""
+        number, most = self.count()
+        if number < most + TOLD:
+            return True
+        self._tell(asyncio.get_running_loop())
+        return False
+
+    def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One more is turned away."""
+        self._turned_away += 1
+        if loop.time() >= self._log_at:
+            self._log_at = loop.time() + LOG_EVERY_S
+            log.warning("smetric.connections.full", most=self._most, turned_away=self._turned_away)
+
     def count(self) -> tuple[int, int]:
         """How many there are, and how many there may be."""
-        return len(self._open), self._most
+        return len(self._open) + (self._tls.handshakes() if self._tls is not None else 0), self._most
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """How they speak TLS; None for plain HTTP."""
+        return self._tls.context(self._has_room) if self._tls is not None else None
 
     def end(self) -> None:
         """Close each a moment after it has nothing under way any more."""
@@ -131,13 +150,12 @@ class ListenerConfig(Config):
 
     Args:
         connections: those of the listener.
-        tls: by which clients come; None for plain HTTP.
     """
 
-    def __init__(self, connections: Connections, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, connections: Connections) -> None:
         super().__init__()
         self.connections = connections
-        self._tls = tls
+        self._tls = connections.tls_context()
 
     @property
     def ssl_enabled(self) -> bool:

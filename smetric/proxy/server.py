@@ -10,7 +10,6 @@ import contextlib
 import resource
 import signal
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
@@ -22,10 +21,12 @@ from hypercorn.config import Sockets
 from hypercorn.utils import wrap_app
 
 from smetric.errors import ConfigError
+from smetric.file_watch import watch
 from smetric.proxy.asgi import App, Message, Receive, Scope, Send
 from smetric.proxy.connection import Connections, ListenerConfig, connection_of, most_connections
 from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
+from smetric.proxy.tls import Tls
 
 if TYPE_CHECKING:
     from hypercorn.typing import Framework
@@ -91,39 +92,9 @@ def address_of(sock: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def tls_context(cert_file: str, key_file: str) -> ssl.SSLContext:
-    """How a listener speaks TLS: 1.2 and later, HTTP/1.1 only. Without a *key_file* the key is in *cert_file*.
-
-    Raises:
-        ConfigError: certificate or key cannot be used.
-    """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(cert_file, key_file or None, password=_no_password)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ssl.SSLError):
-            reason = error.reason or "no certificate or no key is there"
-        else:
-            reason = getattr(error, "strerror", None) or str(error)
-        files = ", ".join(filter(None, (cert_file, key_file)))
-        raise ConfigError(
-            f"listen.cert_file: cannot be used ({reason.lower().replace('_', ' ')}): {files}; a certificate and its "
-            "key in PEM, without a password, are needed"
-        ) from None
-    return context
-
-
-def _no_password() -> str:
-    """Asked for where a key is encrypted; the library would ask the terminal."""
-    raise ValueError("the key is encrypted")
-
-
-def hypercorn_config(
-    connections: Connections, limits: Limits, drain_s: float, tls: ssl.SSLContext | None
-) -> ListenerConfig:
+def hypercorn_config(connections: Connections, limits: Limits, drain_s: float) -> ListenerConfig:
     """Hypercorn's settings for one listener (units: seconds, bytes)."""
-    config = ListenerConfig(connections, tls)
+    config = ListenerConfig(connections)
     config.ssl_handshake_timeout = limits.head_timeout_s
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
@@ -147,21 +118,21 @@ async def serve(
     stop: Callable[[], Awaitable[Any]],
     drain_s: float,
     limits: Limits | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serve *app* on *sock* until *stop* returns, then let what is in flight end within *drain_s*.
 
-    *limits* are those of the app's intake unless given; clients come by *tls*, or without.
+    *limits* are those of the app's intake unless given; clients come by *tls*, whose files are watched, or without.
     """
     harden()
     raise_fd_limit()
     if limits is None:
         limits = app.limits if isinstance(app, Intake) else Limits()
     most = most_connections()
-    connections = Connections(app, limits, min(limits.connections or most, most))
+    connections = Connections(app, limits, min(limits.connections or most, most), tls)
     if isinstance(app, Intake):
         app.connections = connections.count
-    config = hypercorn_config(connections, limits, drain_s, tls)
+    config = hypercorn_config(connections, limits, drain_s)
     secure, plain = ([], [sock]) if tls is None else ([sock], [])
 
     async def until_stopped() -> None:
@@ -180,12 +151,18 @@ async def serve(
 
         await app(scope, receive_in_order if scope["type"] == "lifespan" else receive, send)
 
-    await worker_serve(
-        wrap_app(cast("Framework", outlived), config.wsgi_max_body_size, "asgi"),
-        config,
-        sockets=Sockets(secure_sockets=secure, insecure_sockets=plain, quic_sockets=[]),
-        shutdown_trigger=until_stopped,
-    )
+    watching = asyncio.create_task(watch([tls]), name="certificate-watch") if tls is not None else None
+    try:
+        await worker_serve(
+            wrap_app(cast("Framework", outlived), config.wsgi_max_body_size, "asgi"),
+            config,
+            sockets=Sockets(secure_sockets=secure, insecure_sockets=plain, quic_sockets=[]),
+            shutdown_trigger=until_stopped,
+        )
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 class Shutdown:

@@ -13,7 +13,8 @@ from smetric.config.settings import Admin, Listen, PeersSettings
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
 from smetric.doctor.report import as_text
-from smetric.proxy.server import listen, serve, tls_context
+from smetric.proxy.server import listen, serve
+from smetric.proxy.tls import Tls
 from tests.doctor.lab import Lab, free_port, the_only, told
 from tests.fakes import until
 
@@ -33,7 +34,7 @@ async def test_a_router_that_runs_may_have_its_ports(lab: Lab, tmp_path: Path, i
         certificate = tmp_path / "router.example.pem"
         trustme.CA().issue_cert("router.example").private_key_and_cert_chain_pem.write_to_path(certificate)
         lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, cert_file=str(certificate)))
-        tls = tls_context(str(certificate), "")
+        tls = Tls(str(certificate), "")
     admin, data = listen("127.0.0.1", lab.settings.admin.port), listen("127.0.0.1", lab.settings.listen.port)
     router, stop = Application(lab.settings, environ={}), asyncio.Event()
     async with asyncio.TaskGroup() as group:

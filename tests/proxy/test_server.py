@@ -3,25 +3,15 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-import ssl
 from importlib import metadata
-from pathlib import Path
 
 import hypercorn.asyncio.run
 import pytest
-import trustme
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from smetric.errors import ConfigError
-from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.connection import RESERVED_FDS, most_connections
-from smetric.proxy.server import Shutdown, address_of, listen, raise_fd_limit, serve, tls_context
+from smetric.proxy.server import Shutdown, address_of, listen, raise_fd_limit
 from tests.fakes import Call, FakeEngine, RawClient, delta, hang, until
 from tests.faults.harness import chat, running
 
@@ -37,63 +27,6 @@ def test_a_port_in_use_is_told_with_the_way_out() -> None:
 def test_an_address_is_told_as_a_url() -> None:
     with listen("127.0.0.1", 0) as sock:
         assert address_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
-
-
-@pytest.mark.parametrize(
-    ("cert", "key", "reason"),
-    [
-        ("nowhere", "key", "no such file or directory"),
-        ("cert", "nowhere", "no such file or directory"),
-        ("cert", "other", "key values mismatch"),
-        ("key", "key", "no certificate or no key is there"),
-        ("cert", "", "no certificate or no key is there"),
-        ("cert", "locked", "the key is encrypted"),
-    ],
-)
-def test_a_certificate_that_cannot_be_used_is_told_with_its_file(
-    tmp_path: Path, cert: str, key: str, reason: str
-) -> None:
-    made, other = trustme.CA().issue_cert("a"), trustme.CA().issue_cert("a")
-    made.cert_chain_pems[0].write_to_path(tmp_path / "cert")
-    made.private_key_pem.write_to_path(tmp_path / "key")
-    other.private_key_pem.write_to_path(tmp_path / "other")
-    secret = load_pem_private_key(made.private_key_pem.bytes(), None)
-    locked = secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
-    (tmp_path / "locked").write_bytes(locked)
-    with pytest.raises(ConfigError, match=rf"listen\.cert_file: cannot be used \({reason}\): .*/{cert}") as told:
-        tls_context(str(tmp_path / cert), str(tmp_path / key) if key else "")
-    assert "\n" not in str(told.value)
-
-
-async def test_over_tls_the_scope_says_https(tmp_path: Path) -> None:
-    schemes: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            for said in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{said}.complete"})
-            return
-        schemes.append(scope["scheme"])
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
-
-    authority, trusting = trustme.CA(), ssl.create_default_context()
-    authority.configure_trust(trusting)
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both")
-    stop = asyncio.Event()
-    for tls in (None, tls_context(str(tmp_path / "both"), "")):
-        sock = listen("127.0.0.1", 0)
-        port = sock.getsockname()[1]
-        serving = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=1.0, tls=tls))
-        connection = await asyncio.open_connection("localhost", port, ssl=trusting if tls is not None else None)
-        async with RawClient(*connection) as client:
-            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await client.response("GET")).status == 204
-        stop.set()
-        await serving
-        stop.clear()
-    assert schemes == ["http", "https"]
 
 
 def test_a_second_signal_forces_the_end() -> None:

@@ -24,6 +24,10 @@ SHADOW_FAILED_EVENT = Event(
     "smetric.shadow.failed",
     "Error: a policy in shadow raised: a bug. Once a minute for each; `kept_back` counts the rest.",
 )
+COMPARED_EVENT = Event(
+    "smetric.files.compared",
+    "Warning: the system does not tell of changed files, and why: policies or certificates are compared now and then.",
+)
 FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
 RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process answers; its cache counts as empty.")
 CHANGED_EVENT = Event(
@@ -127,6 +131,12 @@ OVERLOAD_EVENT = Event(
 )
 CONNECTIONS_FULL_EVENT = Event(
     "smetric.connections.full", "Warning: the connection cap is reached; so many clients were turned away."
+)
+TLS_RELOADED_EVENT = Event(
+    "smetric.tls.reloaded", "Info: the data port's certificate changed; who comes now is shown it."
+)
+TLS_KEPT_EVENT = Event(
+    "smetric.tls.kept", "Error: its files changed but cannot be used, and why; the certificate read before stays."
 )
 CONNECTION_FAILED_EVENT = Event("smetric.connection.failed", "Error: serving a connection raised: a bug.")
 CUT_OFF_EVENT = Event(

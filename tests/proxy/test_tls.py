@@ -1,0 +1,263 @@
+"""A listener's certificate and its handshakes, tried by a client that takes the handshake step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from structlog.testing import capture_logs
+
+from smetric.errors import ConfigError
+from smetric.proxy.asgi import Receive, Scope, Send
+from smetric.proxy.connection import TOLD
+from smetric.proxy.inbox import Limits
+from smetric.proxy.server import listen, serve
+from smetric.proxy.tls import Tls
+from tests.fakes import RawClient, until
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "reason"),
+    [
+        ("nowhere", "key", "no such file or directory"),
+        ("cert", "nowhere", "no such file or directory"),
+        ("cert", "other", "key values mismatch"),
+        ("key", "key", "no certificate or no key is there"),
+        ("cert", "", "no certificate or no key is there"),
+        ("cert", "locked", "the key is encrypted"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_told_with_its_file(
+    tmp_path: Path, cert: str, key: str, reason: str
+) -> None:
+    made, other = trustme.CA().issue_cert("a"), trustme.CA().issue_cert("a")
+    made.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    made.private_key_pem.write_to_path(tmp_path / "key")
+    other.private_key_pem.write_to_path(tmp_path / "other")
+    secret = load_pem_private_key(made.private_key_pem.bytes(), None)
+    locked = secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    (tmp_path / "locked").write_bytes(locked)
+    with pytest.raises(ConfigError, match=rf"listen\.cert_file: cannot be used \({reason}\): .*/{cert}") as told:
+        Tls(str(tmp_path / cert), str(tmp_path / key) if key else "")
+    assert "\n" not in str(told.value)
+
+
+async def test_over_tls_the_scope_says_https(tmp_path: Path) -> None:
+    schemes: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for said in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{said}.complete"})
+            return
+        schemes.append(scope["scheme"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    authority, trusting = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trusting)
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both")
+    stop = asyncio.Event()
+    for tls in (None, Tls(str(tmp_path / "both"), "")):
+        sock = listen("127.0.0.1", 0)
+        port = sock.getsockname()[1]
+        serving = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=1.0, tls=tls))
+        connection = await asyncio.open_connection("localhost", port, ssl=trusting if tls is not None else None)
+        async with RawClient(*connection) as client:
+            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await client.response("GET")).status == 204
+        stop.set()
+        await serving
+        stop.clear()
+    assert schemes == ["http", "https"]
+
+
+class Issued:
+    """Certificates for localhost, each of an authority of its own, in the files of one listener."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cert, self.key = folder / "cert.pem", folder / "key.pem"
+        self.trusting = self.renew()
+
+    def renew(self) -> ssl.SSLContext:
+        """Write a new one; what a client needs that trusts it and no other."""
+        authority, trusting = trustme.CA(), ssl.create_default_context()
+        authority.configure_trust(trusting)
+        made = authority.issue_cert("localhost")
+        made.cert_chain_pems[0].write_to_path(self.cert)
+        made.private_key_pem.write_to_path(self.key)
+        return trusting
+
+    def tls(self) -> Tls:
+        return Tls(str(self.cert), str(self.key))
+
+
+def shake_hands(tls: Tls, trusting: ssl.SSLContext) -> None:
+    """A whole handshake with *tls*, in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server, server_hostname="localhost")
+    server = tls.context(lambda: True).wrap_bio(to_server, to_client, server_side=True)
+    for one in (client, server, client, server):
+        with suppress(ssl.SSLWantReadError):
+            one.do_handshake()
+    assert client.version() == server.version() == "TLSv1.3"
+    assert server.selected_alpn_protocol() is None
+
+
+def test_a_new_certificate_is_shown_to_those_who_come_after_it(tmp_path: Path) -> None:
+    issued = Issued(tmp_path)
+    tls = issued.tls()
+    shake_hands(tls, issued.trusting)
+    trusting = issued.renew()
+    with capture_logs() as lines:
+        tls.refresh()
+        tls.refresh()
+    assert lines == [{"event": "smetric.tls.reloaded", "log_level": "info", "cert_file": str(issued.cert)}]
+    shake_hands(tls, trusting)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(tls, issued.trusting)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda issued: issued.cert.write_text(issued.cert.read_text()[:100]), "no certificate or no key is there"),
+        (lambda issued: issued.key.write_text(""), "no certificate or no key is there"),
+        (lambda issued: issued.key.unlink(), "no such file or directory"),
+        (lambda issued: trustme.CA().issue_cert("x").private_key_pem.write_to_path(issued.key), "key values mismatch"),
+    ],
+    ids=["half a certificate", "no key", "a missing file", "another's key"],
+)
+def test_files_that_cannot_be_used_leave_the_old_certificate_in_force_and_say_so_once(
+    tmp_path: Path, harm: Callable[[Issued], object], reason: str
+) -> None:
+    issued = Issued(tmp_path)
+    tls = issued.tls()
+    harm(issued)
+    with capture_logs() as lines:
+        tls.refresh()
+        tls.refresh()
+    (line,) = lines
+    assert (line["event"], line["log_level"]) == ("smetric.tls.kept", "error")
+    assert line["error"].startswith(f"listen.cert_file: cannot be used ({reason}): ")
+    shake_hands(tls, issued.trusting)
+    trusting = issued.renew()
+    with capture_logs() as lines:
+        tls.refresh()
+    assert [line["event"] for line in lines] == ["smetric.tls.reloaded"]
+    shake_hands(tls, trusting)
+
+
+async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+    """An app that answers 204 to everything."""
+    if scope["type"] == "lifespan":
+        for said in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{said}.complete"})
+        return
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+@asynccontextmanager
+async def serving(tls: Tls, limits: Limits) -> AsyncIterator[int]:
+    """A listener that speaks *tls*; its port."""
+    stop = asyncio.Event()
+    sock = listen("127.0.0.1", 0)
+    task = asyncio.create_task(serve(answers, sock, stop=stop.wait, drain_s=1.0, limits=limits, tls=tls))
+    try:
+        yield sock.getsockname()[1]
+    finally:
+        stop.set()
+        async with asyncio.timeout(5):
+            await task
+
+
+async def status_of(port: int, trusting: ssl.SSLContext) -> int:
+    """What one client is answered."""
+    async with RawClient(*await asyncio.open_connection("localhost", port, ssl=trusting)) as client:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        return (await client.response("GET")).status
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """What is freed meanwhile is freed at once."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def test_a_handshake_counts_until_it_has_ended_however_it_ends(tmp_path: Path) -> None:
+    issued = Issued(tmp_path)
+    tls = issued.tls()
+    with no_collector():
+        async with serving(tls, Limits(head_timeout_s=0.3)) as port:
+            for end in ("FIN", "RST", "nonsense", "the deadline"):
+                client = await RawClient.connect(f"http://127.0.0.1:{port}")
+                await client.send(b"\x16\x03\x01")
+                await until(lambda: tls.handshakes() == 1)
+                if end == "FIN":
+                    client.leave()
+                elif end == "RST":
+                    client.reset()
+                elif end == "nonsense":
+                    await client.send(b"GET / HTTP/1.1\r\n\r\n")
+                await until(lambda: tls.handshakes() == 0, within_s=2.0)
+                client.leave()
+            assert await status_of(port, issued.trusting) == 204
+            assert tls.handshakes() == 0
+
+
+async def test_those_who_never_shake_hands_count_among_the_connections_and_are_bounded(tmp_path: Path) -> None:
+    issued = Issued(tmp_path)
+    tls = issued.tls()
+    most = 4
+    with capture_logs() as lines:
+        async with serving(tls, Limits(head_timeout_s=1.0, connections=most)) as port:
+            url = f"http://127.0.0.1:{port}"
+            silent = [await RawClient.connect(url) for _ in range(most)]
+            await until(lambda: tls.handshakes() == most)
+            assert await status_of(port, issued.trusting) == 503, "told when it has shaken hands"
+            silent += [await RawClient.connect(url) for _ in range(TOLD)]
+            await until(lambda: tls.handshakes() == most + TOLD)
+            async with await RawClient.connect(url) as dropped:
+                assert await dropped.at_end(), "without a handshake"
+            assert tls.handshakes() == most + TOLD
+            began = asyncio.get_running_loop().time()
+            await until(lambda: tls.handshakes() == 0)
+            assert asyncio.get_running_loop().time() - began < 3.0
+            assert await status_of(port, issued.trusting) == 204
+            for client in silent:
+                client.leave()
+    (line,) = [line for line in lines if line["event"] == "smetric.connections.full"]
+    assert (line["most"], line["turned_away"]) == (most, 1)
+
+
+async def test_the_files_of_a_listener_are_watched(tmp_path: Path) -> None:
+    issued = Issued(tmp_path)
+    async with serving(issued.tls(), Limits()) as port:
+        assert await status_of(port, issued.trusting) == 204
+        await asyncio.sleep(0.1)  # the watch is set up in a thread that reports nothing when it is ready
+        with capture_logs() as lines:
+            trusting = issued.renew()
+            await until(lambda: any(line["event"] == "smetric.tls.reloaded" for line in lines), within_s=10.0)
+        assert await status_of(port, trusting) == 204
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await status_of(port, issued.trusting)
