@@ -70,7 +70,7 @@ class Consequences:
         if record.migration is not None:
             self.migrations.note(record, record.migration)
         if (margin := decision.margin_share) is not None:
-            self._margins.observe(margin, record.policy.name)
+            self._margins.series[record.policy.name].observe(margin)
         if record.rank == 0:
             self._count_hits(record)
         runner_up = decision.runner_up_index if decision.score is not None else None
@@ -88,12 +88,11 @@ class Consequences:
 
     def _count_hits(self, record: DecisionRecord) -> None:
         """Where the prompt's tokens are, if the policy looked."""
-        best = record.best_hit
+        best, length = record.best_hit, record.request.prompt_len
         if best is None:
             return
         policy, here = record.policy.name, record.hit[0] if record.hit is not None else 0
-        length = max(record.request.prompt_len, best)
-        count = self._hit_places.count
-        count(policy, names.HELD_HERE, by=here)
-        count(policy, names.HELD_ELSEWHERE, by=max(0, best - here))
-        count(policy, names.HELD_NOWHERE, by=length - max(best, here))
+        places = self._hit_places.series
+        places[policy, names.HELD_HERE].value += here
+        places[policy, names.HELD_ELSEWHERE].value += best - here
+        places[policy, names.HELD_NOWHERE].value += length - best if length > best else 0

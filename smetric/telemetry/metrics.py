@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 import smetric
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Usage
-from smetric.telemetry.series import Counts, Histograms
+from smetric.telemetry.series import Count, Counts, Histograms, Series
+from smetric.telemetry.series import Histogram as Observations
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
@@ -49,14 +50,14 @@ class Metrics:
         self._decisions = self._counts(names.DECISIONS)
         self._selected = self._counts(names.SELECTED)
         self._decision_seconds = self._histograms(names.DECISION_SECONDS)
-        self._lookup_seconds = self._histograms(names.LOOKUP_SECONDS).of()
+        self._lookup_seconds = self._histograms(names.LOOKUP_SECONDS)[()]
         self._lookups = self._counts(names.LOOKUPS)
         self._suspended = self._gauge(names.LOOKUP_IS_SUSPENDED)
         self._requests = self._counts(names.REQUESTS)
         self._request_seconds = self._histograms(names.REQUEST_SECONDS)
         self._first_chunk_seconds = self._histograms(names.FIRST_CHUNK_SECONDS)
         self._chunk_seconds = self._histograms(names.TIME_PER_CHUNK)
-        self._overhead_seconds = self._histograms(names.OVERHEAD_SECONDS).of()
+        self._overhead_seconds = self._histograms(names.OVERHEAD_SECONDS)[()]
         self._attempts = self._counts(names.ATTEMPTS)
         self._ejections = _Children(self._counter(names.EJECTIONS))
         #: Requests in progress.
@@ -104,22 +105,22 @@ class Metrics:
     def decided(self, record: DecisionRecord, model: str) -> None:
         """A decision was made; *model* is its label."""
         policy = record.policy.name
-        self._decisions.count(policy, record.outcome, record.reason)
+        self._decisions[policy, record.outcome, record.reason].value += 1
         if record.outcome == names.ERROR:
             self._policy_errors.of(policy).inc()
         if record.decision is not None:
-            self._decision_seconds.observe(record.evaluate_s, policy)
+            self._decision_seconds[policy].observe(record.evaluate_s)
             if record.lookup_s:
                 self._lookup_seconds.observe(record.lookup_s)
         if record.instance is None:
             return
-        self._selected.count(self._instance(record.instance.id), policy)
+        self._selected[self._instance(record.instance.id), policy].value += 1
         # A retry routes the same tokens again.
         if record.rank == 0:
-            self._prompt_tokens.count(model, by=record.request.prompt_len)
+            self._prompt_tokens[model].value += record.request.prompt_len
             hit = record.hit
             if hit is not None:
-                self._hit_tokens.count(model, by=hit[0])
+                self._hit_tokens[model].value += hit[0]
 
     def sent(self, overhead_s: float) -> None:
         """The first attempt of a request is about to be sent, *overhead_s* seconds after its arrival."""
@@ -127,7 +128,7 @@ class Metrics:
 
     def attempted(self, instance: str, result: str) -> None:
         """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""
-        self._attempts.count(self._instance(instance), result)
+        self._attempts[self._instance(instance), result].value += 1
 
     def retry_refused(self) -> None:
         """A failed request was not tried elsewhere, for one of `names.NOT_RETRIED`."""
@@ -170,14 +171,14 @@ class Metrics:
         *gap_s* are the seconds between two events of its stream, on average.
         """
         self._in_progress -= 1
-        self._requests.count(route, str(status) if 100 <= status <= 599 else "other")
-        self._request_seconds.observe(duration_s, route, model, exemplar=exemplar)
+        self._requests[route, str(status) if 100 <= status <= 599 else "other"].value += 1
+        self._request_seconds[route, model].observe(duration_s, exemplar)
         if ttft_s is not None:
-            self._first_chunk_seconds.observe(ttft_s, model, exemplar=exemplar)
+            self._first_chunk_seconds[model].observe(ttft_s, exemplar)
         if gap_s is not None:
-            self._chunk_seconds.observe(gap_s, model, exemplar=exemplar)
+            self._chunk_seconds[model].observe(gap_s, exemplar)
         if usage is not None and usage.cached_tokens is not None:
-            self._actual_hit_tokens.count(model, by=usage.cached_tokens)
+            self._actual_hit_tokens[model].value += usage.cached_tokens
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
         """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
@@ -186,7 +187,7 @@ class Metrics:
 
     def looked_up(self, source: str, result: str) -> None:
         """*source* answered a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
-        self._lookups.count(source, result)
+        self._lookups[source, result].value += 1
 
     def source_failed(self, source: str) -> None:
         """*source* raised."""
@@ -208,9 +209,9 @@ class Metrics:
 
     def hit_checked(self, instance: str, source: str, result: str, wrong_tokens: int) -> None:
         """A predicted hit was reported to be *result* (one of `names.HIT_RESULTS`), wrong by *wrong_tokens*."""
-        labels = (self._instance(instance), source, result)
-        self._hit_checks.count(*labels)
-        self._hit_wrong_tokens.count(*labels, by=wrong_tokens)
+        labels = self._instance(instance), source, result
+        self._hit_checks[labels].value += 1
+        self._hit_wrong_tokens[labels].value += wrong_tokens
 
     def cache_broke(self, part: str, change: str) -> None:
         """A follow-up missed the cache because of *part*, one of `names.BROKEN_PARTS`; *change* of `names.CHANGES`."""
@@ -226,29 +227,29 @@ class Metrics:
 
     def restored(self, route: str, reason: str) -> None:
         """The guardrail restored the policy of *route* for *reason*, one of `names.OUT_OF_BAND`."""
-        self._guardrail_restores.count(route, reason)
+        self._guardrail_restores[route, reason].value += 1
 
     def shadowed(self, one: Shadowed) -> None:
         """A policy in shadow was asked about a decision."""
         policy = one.policy.name
-        self._shadow_decisions.count(policy, one.answer)
+        self._shadow_decisions[policy, one.answer].value += 1
         if one.decision is None:
             return
-        self._shadow_seconds.observe(one.evaluate_s, policy)
+        self._shadow_seconds[policy].observe(one.evaluate_s)
         if one.is_new_session:
-            self._shadow_sessions.count(policy)
+            self._shadow_sessions[policy].value += 1
         if one.answer == names.DIFFERS:
             if one.regret is not None:
-                self._shadow_regret.observe(one.regret, policy)
+                self._shadow_regret[policy].observe(one.regret)
             if one.had_diverged is False:
-                self._shadow_diverged.count(policy)
+                self._shadow_diverged[policy].value += 1
 
     def arm_ended(self, record: DecisionRecord) -> None:
         """A request on an arm of a canary has ended."""
         route, arm = record.route, record.arm
-        self._arm_requests.count(route, arm, str(record.status))
+        self._arm_requests[route, arm, str(record.status)].value += 1
         if record.ttft_s is not None:
-            self._arm_first_chunk_seconds.observe(record.ttft_s, route, arm)
+            self._arm_first_chunk_seconds[route, arm].observe(record.ttft_s)
 
     async def page(self, accept: str = "") -> tuple[bytes, str]:
         """The page as text or OpenMetrics, by the Accept header, at most a second old; and its content type."""
@@ -266,15 +267,15 @@ class Metrics:
     def _instance(self, id: str) -> str:
         return id if self._per_instance else _ALL
 
-    def _counts(self, metric: names.Metric) -> Counts:
+    def _counts(self, metric: names.Metric) -> Series[Count]:
         counts = Counts(metric)
         self.registry.register(counts)
-        return counts
+        return counts.series
 
-    def _histograms(self, metric: names.Metric) -> Histograms:
+    def _histograms(self, metric: names.Metric) -> Series[Observations]:
         histograms = Histograms(metric)
         self.registry.register(histograms)
-        return histograms
+        return histograms.series
 
     def _counter(self, metric: names.Metric) -> Counter:
         return Counter(metric.name, metric.doc, metric.labels, registry=self.registry)

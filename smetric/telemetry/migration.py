@@ -92,9 +92,9 @@ class Migrations:
     def note(self, record: DecisionRecord, migration: Migration) -> None:
         """The request of *record* has migrated."""
         policy, rule = record.policy.name, record.rule
-        self.migrations.count(policy, rule, migration.guard)
+        self.migrations.series[policy, rule, migration.guard].value += 1
         if migration.left_tokens is not None:
-            self.left_tokens.count(policy, rule, by=migration.left_tokens)
+            self.left_tokens.series[policy, rule].value += migration.left_tokens
         kept_back = self._limit.passes((migration.source, policy, rule, migration.guard))
         if kept_back is None:
             return

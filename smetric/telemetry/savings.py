@@ -107,7 +107,7 @@ class Savings:
                 saved = found - forecast.other_hit
                 account.compared_tokens += 1
                 account.saved_tokens += saved
-                (series.tokens_saved if saved >= 0 else series.tokens_lost).inc(abs(saved))
+                (series.tokens_saved if saved >= 0 else series.tokens_lost).value += abs(saved)
         # Only of a stream is the first byte the first token; a second attempt began late.
         if not request.stream or record.rank or record.ttft_s is None:
             return
@@ -116,14 +116,14 @@ class Savings:
             account.forecast += 1
             account.predicted_s += forecast.ttft_s
             account.actual_s += actual_s
-            series.forecasts.inc()
-            series.predicted.inc(forecast.ttft_s)
-            series.actual.inc(actual_s)
+            series.forecasts.value += 1
+            series.predicted.value += forecast.ttft_s
+            series.actual.value += actual_s
         if forecast.other_ttft_s is not None:
             saved_s = forecast.other_ttft_s - actual_s
             account.compared_seconds += 1
             account.saved_s += saved_s
-            (series.seconds_saved if saved_s >= 0 else series.seconds_lost).inc(abs(saved_s))
+            (series.seconds_saved if saved_s >= 0 else series.seconds_lost).value += abs(saved_s)
 
     def report(self) -> list[dict[str, Any]]:
         """All accounts as JSON values, the latest day first."""
@@ -155,13 +155,13 @@ class Savings:
 
     def _series(self, policy: str, rule: str) -> _Series:
         return _Series(
-            self.tokens.of(policy, rule, names.SAVED),
-            self.tokens.of(policy, rule, names.LOST),
-            self.seconds.of(policy, rule, names.SAVED),
-            self.seconds.of(policy, rule, names.LOST),
-            self.forecasts.of(policy),
-            self.forecast_seconds.of(policy, "predicted"),
-            self.forecast_seconds.of(policy, "actual"),
+            self.tokens.series[policy, rule, names.SAVED],
+            self.tokens.series[policy, rule, names.LOST],
+            self.seconds.series[policy, rule, names.SAVED],
+            self.seconds.series[policy, rule, names.LOST],
+            self.forecasts.series[policy],
+            self.forecast_seconds.series[policy, "predicted"],
+            self.forecast_seconds.series[policy, "actual"],
         )
 
     def _account(self, policy: str, rule: str) -> Account:

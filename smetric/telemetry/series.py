@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -21,6 +22,38 @@ from smetric.telemetry import names
 MOST_SERIES = 4096
 OTHER = "other"
 
+#: By what a series is found: the value of its label; a tuple of them where there are several, or none.
+Labels = str | tuple[str, ...]
+One = TypeVar("One")
+
+
+class Series(dict[Labels, One]):
+    """The series of one metric, each made when it is first asked for; one without labels is there from the start.
+
+    Finding one is the dictionary's own work: `counts[policy, outcome].value += 1`.
+
+    Args:
+        labels: how many there are.
+        make: a new series.
+    """
+
+    def __init__(self, labels: int, make: Callable[[], One]) -> None:
+        super().__init__()
+        self._labels = labels
+        self._make = make
+        if not labels:
+            self[()] = make()
+
+    def __missing__(self, labels: Labels) -> One:
+        assert self._labels == (1 if isinstance(labels, str) else len(labels))
+        if len(self) >= MOST_SERIES:
+            labels = OTHER if self._labels == 1 else (OTHER,) * self._labels
+        return self.setdefault(labels, self._make())
+
+    def now(self) -> list[tuple[tuple[str, ...], One]]:
+        """All of them with their labels; may be called in another thread."""
+        return [((labels,) if isinstance(labels, str) else labels, one) for labels, one in list(self.items())]
+
 
 class Count:
     """One series of a counter."""
@@ -29,15 +62,12 @@ class Count:
 
     def __init__(self) -> None:
         self.created = time.time()
+        #: To be added to.
         self.value: float = 0
-
-    def inc(self, by: float = 1) -> None:
-        """Count *by* more."""
-        self.value += by
 
 
 class Counts(Collector):
-    """A counter, by its label values. A counter without labels has its one series from the start.
+    """A counter.
 
     Args:
         metric: its name, labels and help.
@@ -45,25 +75,8 @@ class Counts(Collector):
 
     def __init__(self, metric: names.Metric) -> None:
         self._metric = metric
-        self._series: dict[tuple[str, ...], Count] = {}
-        if not metric.labels:
-            self.of()
-
-    def of(self, *labels: str) -> Count:
-        """The series with these label values."""
-        found = self._series.get(labels)
-        if found is None:
-            assert len(labels) == len(self._metric.labels)
-            labels = _within(labels, len(self._series))
-            found = self._series.setdefault(labels, Count())
-        return found
-
-    def count(self, *labels: str, by: float = 1) -> None:
-        """Count *by* more in the series with these label values."""
-        try:
-            self._series[labels].value += by
-        except KeyError:
-            self.of(*labels).inc(by)
+        #: What it counts.
+        self.series = Series(len(metric.labels), Count)
 
     def describe(self) -> Iterable[Metric]:
         """Its name, for the registry."""
@@ -72,7 +85,7 @@ class Counts(Collector):
     def collect(self) -> Iterator[Metric]:
         """All series now; may run in another thread."""
         family = CounterMetricFamily(self._metric.name, self._metric.doc, labels=self._metric.labels)
-        for labels, count in list(self._series.items()):
+        for labels, count in self.series.now():
             family.add_metric(labels, count.value, count.created)
         yield family
 
@@ -101,7 +114,7 @@ class Histogram:
 
 
 class Histograms(Collector):
-    """A histogram, by its label values. One without labels has its one series from the start.
+    """A histogram.
 
     Args:
         metric: its name, labels, help and bounds.
@@ -110,22 +123,8 @@ class Histograms(Collector):
     def __init__(self, metric: names.Metric) -> None:
         self._metric = metric
         self._names = [_bound(bound) for bound in (*metric.buckets, float("inf"))]
-        self._series: dict[tuple[str, ...], Histogram] = {}
-        if not metric.labels:
-            self.of()
-
-    def of(self, *labels: str) -> Histogram:
-        """The series with these label values."""
-        found = self._series.get(labels)
-        if found is None:
-            assert len(labels) == len(self._metric.labels)
-            labels = _within(labels, len(self._series))
-            found = self._series.setdefault(labels, Histogram(self._metric.buckets))
-        return found
-
-    def observe(self, value: float, *labels: str, exemplar: Mapping[str, str] | None = None) -> None:
-        """Take *value* in, in the series with these label values; *exemplar* as of a `Histogram`."""
-        (self._series.get(labels) or self.of(*labels)).observe(value, exemplar)
+        #: What it observes.
+        self.series = Series(len(metric.labels), lambda: Histogram(metric.buckets))
 
     def describe(self) -> Iterable[Metric]:
         """Its name, for the registry."""
@@ -135,7 +134,7 @@ class Histograms(Collector):
         """All series now; may run in another thread."""
         metric = self._metric
         family = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
-        for labels, one in list(self._series.items()):
+        for labels, one in self.series.now():
             total, rows = 0, []
             for bucket, (name, count) in enumerate(zip(self._names, list(one.counts), strict=True)):
                 total += count
@@ -144,13 +143,6 @@ class Histograms(Collector):
             family.add_metric(labels, rows, one.sum)
             family.add_sample(f"{metric.name}_created", dict(zip(metric.labels, labels, strict=True)), one.created)
         yield family
-
-
-def _within(labels: tuple[str, ...], series: int) -> tuple[str, ...]:
-    """The labels by which one more of *series* is counted."""
-    if series >= MOST_SERIES:
-        return (OTHER,) * len(labels)
-    return labels
 
 
 def _bound(bound: float) -> str:

@@ -43,7 +43,7 @@ class ServiceLevel:
         prompt = (usage.prompt_tokens if usage is not None else None) or request.prompt_len
         output = (usage.completion_tokens if usage is not None else None) or 0
         is_met = self._is_met(record, prompt, output, gap_s)
-        self.tokens.count(record.policy.name, record.arm, "true" if is_met else "false", by=prompt + output)
+        self.tokens.series[record.policy.name, record.arm, "true" if is_met else "false"].value += prompt + output
 
     def _is_met(self, record: DecisionRecord, prompt: int, output: int, gap_s: float | None) -> bool:
         ttft_s, duration_s = record.ttft_s, record.duration_s

@@ -51,7 +51,7 @@ class Sessions:
     def served(self, request: InferenceRequest, instance: str, policy: str) -> None:
         """*instance* has begun to answer *request*, which *policy* sent there."""
         if (last := self.last(request)) is not None:
-            self.turns.count(policy, names.SAME_INSTANCE if last == instance else names.OTHER_INSTANCE)
+            self.turns.series[policy, names.SAME_INSTANCE if last == instance else names.OTHER_INSTANCE].value += 1
         if request.session:
             self._remember(hash(request.session), instance)
         if request.prompt is not None and request.prompt.is_hashed:

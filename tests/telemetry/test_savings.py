@@ -104,10 +104,10 @@ def test_outcomes_settle_what_decisions_saved_and_lost() -> None:
     assert row["forecast"]["count"] == 3
     assert row["forecast"]["actual_of_predicted"] == pytest.approx(1.5 / 1.4, abs=1e-3)
     assert row["migrations"] == {"count": 2, "compared": 1, "left_tokens": 880}
-    assert savings.tokens.of("sticky", "stick", "saved").value == 800
-    assert savings.tokens.of("sticky", "stick", "lost").value == 136
-    assert savings.seconds.of("sticky", "stick", "saved").value == pytest.approx(1.5)
-    assert savings.forecast_seconds.of("sticky", "predicted").value == pytest.approx(1.4)
+    assert savings.tokens.series["sticky", "stick", "saved"].value == 800
+    assert savings.tokens.series["sticky", "stick", "lost"].value == 136
+    assert savings.seconds.series["sticky", "stick", "saved"].value == pytest.approx(1.5)
+    assert savings.forecast_seconds.series["sticky", "predicted"].value == pytest.approx(1.4)
 
 
 @pytest.mark.parametrize("fields", [{"status": 503}, {"error_type": "upstream_closed"}, {"decision": None}])

@@ -30,7 +30,7 @@ def test_a_counter_looks_like_the_client_librarys(counted: list[tuple[str, int]]
     ours.register(counts)
     counter = Counter(COUNTER.name, COUNTER.doc, COUNTER.labels, registry=theirs)
     for kind, by in counted:
-        counts.count(kind, by=by)
+        counts.series[kind].value += by
         counter.labels(kind).inc(by)
     assert pages(ours) == pages(theirs)
 
@@ -49,7 +49,7 @@ def test_a_histogram_looks_like_the_client_librarys(observed: list[tuple[str, fl
     )
     for kind, value, trace in observed:
         exemplar = {"trace_id": trace} if trace else None
-        histograms.observe(value, kind, exemplar=exemplar)
+        histograms.series[kind].observe(value, exemplar)
         histogram.labels(kind).observe(value, exemplar)
     assert pages(ours) == pages(theirs)
 
@@ -65,11 +65,11 @@ def test_a_series_without_labels_is_there_from_the_start() -> None:
 def test_no_metric_has_more_series_than_told() -> None:
     counts, histograms = Counts(names.MIGRATIONS), Histograms(names.DECISION_SECONDS)
     for number in range(MOST_SERIES + 10):
-        counts.count("p", "r", f"guard {number}")
-        histograms.observe(0.001, f"policy {number}")
+        counts.series["p", "r", f"guard {number}"].value += 1
+        histograms.series[f"policy {number}"].observe(0.001)
     (family,) = counts.collect()
     told = [sample for sample in family.samples if sample.name.endswith("_total")]
     assert len(told) == MOST_SERIES + 1
     assert sum(sample.value for sample in told) == MOST_SERIES + 10
-    assert counts.of("other", "other", "other").value == 10
-    assert sum(histograms.of("other").counts) == 10
+    assert counts.series["other", "other", "other"].value == 10
+    assert sum(histograms.series["other"].counts) == 10

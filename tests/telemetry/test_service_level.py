@@ -18,7 +18,7 @@ def met(gap_s: float | None = None, **ended: Any) -> dict[str, float]:
     for name, value in given.items():
         setattr(made, name, value)
     level.ended(made, gap_s)
-    return {answer: level.tokens.of("sticky", "", answer).value for answer in ("true", "false")}
+    return {answer: level.tokens.series["sticky", "", answer].value for answer in ("true", "false")}
 
 
 def test_a_stream_in_time_counts_its_tokens_as_met() -> None:
@@ -56,4 +56,4 @@ def test_arms_are_counted_apart() -> None:
     made = record(stream=True)
     made.arm, made.status, made.ttft_s, made.duration_s = names.CANARY, 200, 0.5, 0.6
     level.ended(made, None)
-    assert level.tokens.of("sticky", "canary", "true").value == 1000
+    assert level.tokens.series["sticky", "canary", "true"].value == 1000

@@ -11,7 +11,7 @@ def prompt(text: bytes, answered: int = 0) -> Prompt:
 
 
 def read(sessions: Sessions, place: str) -> int:
-    return int(sessions.turns.of("p", place).value)
+    return int(sessions.turns.series["p", place].value)
 
 
 def test_a_conversation_is_followed_from_prompt_to_prompt() -> None:
