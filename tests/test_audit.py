@@ -1,0 +1,82 @@
+"""What the audit says of what pip-audit found: what fails it, and what it only tells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "advisories.py"
+CLEAN = {"name": "anyio", "version": "4.16.0", "vulns": []}
+STRUCK = {
+    "name": "h11",
+    "version": "0.16.0",
+    "vulns": [{"id": "PYSEC-2026-1", "fix_versions": ["0.16.1", "0.17.0"]}, {"id": "PYSEC-2026-2", "fix_versions": []}],
+}
+UNKNOWN = {"name": "msgspec", "skip_reason": "Dependency not found on PyPI and could not be audited: msgspec (0.20.0)"}
+
+
+def told(folder: Path, packages: list[dict[str, Any]] | None, log: str = "") -> tuple[int, list[str]]:
+    """Exit code and lines, where pip-audit wrote a report on *packages*, or none."""
+    report, said = folder / "report.json", folder / "log"
+    if packages is not None:
+        report.write_text(json.dumps({"dependencies": packages, "fixes": []}))
+    said.write_text(log)
+    command = [sys.executable, str(SCRIPT), str(report), str(said)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_any_advisory_fails_it_and_is_named_with_the_way_out(tmp_path: Path) -> None:
+    assert told(tmp_path, [CLEAN, STRUCK]) == (
+        1,
+        [
+            "h11 0.16.0: PYSEC-2026-1, mended in 0.16.1, 0.17.0",
+            "h11 0.16.0: PYSEC-2026-2, mended in no release yet",
+            "advisories: 2 on 2 packages",
+        ],
+    )
+
+
+def test_none_passes(tmp_path: Path) -> None:
+    assert told(tmp_path, [CLEAN]) == (0, ["advisories: 0 on 1 packages"])
+
+
+def test_packages_that_the_service_does_not_know_are_told_and_do_not_hide_the_others(tmp_path: Path) -> None:
+    unasked = f"advisories: NOT LOOKED FOR on 1 of 2 packages ({UNKNOWN['skip_reason']})"
+    assert told(tmp_path, [CLEAN, UNKNOWN]) == (0, [unasked, "advisories: 0 on 1 packages"])
+    code, lines = told(tmp_path, [STRUCK, UNKNOWN])
+    assert (code, lines[2], lines[-1]) == (1, unasked, "advisories: 2 on 1 packages")
+    assert told(tmp_path, [UNKNOWN]) == (0, [unasked.replace("of 2", "of 1")])
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "Tip: your network may be blocking this service. Try another service with `-s SERVICE`",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='pypi.org', port=443): Max retries exceeded",
+        "requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        "pip_audit._service.interface.ServiceError",
+    ],
+)
+def test_a_service_that_cannot_be_asked_is_told_and_fails_nothing(tmp_path: Path, last: str) -> None:
+    code, (line,) = told(tmp_path, None, f"Traceback\n{last}\n")
+    assert (code, line.startswith("advisories: NOT LOOKED FOR, the service could not be asked (")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "last", ["ERROR:pip_audit._cli:requirement aiohttp==3.14.5 is not hashed", "ValueError: what", ""]
+)
+def test_an_audit_that_fails_otherwise_fails_it(tmp_path: Path, last: str) -> None:
+    code, lines = told(tmp_path, None, last)
+    assert (code, lines[-1]) == (1, "advisories: pip-audit failed")
+    assert last in lines
+
+
+def test_a_report_on_nothing_fails_it(tmp_path: Path) -> None:
+    assert told(tmp_path, [])[0] == 1
