@@ -47,34 +47,22 @@ class Unfit(Exception):
     """What is remembered of a body's beginning does not do for the whole; read all of it."""
 
 
-class Turns(NamedTuple):
-    """The turns of the first messages of a conversation.
-
-    Args:
-        last: how many there are, and the rendered bytes of the prompt up to the last one's beginning and to its end.
-        before: the same without the turn that came last.
-        previous: what the last message was: assistant, item, result, other, or empty without one.
-    """
-
-    last: tuple[int, int, int] = (0, 0, 0)
-    before: tuple[int, int, int] = (0, 0, 0)
-    previous: str = ""
-
-
 class Mark(NamedTuple):
     """A place between two messages of a rendered conversation, by what comes before it.
 
     Args:
-        messages: how many.
         pieces: so many of the text.
+        messages: how many.
         size: rendered bytes.
-        turns: among these messages.
+        turns: how many of these messages are.
+        previous: what the last of them was: assistant, item, result or other.
     """
 
-    messages: int
     pieces: int
+    messages: int
     size: int
-    turns: Turns
+    turns: int
+    previous: str
 
 
 class Lead(NamedTuple):

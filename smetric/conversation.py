@@ -6,14 +6,13 @@ fields is in `smetric.reading`.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 from msgspec import Raw
 
-from smetric.carried import Carried, Lead, Mark, Turns, Unfit
+from smetric.carried import Carried, Lead, Mark, Unfit
 from smetric.errors import RequestError
 from smetric.json_text import Text
 from smetric.parts import Outline
@@ -42,8 +41,8 @@ class Conversation(NamedTuple):
     marks: list[Mark]
 
 
-#: Of a conversation of which nothing is to be remembered; and before its first message.
-_NO_LEAD, _NO_TURNS = Lead(0, 0), Turns()
+#: Of a conversation of which nothing is to be remembered.
+_NO_LEAD = Lead(0, 0)
 
 _MESSAGES = msgspec.json.Decoder(list[Message])
 
@@ -85,47 +84,46 @@ def render(
         raise RequestError(
             f"`{field}` must be a list of objects, each with its role as a string", param=field
         ) from None
-    text = Rendering(is_plain)
-    pieces, parts = text.pieces, text.parts
+    messages_before, turns_before, size, previous = 0, 0, 0, ""
+    if carried is not None:
+        _, messages_before, size, turns_before, previous = carried[0].mark
+    text = Rendering(is_plain, previous)
+    pieces, parts, turns = text.pieces, text.parts, text.turns
     if tools is not None:
         text.add_tools(tools)
     if system is not None:
         text.add_system(system)
     lead = _lead(field, pieces, seed) if ends else _NO_LEAD
-    messages_from, known, turns, before_pieces = len(parts), 0, _NO_TURNS, 0
+    messages_from = len(parts)
     if carried is not None:
         of_before, rest = carried
         if of_before.lead != lead:
             raise Unfit
         parts.clear()
         pieces[:] = rest
-        mark = of_before.mark
-        messages_from, known, turns, before_pieces = 0, mark.messages, mark.turns, mark.size - sum(map(len, rest))
-    last, before, previous = turns.last, turns.before, turns.previous
-    kinds, begins = text.add_messages(decoded, known)
-    begins.append(len(pieces))
-    #: Rendered bytes before each piece.
-    size = list(accumulate(map(len, pieces), initial=before_pieces))
-    least = size[begins[0]]
+        messages_from, size = 0, size - sum(map(len, rest))
     marks: list[Mark] = []
-    marked_from = len(decoded) - ends
-    for at, kind in enumerate(kinds):
-        if kind != "other":
-            end = size[begins[at + 1]]
-            if kind == "item" and previous == "item":
-                last = last[0], last[1], end
-            elif kind != "result":
-                before, last = last, (last[0] + 1, size[begins[at]], end)
-            elif previous in ("", "other"):
-                last = last[0] + 1, size[begins[at]], end
-        previous = kind
-        if at >= marked_from:
-            place = begins[at + 1]
-            marks.append(Mark(known + at + 1, place, size[place], Turns(last, before, previous)))
-    turn, question_bytes, history_bytes = before if previous in ("assistant", "item") else last
-    if carried is not None and (not decoded or previous in ("assistant", "item") or (turn and question_bytes < least)):
+    if ends:
+        marked_from = max(0, len(decoded) - ends)
+        text.add_messages(decoded[:marked_from], messages_before)
+        for number, message in enumerate(decoded[marked_from:], messages_before + marked_from):
+            text.add_messages((message,), number)
+            rendered = size + sum(map(len, pieces))
+            marks.append(Mark(len(pieces), number + 1, rendered, turns_before + len(turns), text.previous))
+    else:
+        text.add_messages(decoded, messages_before)
+    is_begun = text.previous in ("assistant", "item")
+    if carried is not None and (not decoded or is_begun or (turns_before and not turns)):
         raise Unfit  # the last turn, or the last message, is not among these
-    return Conversation(pieces, turn, history_bytes, question_bytes, Outline(field, parts, messages_from), lead, marks)
+    if is_begun:
+        turns.pop()
+    question_bytes = history_bytes = 0
+    if turns:
+        begin, end = turns[-1]
+        question_bytes = size + sum(map(len, pieces[:begin]))
+        history_bytes = question_bytes + sum(map(len, pieces[begin:end]))
+    outline = Outline(field, parts, messages_from)
+    return Conversation(pieces, turns_before + len(turns), history_bytes, question_bytes, outline, lead, marks)
 
 
 def _lead(field: str, pieces: list[Text], seed: int) -> Lead:

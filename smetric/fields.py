@@ -7,7 +7,6 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from smetric.body import is_null
 from smetric.errors import RequestError
 
 #: Longest JSON text of a number that is looked at.
@@ -16,13 +15,13 @@ _MAX_NUMBER = 32
 T = TypeVar("T")
 
 _NUMBER = msgspec.json.Decoder(float, strict=False)
-_STRING = msgspec.json.Decoder(str)
+_STRING = msgspec.json.Decoder(str | None)
 
 
 def string(found: dict[str, Raw], name: str) -> str:
     """A top-level string; empty when absent or null."""
     value = found.get(name)
-    return "" if value is None or is_null(value) else decode(name, _STRING, value)
+    return "" if value is None else decode(name, _STRING, value) or ""
 
 
 def decode(name: str, decoder: msgspec.json.Decoder[T], value: Raw) -> T:

@@ -6,7 +6,6 @@ business: what it might accept passes, and what is passed on is the body as it c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -64,8 +63,6 @@ _TEMPLATE_FIELDS = frozenset(
     }
 )
 _REFUSED = ("kv_transfer_params", "ec_transfer_params")
-#: Found in names, each on a line, where one of them may be what `_refuse_engines_own` refuses.
-_OF_ENGINES = re.compile(r"^(?:kv_transfer_params|ec_transfer_params|bootstrap_)", re.MULTILINE)
 _QUOTE = ord('"')
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
 _STRING = msgspec.json.Decoder(str)
@@ -145,7 +142,8 @@ def _read_body(
         if api is Api.OTHER:
             return
         raise
-    if _OF_ENGINES.search("\n".join(found)) is not None:
+    names = "".join(found)
+    if "_transfer_params" in names or "bootstrap_" in names:  # as hardly ever
         _refuse_engines_own(found)
     request.model = string(found, "model")
     request.stream = bytes(found.get("stream", b"")) in _TRUE
@@ -153,7 +151,7 @@ def _read_body(
         return
     if "priority" in found and not is_null(found["priority"]):
         request.priority = -number("priority", found["priority"])
-    copies = number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1
+    copies = number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1.0
     request.served = served = reading.aliases.get(request.model, request.model)
     bytes_per_token = ratio.of(served)
     salt = bytes(found.get("cache_salt", b""))
@@ -170,7 +168,8 @@ def _read_body(
         request.prompt = prompt = _conversation_prompt(request, text, found, screened, key, carried, bytes_per_token)
         request.prompt_len = prompt.length
         request.est_hit = prompt.whole_blocks(prompt.history_bytes, reading.block_size)
-    request.prompts = int(min(max(1, prompts * copies), MAX_PROMPTS))
+    if prompts * copies != 1:
+        request.prompts = int(min(max(1, prompts * copies), MAX_PROMPTS))
     if turn is not None:
         request.turn = turn
         request.est_hit = request.est_hit if turn else 0

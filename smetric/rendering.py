@@ -1,8 +1,8 @@
 """Messages as the text an engine renders, piece by piece; which part of a prompt each piece is of.
 
 Rendering approximates a chat template: text as it is, a mark for each role. What engines do not render is left out:
-Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. Turns are counted
-in `smetric.conversation`.
+Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. What counts as a
+turn is said in `smetric.conversation`.
 """
 
 from __future__ import annotations
@@ -89,15 +89,24 @@ def _role(message: Message) -> tuple[str, Kind, bytes]:
 
 
 class Rendering:
-    """Text as it is rendered, piece by piece, and which part each piece is of."""
+    """Text as it is rendered, piece by piece; which part each piece is of, and which turn.
 
-    __slots__ = ("_is_plain", "parts", "pieces")
+    Args:
+        is_plain: whether there is no choice of escapes in what is added.
+        previous: what the message before the first was.
+    """
 
-    def __init__(self, is_plain: bool) -> None:
+    __slots__ = ("_is_plain", "parts", "pieces", "previous", "turns")
+
+    def __init__(self, is_plain: bool, previous: str = "") -> None:
         self._is_plain = is_plain
         self.pieces: list[Text] = []
         #: As in an `Outline`.
         self.parts: list[tuple[int, Kind, int]] = []
+        #: Of each turn the index of its first piece, and of the one behind it.
+        self.turns: list[tuple[int, int]] = []
+        #: What the last message was: assistant, item, result, other, or empty without one.
+        self.previous = previous
 
     def add_tools(self, tools: Raw) -> None:
         """Add the tools, as one part."""
@@ -127,20 +136,13 @@ class Rendering:
                     has_mark = True
                 self.pieces += text
 
-    def add_messages(self, messages: Sequence[Message], first: int) -> tuple[list[str], list[int]]:
-        """Add *messages*, the first of which has the number *first*, and their tool results as parts of their own.
-
-        Returns what each is among the turns (assistant; item for one of the Responses API; result, or other), and the
-        index of its first piece.
-        """
-        pieces, parts, is_plain = self.pieces, self.parts, self._is_plain
-        turns: list[str] = []
-        begins: list[int] = []
+    def add_messages(self, messages: Sequence[Message], first: int) -> None:
+        """Add *messages*, the first of which has the number *first*, and their tool results as parts of their own."""
+        pieces, parts, is_plain, previous = self.pieces, self.parts, self._is_plain, self.previous
         for number, message in enumerate(messages, first):
             turn, part, mark = _ROLES.get(message.role) or _role(message)
             begin = len(pieces)
             parts.append((begin, part, number))
-            begins.append(begin)
             pieces.append(mark)
             if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
                 self._add_value(message.reasoning_content)
@@ -160,8 +162,19 @@ class Rendering:
                 for field in (message.summary, message.name, message.arguments, message.output):
                     if field:
                         self._add_content(field, [], 0)
-            turns.append(turn)
-        return turns, begins
+            if turn != "other":
+                self._count(turn, begin, previous)
+            previous = turn
+        self.previous = previous
+
+    def _count(self, turn: str, begin: int, previous: str) -> None:
+        """Count what was added from the piece *begin* on among the turns."""
+        turns, end = self.turns, len(self.pieces)
+        if turn == "item" and previous == "item":
+            if turns:
+                turns[-1] = turns[-1][0], end
+        elif turn != "result" or previous in ("", "other"):
+            turns.append((begin, end))
 
     def _add_value(self, value: Raw) -> bool:
         """Add a string, or any other value but null as it stands; returns whether it was not null."""
