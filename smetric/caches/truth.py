@@ -22,8 +22,8 @@ LEAST_ANSWERS = 50
 LEAST_SECONDS = 60.0
 #: A disagreement begins above this share of the prompts' tokens, and ends below half of it.
 DISAGREE_SHARE = 0.2
-#: Seconds of answers that are summed up as one.
-BUCKET_S = 5.0
+#: Seconds of answers that are let go together.
+MARK_S = 5.0
 #: Tokens per block where neither the instance nor its source says.
 BLOCK_TOKENS = 16
 
@@ -52,15 +52,28 @@ class Tally:
     wrong: int = 0
     blocks: int = 0
 
-    def add(self, other: Tally, sign: int = 1) -> None:
-        """Add *other*, or take it away."""
-        self.answers += sign * other.answers
-        self.exact += sign * other.exact
-        self.prompt += sign * other.prompt
-        self.predicted += sign * other.predicted
-        self.actual += sign * other.actual
-        self.wrong += sign * other.wrong
-        self.blocks += sign * other.blocks
+    def count(self, prompt: int, predicted: int, actual: int, block: int) -> None:
+        """One answer more."""
+        wrong = abs(predicted - actual)
+        self.answers += 1
+        self.exact += wrong <= block
+        self.prompt += prompt
+        self.predicted += predicted
+        self.actual += actual
+        self.wrong += wrong
+        self.blocks += block
+
+    def since(self, before: Tally) -> Tally:
+        """What has come since it was *before*."""
+        return Tally(
+            self.answers - before.answers,
+            self.exact - before.exact,
+            self.prompt - before.prompt,
+            self.predicted - before.predicted,
+            self.actual - before.actual,
+            self.wrong - before.wrong,
+            self.blocks - before.blocks,
+        )
 
 
 @dataclass(slots=True)
@@ -69,53 +82,49 @@ class Agreement:
 
     Args:
         incarnation: the process of the instance that the latest answers are of.
-        earlier: all answers but the latest.
-        latest: the last answers, enough of them for a judgement.
-        disagrees: whether these disagree.
+        all: all answers.
+        disagrees: whether the latest disagree.
     """
 
     incarnation: int
-    earlier: Tally = field(default_factory=Tally)
-    latest: Tally = field(default_factory=Tally)
+    all: Tally = field(default_factory=Tally)
     disagrees: bool = False
-    #: What `latest` is the sum of, by the time each bucket began.
-    buckets: deque[tuple[float, Tally]] = field(default_factory=deque)
+    #: When a few seconds of answers began, and what `all` was then; the latest, enough for a judgement, are all since.
+    marks: deque[tuple[float, Tally]] = field(default_factory=deque)
 
     @property
-    def all(self) -> Tally:
-        """All answers."""
-        total = replace(self.earlier)
-        total.add(self.latest)
-        return total
+    def latest(self) -> Tally:
+        """The last answers."""
+        return self.all.since(self.marks[0][1])
 
-    def add(self, answer: Tally, now: float) -> None:
+    def add(self, prompt: int, predicted: int, actual: int, block: int, now: float) -> None:
         """Take one answer in, and let go of the oldest that a judgement can do without."""
-        self.latest.add(answer)
-        buckets = self.buckets
-        if not buckets or now - buckets[-1][0] >= BUCKET_S:
-            buckets.append((now, Tally()))
-        buckets[-1][1].add(answer)
-        while len(buckets) > 1 and now - buckets[1][0] >= LEAST_SECONDS:
-            if self.latest.answers - buckets[0][1].answers < LEAST_ANSWERS:
-                break
-            _, oldest = buckets.popleft()
-            self.latest.add(oldest, -1)
-            self.earlier.add(oldest)
+        marks, total = self.marks, self.all
+        if not marks or now - marks[-1][0] >= MARK_S:
+            marks.append((now, replace(total)))
+        total.count(prompt, predicted, actual, block)
+        while (
+            len(marks) > 1
+            and now - marks[1][0] >= LEAST_SECONDS
+            and total.answers - marks[1][1].answers >= LEAST_ANSWERS
+        ):
+            marks.popleft()
 
     def judge(self, now: float) -> bool:
         """Whether the latest answers disagree; as before while there are too few of them."""
-        latest = self.latest
-        if latest.answers >= LEAST_ANSWERS and now - self.buckets[0][0] >= LEAST_SECONDS:
-            bound = DISAGREE_SHARE * latest.prompt * (0.5 if self.disagrees else 1.0)
-            self.disagrees = latest.wrong > bound and latest.wrong > latest.blocks
+        began, before = self.marks[0]
+        total = self.all
+        if now - began >= LEAST_SECONDS and total.answers - before.answers >= LEAST_ANSWERS:
+            wrong = total.wrong - before.wrong
+            bound = DISAGREE_SHARE * (total.prompt - before.prompt) * (0.5 if self.disagrees else 1.0)
+            self.disagrees = wrong > bound and wrong > total.blocks - before.blocks
         return self.disagrees
 
     def begin_anew(self, incarnation: int) -> None:
         """Another process answers: what the last one reported says nothing of it."""
         self.incarnation = incarnation
-        self.earlier.add(self.latest)
-        self.latest, self.disagrees = Tally(), False
-        self.buckets.clear()
+        self.disagrees = False
+        self.marks.clear()
 
 
 class HitTruth:
@@ -150,38 +159,37 @@ class HitTruth:
         tokens, source = predicted
         if record.tokens_source != "exact":
             # Shares are right where counts are only estimated.
-            tokens = round(tokens * usage.prompt_tokens / max(1, request.prompt_len))
-        block = max(instance.cache.block_size or BLOCK_TOKENS, self._grains.get(source, 1))
+            tokens = round(tokens * usage.prompt_tokens / (request.prompt_len or 1))
+        block, grain = instance.cache.block_size or BLOCK_TOKENS, self._grains.get(source, 1)
+        if grain > block:
+            block = grain
         # A block: engines compute at least the last token of a prompt, so they never find the whole of it.
         wrong = tokens - usage.cached_tokens
-        result = names.HIT_EQUAL if abs(wrong) <= block else names.HIT_OVER if wrong > 0 else names.HIT_UNDER
+        result = names.HIT_EQUAL if -block <= wrong <= block else names.HIT_OVER if wrong > 0 else names.HIT_UNDER
         self._on_checked(instance.id, source, result, abs(wrong))
-        answer = Tally(
-            1, result == names.HIT_EQUAL, usage.prompt_tokens, tokens, usage.cached_tokens, abs(wrong), block
-        )
-        self._take(instance, source, answer)
-
-    def _take(self, instance: Instance, source: str, answer: Tally) -> None:
-        now = self._clock()
         agreement = self.agreements.get((instance.id, source))
         if agreement is None:
             agreement = self.agreements[instance.id, source] = Agreement(instance.incarnation)
         elif agreement.incarnation != instance.incarnation:
             agreement.begin_anew(instance.incarnation)
-        before = agreement.disagrees
-        agreement.add(answer, now)
-        if agreement.judge(now) == before:
-            return
-        latest = agreement.latest
-        told = {
-            "instance": instance.id,
-            "source": source,
-            "answers": latest.answers,
-            "prompt_tokens": latest.prompt,
-            "predicted_tokens": latest.predicted,
-            "actual_tokens": latest.actual,
-        }
-        if agreement.disagrees:
-            log.warning("smetric.hits.disagree", **told, remedy="run `smetric doctor`; see /admin/cache")
-        else:
-            log.info("smetric.hits.agree", **told)
+        now, before = self._clock(), agreement.disagrees
+        agreement.add(usage.prompt_tokens, tokens, usage.cached_tokens, block, now)
+        if agreement.judge(now) != before:
+            _tell(instance, source, agreement)
+
+
+def _tell(instance: Instance, source: str, agreement: Agreement) -> None:
+    """Say in the log that a disagreement has begun, or ended."""
+    latest = agreement.latest
+    told = {
+        "instance": instance.id,
+        "source": source,
+        "answers": latest.answers,
+        "prompt_tokens": latest.prompt,
+        "predicted_tokens": latest.predicted,
+        "actual_tokens": latest.actual,
+    }
+    if agreement.disagrees:
+        log.warning("smetric.hits.disagree", **told, remedy="run `smetric doctor`; see /admin/cache")
+    else:
+        log.info("smetric.hits.agree", **told)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.caches.truth import BUCKET_S, LEAST_ANSWERS, HitTruth
+from smetric.caches.truth import LEAST_ANSWERS, MARK_S, HitTruth
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.telemetry import names
 from smetric.telemetry.record import Usage
@@ -143,8 +143,8 @@ def test_memory_does_not_grow_with_the_answers() -> None:
     watched = Watched()
     watched.answers(3000, 880, 880, step_s=0.1)
     agreement = watched.truth.agreements["gpu-1", SOURCE]
-    assert len(agreement.buckets) <= 60 / BUCKET_S + 2
+    assert len(agreement.marks) <= 60 / MARK_S + 2
     assert agreement.latest.answers <= 700
     watched.answers(500, 880, 880, step_s=30.0)
-    assert len(agreement.buckets) <= LEAST_ANSWERS + 1
+    assert len(agreement.marks) <= LEAST_ANSWERS + 1
     assert agreement.all.answers == 3500
