@@ -38,35 +38,44 @@ class Belief:
         table: where its blocks are.
         grain: units (bytes of text, or tokens) of a block.
         units_per_token: units that a token is, until its prompts show it.
+        warm_up_s: seconds after a loss of knowledge from which a miss counts as one in any case.
         now: monotonic seconds.
     """
 
     __slots__ = (
+        "_entered_then",
         "_grain",
         "_has_lost",
         "_instance",
-        "_loss",
         "_replies_found",
         "_reports",
         "_shown_room",
+        "_sure_at",
         "_table",
+        "_warm_up_s",
         "_zero_tick",
         "_zeros",
+        "bit",
         "held",
         "incarnation",
         "units_per_token",
     )
 
-    def __init__(self, instance: Instance, table: Holdings, grain: int, units_per_token: float, now: float) -> None:
+    def __init__(
+        self, instance: Instance, table: Holdings, grain: int, units_per_token: float, *, warm_up_s: float, now: float
+    ) -> None:
         self._instance = instance
         self._table = table
         self._grain = grain
         self.units_per_token = units_per_token
         self.incarnation = instance.incarnation
         self.held = table.open()
-        #: Count of blocks entered, and time, of the last loss of knowledge: since then it may hold what is not known
-        #: here; and whether that was after the beginning, when the instance itself may say that it was empty.
-        self._loss = (0, now)
+        self.bit = self.held.bit
+        self._warm_up_s = warm_up_s
+        #: Count of blocks entered at the last loss of knowledge, since which it may hold what is not known here; when
+        #: that is past; and whether it was after the beginning, when the instance itself may say that it was empty.
+        self._entered_then = 0
+        self._sure_at = now + warm_up_s
         self._has_lost = False
         #: Blocks it has room for, where answers have shown that to be less than its capacity.
         self._shown_room: int | None = None
@@ -94,21 +103,18 @@ class Belief:
 
     def lost(self, now: float) -> None:
         """From now on it may hold what is not known here."""
-        self._loss, self._has_lost = (self.held.entered, now), True
+        self._entered_then, self._sure_at, self._has_lost = self.held.entered, now + self._warm_up_s, True
 
-    def misses_are_known(self, now: float, warm_up_s: float) -> bool:
+    def misses_are_known(self, now: float) -> bool:
         """Whether what is not known to be held is not held."""
         if self.held.pressed:
             self.held.pressed = False
             self.lost(now)
-        if self._instance.seen_empty and not self._has_lost:
-            return True
-        entered_then, then = self._loss
-        if now - then >= warm_up_s:
+        if now >= self._sure_at or (self._instance.seen_empty and not self._has_lost):
             return True
         # It forgets what was used longest ago first, so by now everything from before has made room.
         capacity = self.capacity
-        return capacity is not None and self.held.entered - entered_then >= capacity
+        return capacity is not None and self.held.entered - self._entered_then >= capacity
 
     def reach(self, cut: Cut, depth: int) -> int:
         """Units of *cut* held where its leading *depth* blocks are, with the reply where replies are found again."""

@@ -78,23 +78,21 @@ class Held:
         """What is forgotten next, from its end."""
         return self.ticks[self.oldest_tick][-1]
 
-    def runs(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """How many of the leading *blocks* it holds, and when each was last entered: (place of the first, tick) runs.
+    def runs(self, path: Sequence[Run]) -> list[tuple[int, int]]:
+        """How many of the leading blocks of *path* it holds, and when each was last entered: (place, tick) runs.
 
-        The last run is (number held, 0).
+        The last one is (number held, 0).
         """
-        if not blocks:
-            return [(0, 0)]
         found: list[tuple[int, int]] = []
         tick, place = None, 0
-        for run, common in path_of(self._first, blocks):
+        for run in path:
             at = self.runs_at.get(run)
             if at is None:
                 break
             if at != tick:
                 found.append((place, at))
                 tick = at
-            place += common
+            place += len(run.keys)
         found.append((place, 0))
         return found
 

@@ -9,7 +9,7 @@ what follows from a block that is missing, is in `smetric.sources.prefix_index`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from smetric.sources.held import Held, Run, path_of
 
@@ -76,36 +76,39 @@ class Holdings:
         run = self._first.get(block)
         return 0 if run is None else run.bits
 
-    def depths(self, blocks: Sequence[int], asked: Iterable[Held]) -> dict[int, int]:
-        """How many leading *blocks* each one of *asked* holds, by its bit; one walk along the blocks for all."""
-        following = 0
-        for held in asked:
-            following |= held.bit
+    def depths(self, blocks: Sequence[int]) -> dict[int, int]:
+        """How many leading *blocks* those hold who hold any, by their bits; one walk along the blocks for all."""
         matched: dict[int, int] = {}
-        depth = 0
+        following, depth = 0, 0
         for run, common in path_of(self._first, blocks):
-            holding = run.bits & following
-            if holding != following:
-                _record(matched, following & ~holding, depth)
-                following = holding
-                if not holding:
-                    break
+            if not depth:
+                following = run.bits
+            elif run.bits & following != following:
+                _record(matched, following & ~run.bits, depth)
+                following &= run.bits
+                if not following:
+                    return matched
             depth += common
         _record(matched, following, depth)
         return matched
 
-    def enter(self, held: Held, blocks: Sequence[int], room: int) -> None:
+    def enter(self, held: Held, blocks: Sequence[int], room: int) -> list[tuple[int, int]]:
         """*held* has just come to hold *blocks*, in prompt order; it has room for *room* in all.
 
         What does not fit there, or in the memory allowed here, is forgotten, oldest first.
+
+        Returns:
+            What it held of them before, as of `Held.runs`.
         """
-        room = min(room, self.most_blocks)
+        if room > self.most_blocks:
+            room = self.most_blocks
         if len(blocks) > room:
             blocks = blocks[:room]
-        self.tick += 1
+        self.tick = tick = self.tick + 1
         self.changes += 1
-        before = held.size
         path, rest = self._cut(blocks)
+        runs = held.runs(path) if path else [(0, 0)]
+        before = held.size
         if rest and path and path[-1].bits == held.bit:
             # It alone holds what this goes on from, and both are of this tick now.
             path[-1].keys.extend(rest)
@@ -113,10 +116,18 @@ class Holdings:
         elif rest:
             path.append(self._add(rest))
         for run in path:
-            self._hold(held, run, self.tick)
+            at = held.runs_at.get(run)
+            if at is None:
+                self._take(held, run)
+            else:
+                self._leave(held, run, at)
+            held.runs_at[run] = tick
+        if path:
+            held.ticks[tick] = path[:]  # as large as it need be, which a list that has grown is not
         held.entered += held.size - before
         if held.size > room or self.memory_bytes > self.max_bytes:
             self._fit(held, room)
+        return runs
 
     def merge(self, held: Held, blocks: array[int], runs: Sequence[tuple[int, int]], room: int) -> int:
         """*held* came to hold *blocks* before all that is known here of it; returns how many are new.
@@ -138,7 +149,9 @@ class Holdings:
                 path.append(self._add(rest))
             for run in path:
                 if run not in held.runs_at:
-                    self._hold(held, run, tick)
+                    self._take(held, run)
+                    held.runs_at[run] = tick
+                    held.ticks.setdefault(tick, []).append(run)
             end -= count
         held.ticks = dict(sorted(held.ticks.items()))
         new = held.size - before
@@ -161,7 +174,8 @@ class Holdings:
             for run, common in path_of(self._first, blocks):
                 path.append(run if common == len(run.keys) else self._split(run, common))
                 at += common
-        return path, array("Q", blocks[at:])
+        rest = blocks[at:]
+        return path, rest if isinstance(rest, array) else array("Q", rest)
 
     def _split(self, run: Run, at: int) -> Run:
         """Cut *run* in two at *at*; returns the first half. The second one is *run* itself."""
@@ -182,21 +196,11 @@ class Holdings:
         self.blocks += len(keys)
         return run
 
-    def _hold(self, held: Held, run: Run, tick: int) -> None:
-        """*held* holds *run* since *tick*, whatever it was before."""
-        before = held.runs_at.get(run)
-        if before is None:
-            run.bits |= held.bit
-            self._held_runs += 1
-            self._count(held, len(run.keys), 0)
-        else:
-            self._leave(held, run, before)
-        held.runs_at[run] = tick
-        entered = held.ticks.get(tick)
-        if entered is None:
-            held.ticks[tick] = [run]
-        else:
-            entered.append(run)
+    def _take(self, held: Held, run: Run) -> None:
+        """*held*, which did not hold *run*, holds it."""
+        run.bits |= held.bit
+        self._held_runs += 1
+        self._count(held, len(run.keys), 0)
 
     @staticmethod
     def _leave(held: Held, run: Run, tick: int) -> None:

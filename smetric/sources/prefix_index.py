@@ -111,35 +111,38 @@ class PrefixIndex:
         cut = self.cutting.of(request)
         if cut is None:
             return {"hit_len": [None] * len(instances)}
-        asked = [self._of(instance) for instance in instances]
+        asked = self._all_of(instances)
+        hits = self._hits(cut, asked)
         now = self._clock()
         cells: list[float | None] = []
-        for hit, known in zip(self._hits(cut, asked), asked, strict=True):
-            if not hit or (self._yields and is_part(hit, request)):
-                stands = self._sees_all and known.misses_are_known(now, self._warm_up_s)
+        for hit, known in zip(hits, asked, strict=True):
+            if hit and not (self._yields and is_part(hit, request)):
+                cells.append(hit)
             else:
-                stands = True
-            cells.append(hit if stands else None)
+                cells.append(hit if self._sees_all and known.misses_are_known(now) else None)
         return {"hit_len": cells}
 
     def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
         """Tokens that each instance is believed to hold."""
-        known = map(self._of, instances)
-        return [len(one.held) * self.cutting.grain / one.units_per_token for one in known], None
+        known = self._all_of(instances)
+        return [one.held.size * self.cutting.grain / one.units_per_token for one in known], None
 
     def least(self, request: InferenceRequest, instances: Sequence[Instance]) -> list[int]:
         """Tokens of *request*'s prompt that each of *instances* is known to hold; it may hold more."""
         cut = self.cutting.of(request)
-        return self._hits(cut, [self._of(instance) for instance in instances]) if cut else [0] * len(instances)
+        return self._hits(cut, self._all_of(instances)) if cut else [0] * len(instances)
 
     def _hits(self, cut: Cut, asked: Sequence[Belief]) -> list[int]:
-        if cut.blocks:
-            depths = self.table.depths(cut.blocks, [known.held for known in asked])
-            return [cut.tokens(known.reach(cut, depths[known.held.bit])) for known in asked]
-        # A short prompt is only known to who has answered what it follows.
+        depths = self.table.depths(cut.blocks) if cut.blocks else {}
+        # Who holds none of the blocks knows it all the same if it has answered what it follows, and that is shorter.
         question = cut.answered(0)
         holders = self.table.holders(question) if question else 0
-        return [cut.tokens(known.reach(cut, 0)) if known.held.bit & holders else 0 for known in asked]
+        if not depths and not holders:
+            return [0] * len(asked)
+        return [
+            cut.tokens(known.reach(cut, depths.get(bit, 0))) if (bit := known.bit) in depths or bit & holders else 0
+            for known in asked
+        ]
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Enter the request's blocks as held by *instance*, as the most recent it was sent."""
@@ -153,8 +156,8 @@ class PrefixIndex:
             return
         known = self._of(instance)
         known.units_per_token = cut.units_per_token
-        prompt.held_before[self.cutting.tokens] = (known.held.runs(cut.blocks), self.table.tick)
-        self._place(instance, known, cut.blocks)
+        tick = self.table.tick
+        prompt.held_before[self.cutting.tokens] = self._place(instance, known, cut.blocks), tick
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """*instance* has answered: it holds its reply, and says how much of the prompt it held before."""
@@ -222,10 +225,24 @@ class PrefixIndex:
         if known is None or known.incarnation != instance.incarnation:
             self.forget(instance)
             units = 1.0 if self.cutting.tokens else INITIAL
-            known = self._known[instance] = Belief(instance, self.table, self.cutting.grain, units, self._clock())
+            known = self._known[instance] = Belief(
+                instance, self.table, self.cutting.grain, units, warm_up_s=self._warm_up_s, now=self._clock()
+            )
         if self._restoring.waiting:
             self._take_in(instance, known)
         return known
+
+    def _all_of(self, instances: Sequence[Instance]) -> list[Belief]:
+        """The same for each of *instances*."""
+        if self._restoring.waiting:
+            return [self._of(instance) for instance in instances]
+        beliefs = self._known
+        return [
+            known
+            if (known := beliefs.get(instance)) is not None and known.incarnation == instance.incarnation
+            else self._of(instance)
+            for instance in instances
+        ]
 
     def _take_in(self, instance: Instance, known: Belief) -> None:
         for image in self._restoring.of(instance):
@@ -237,14 +254,16 @@ class PrefixIndex:
 
     def misses_are_known(self, instance: Instance) -> bool:
         """Whether *instance* holds nothing but what it is known to hold."""
-        return self._sees_all and self._of(instance).misses_are_known(self._clock(), self._warm_up_s)
+        return self._sees_all and self._of(instance).misses_are_known(self._clock())
 
-    def _place(self, instance: Instance, known: Belief, blocks: Sequence[int]) -> None:
+    def _place(self, instance: Instance, known: Belief, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """It holds *blocks* from now on; returns what of them it held before, as of `Held.runs`."""
         if not blocks:
-            return
-        self.table.enter(known.held, blocks, known.room)
+            return [(0, 0)]
+        before = self.table.enter(known.held, blocks, known.room)
         if self.on_placed is not None:
             self.on_placed(instance, blocks, self.cutting.tokens)
+        return before
 
 
 def is_part(hit: int, request: InferenceRequest) -> bool:

@@ -55,11 +55,10 @@ def test_no_block_is_ever_held_without_those_before_it(
 def test_runs_say_how_much_of_a_prompt_is_held_and_since_when() -> None:
     table = Holdings(2**20)
     held = table.open()
-    assert held.runs([1, 2]) == [(0, 0)]
-    table.enter(held, [1, 2, 3, 4], 100)
-    table.enter(held, [1, 2], 100)
-    assert held.runs([1, 2, 3, 9]) == [(0, 2), (2, 1), (3, 0)]
-    assert held.runs([1, 2]) == [(0, 2), (2, 0)]
+    assert table.enter(held, [1, 2, 3, 4], 100) == [(0, 0)]
+    assert table.enter(held, [1, 2], 100) == [(0, 1), (2, 0)]
+    assert table.enter(held, [1, 2, 3, 9], 100) == [(0, 2), (2, 1), (3, 0)]
+    assert table.enter(held, [1, 2], 100) == [(0, 3), (2, 0)]
 
 
 def test_what_is_newer_is_counted_up_to_a_limit_and_what_is_older_is_forgotten() -> None:
@@ -82,7 +81,7 @@ def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
     table.close(first)
     third = table.open()
     assert third.bit == first.bit
-    assert table.depths([1, 2], [second, third]) == {second.bit: 2, third.bit: 0}
+    assert table.depths([1, 2]) == {second.bit: 2}
 
 
 def test_the_holders_of_a_block_are_those_who_have_not_forgotten_it() -> None:
