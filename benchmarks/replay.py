@@ -19,6 +19,7 @@ from typing import Any
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
 from smetric.policy import Decision, Kind, Outcome, Policy, Snapshot, load
+from smetric.policy.snapshot import Origins
 from smetric.policy.vocabulary import Feature
 from smetric.policy_folder import libraries_beside
 from smetric.records.comparison import Comparison
@@ -88,13 +89,14 @@ def snapshot(policy: Policy, ids: list[str], rng: random.Random, prompt_len: int
     """Loads as the router has them, each measured at a time of its own, and hits on a few."""
     now = 1e5 + rng.random()
     columns: dict[str, list[Any]] = {}
-    stamps, origins = {}, {}
+    stamps = {}
+    origins: dict[str, Origins] = {}
     for name in policy.reads:
         feature = VOCABULARY.features[name]
         if feature.lookup:
             if looked_up:
                 columns[name] = [rng.choice([0, 0, 0, rng.randint(0, prompt_len)]) for _ in ids]
-                origins[name] = ["prefix_index"] * len(ids)
+                origins[name] = "prefix_index"
         else:
             columns[name] = ids if name == "id" else [cell(feature, rng) for _ in ids]
             stamps[name] = [now - rng.random() for _ in ids]

@@ -14,7 +14,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
@@ -47,7 +47,7 @@ class AtOnce:
 
     async def stop(self) -> None: ...
 
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         return {"hit_len": [0.0] * len(instances)}
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None: ...
@@ -79,8 +79,9 @@ def records(fleet: Fleet, count: int, turn: int) -> list[DecisionRecord]:
             body=b"{}",
         )
         cells = [float(rng.choice([0, 0, 4000])) for _ in fleet.instances]
-        hits = {"hit_len": (cells, [""] * len(cells))} if turn else {}
-        snapshot = fleet.snapshot(fleet.instances, policy.reads, hits, request.prompt_len)
+        snapshot = fleet.snapshot(fleet.instances, policy.reads)
+        if turn:
+            fleet.fill(snapshot, "hit_len", cells, "", request.prompt_len)
         decision = policy.decide(snapshot, request, {}, number)
         made.append(
             DecisionRecord(
@@ -114,7 +115,7 @@ async def measure(name: str, fleet: Fleet, turn: int, count: int) -> tuple[float
     judge, metrics = Shadows([Shadow(shadow)]), Metrics()
     made = records(fleet, count, turn)
     acting = made[0].policy
-    on_the_way = cost(lambda: [observer.at_hand(acting, fleet.instances, 8000) for _ in made], count)
+    on_the_way = cost(lambda: [observer.at_hand(acting, fleet.instances) for _ in made], count)
     looking: list[float] = []
     for _ in range(ROUNDS):
         for record in made:

@@ -22,7 +22,7 @@ from smetric.policy_file import Generation
 from smetric.records.observer import Observer
 from smetric.request import InferenceRequest
 from smetric.routes import Arm, Route, Routes
-from smetric.sources.lookups import Column, LookupDeadline, Lookups
+from smetric.sources.lookups import Columns, LookupDeadline, Lookups
 from smetric.sources.source import Source
 from smetric.telemetry.record import Usage
 
@@ -151,32 +151,33 @@ class Router:
         generation = arm.file.current
         policy = generation.policy
         seed = self._rng.getrandbits(63)
-        asked: dict[str, Column] = {}
         error: HttpError
         fields = policy.fields if route.observer is None else policy.fields | route.observer.fields
         self._lookups.describe(request, fields)
         evaluate_s = lookup_s = 0.0
         wanted = policy.lookups_always
-        candidates: list[Instance] = []
+        asked: Columns = {}
+        fresh: Columns = asked
+        candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
         snapshot: Snapshot | None = None
         while True:
-            # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last wait.
-            if not candidates:
-                candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
             if wanted:
                 started = time.perf_counter()
                 answer = self._lookups.of(request, wanted, candidates)
-                has_waited = not isinstance(answer, dict)
-                asked.update(answer if isinstance(answer, dict) else await answer)
-                lookup_s += time.perf_counter() - started
-                if has_waited:
-                    candidates, snapshot, wanted = [], None, frozenset()
-                    continue
-            found = {name: column.over(candidates) for name, column in asked.items()} if asked else {}
+                if isinstance(answer, dict):
+                    fresh = answer
+                    lookup_s += time.perf_counter() - started
+                else:
+                    fresh = await answer
+                    lookup_s += time.perf_counter() - started
+                    candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
+                    snapshot = None
+                asked.update(fresh)
+            # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last wait.
             if snapshot is None:
-                snapshot = self.fleet.snapshot(candidates, policy.reads, found, request.prompt_len)
-            else:
-                snapshot = self.fleet.with_found(snapshot, found, request.prompt_len)
+                snapshot, fresh = self.fleet.snapshot(candidates, policy.reads), asked
+            for name, column in fresh.items():
+                self.fleet.fill(snapshot, name, *column.over(candidates), request.prompt_len)
             started = time.perf_counter()
             try:
                 decision = policy.decide(snapshot, request, arm.cursors, seed)
@@ -190,10 +191,10 @@ class Router:
             wanted = decision.features
         beside = None
         if route.observer is not None:
-            beside = route.observer.at_hand(policy, candidates, request.prompt_len)
-        if decision.outcome is Outcome.ROUTE:
-            if decision.cursors:
-                arm.cursors = {**arm.cursors, **decision.cursors}
+            beside = route.observer.at_hand(policy, candidates)
+        if decision.index >= 0:
+            if cursors := decision.cursors:
+                arm.cursors = {**arm.cursors, **cursors}
             hit = snapshot.cell("hit_len", decision.index)
             stored = 0
             if not TIERS.isdisjoint(asked):

@@ -51,12 +51,12 @@ class FakeSource:
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         self.asked += 1
-        answer = {"hit_len": [self.hits.get(instance.id) for instance in instances]}
+        answer: dict[str, Cells] = {"hit_len": [self.hits.get(instance.id) for instance in instances]}
         return answer if self.delay_s is None else self._later(answer, self.delay_s)
 
-    async def _later(self, answer: Mapping[str, Cells], delay_s: float) -> Mapping[str, Cells]:
+    async def _later(self, answer: dict[str, Cells], delay_s: float) -> dict[str, Cells]:
         await asyncio.sleep(delay_s)
         return answer
 
@@ -119,7 +119,7 @@ async def test_a_later_turn_returns_to_its_cache_and_is_charged_without_the_hit(
     routing = await router_of(fleet, source).route(later_turn())
     assert routing.decision is not None
     assert (routing.decision.rule, routing.decision.instance) == ("stick", "b")
-    assert routing.decision.snapshot.origins["hit_len"] == ["fake", "fake", "fake"]
+    assert routing.decision.snapshot.origins_of("hit_len") == ["fake", "fake", "fake"]
     assert source.asked == 1
     assert fleet["b"].unprefilled == 120
 
@@ -139,7 +139,7 @@ async def test_cells_one_source_does_not_know_fall_to_the_next() -> None:
     snapshot = routing.decision.snapshot
     assert snapshot.columns["hit_len"] == [700, 100, 0]
     assert snapshot.is_known("hit_len") == [True, True, False]
-    assert snapshot.origins["hit_len"] == ["rest", "best", ""]
+    assert snapshot.origins_of("hit_len") == ["rest", "best", ""]
 
 
 async def test_the_next_source_is_not_asked_when_nothing_is_unknown() -> None:

@@ -6,14 +6,15 @@ Nothing here awaits: between taking a snapshot and charging the chosen instance 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from smetric.errors import NoCandidate
 from smetric.fleet.health import Health
-from smetric.fleet.instance import Instance, State
+from smetric.fleet.instance import Instance, Scrape, State
 from smetric.fleet.measure import Measure
-from smetric.policy.snapshot import Snapshot
+from smetric.policy.snapshot import Origins, Snapshot
 from smetric.policy.vocabulary import Vocabulary
 
 #: A scraped value older than this many seconds is unknown.
@@ -24,8 +25,8 @@ PHANTOM = ("requests", "unprefilled", "unprefilled_cost")
 LEDGER = "ledger"
 SLOW_START = "slow_start"
 
-#: One cell per candidate, None where unknown.
-Cells = list[Any]
+#: Reads a feature of candidates: one cell for each, None where unknown.
+ColumnOf = Callable[[Sequence[Instance]], list[Any]]
 
 
 class Fleet:
@@ -93,10 +94,13 @@ class Fleet:
                 are all out.
         """
         self.health.settle()
-        serving = [i for i in self.instances if i.models is None or not model or model in i.models]
-        chosen = [i for i in serving if i.healthy and not i.draining]
-        if serving and len(chosen) == len(serving) and not exclude and subset is None:
-            return chosen  # as nearly always
+        serving = [i for i in self.instances if (models := i.models) is None or not model or model in models]
+        if serving and not exclude and subset is None:
+            for one in serving:
+                if one.draining or not one.healthy:
+                    break
+            else:
+                return serving  # as nearly always
         if not serving:
             if not self.instances:
                 raise NoCandidate("no instance is configured")
@@ -116,72 +120,63 @@ class Fleet:
             raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
         return chosen
 
-    def snapshot(
-        self,
-        candidates: Sequence[Instance],
-        reads: Iterable[str],
-        found: Mapping[str, tuple[Cells, Sequence[str]]],
-        prompt_len: int,
-    ) -> Snapshot:
-        """What a policy sees of *candidates* now.
+    def snapshot(self, candidates: Sequence[Instance], reads: Iterable[str]) -> Snapshot:
+        """What a policy sees of *candidates* now, before anything is looked up.
 
         Args:
             candidates: in order of ids.
             reads: the features the policy reads.
-            found: look-up features fetched so far: cells and the source of each cell.
-            prompt_len: tokens of the request's prompt, the upper bound of a hit.
 
         Returns:
-            A snapshot with a column for every feature of *reads* but look-ups not in *found*.
+            A snapshot with a column for every feature of *reads* but look-ups.
         """
         now = self.clock()
         columns: dict[str, list[Any]] = {}
         known: dict[str, list[bool] | None] = {}
         stamps: dict[str, Sequence[float | None]] = {}
-        origins: dict[str, Sequence[str]] = {}
+        origins: dict[str, Origins] = {}
         measured: list[float | None] | None = None
         for name in reads:
-            feature = self._features[name]
-            if feature.lookup:
-                continue
             if name in SCRAPED:
                 if measured is None:
                     measured = self._measured(candidates, now)
                 read, certain = SCRAPED[name]
-                cells = [
-                    None if at is None else read(instance) for at, instance in zip(measured, candidates, strict=True)
-                ]
+                cells = read(candidates)
                 stamps[name] = measured
+                if None in measured:
+                    cells = [None if at is None else cell for at, cell in zip(measured, cells, strict=True)]
                 if None in cells:
-                    fallback = [certain(instance) for instance in candidates] if certain else None
-                    columns[name], known[name] = feature.fill(cells, fallback)
+                    columns[name], known[name] = self._features[name].fill(cells, certain and certain(candidates))
                 else:
                     columns[name] = cells
             elif name in CERTAIN:
-                read = CERTAIN[name]
-                columns[name] = [read(instance) for instance in candidates]
-            else:
+                columns[name] = CERTAIN[name](candidates)
+            elif not self._features[name].lookup:
                 columns[name], known[name], at = self._measured_now(name, candidates)
                 if at is not None:
                     stamps[name] = at
         cold = self.health.coldness(candidates)
         if cold is not None:
             _lay_phantoms(columns, origins, cold)
-        snapshot = Snapshot([instance.id for instance in candidates], columns, known, stamps, origins, now)
-        return self.with_found(snapshot, found, prompt_len) if found else snapshot
+        return Snapshot([instance.id for instance in candidates], columns, known, stamps, origins, now)
 
-    def with_found(
-        self, snapshot: Snapshot, found: Mapping[str, tuple[Cells, Sequence[str]]], prompt_len: int
-    ) -> Snapshot:
-        """*snapshot*, taken in this very tick, with what was looked up since; arguments as of `snapshot`."""
-        columns, known, origins = {**snapshot.columns}, {**snapshot.known}, {**snapshot.origins}
-        for name, (cells, origins[name]) in found.items():
-            if None not in cells and min(cells) >= 0 and max(cells) <= prompt_len:  # as nearly always
-                columns[name], known[name] = list(cells), None
-                continue
-            bounded = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
-            columns[name], known[name] = self._features[name].fill(bounded)
-        return Snapshot(snapshot.ids, columns, known, snapshot.stamps, origins, snapshot.now)
+    def fill(
+        self, snapshot: Snapshot, name: str, cells: Sequence[float | None], origins: Origins, prompt_len: int
+    ) -> None:
+        """Add what was looked up to *snapshot*, taken in this very tick: nothing has been decided on it yet.
+
+        Args:
+            snapshot: of the candidates that were asked for.
+            name: the feature.
+            cells: one per candidate, None where unknown.
+            origins: who gave them, as of `Snapshot`.
+            prompt_len: tokens of the request's prompt, the upper bound of a hit.
+        """
+        feature = self._features[name]
+        values, known = feature.fill(cells)
+        if min(values) < 0 or max(values) > prompt_len:
+            values, known = feature.fill([None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells])
+        snapshot.add(name, values, known, origins)
 
     def _measured_now(
         self, name: str, candidates: Sequence[Instance]
@@ -200,13 +195,11 @@ class Fleet:
     def _measured(self, candidates: Sequence[Instance], now: float) -> list[float | None]:
         """When each candidate's scrape was true; None when it never was or that is too long ago."""
         oldest = now - self.unknown_after_s
-        return [
-            None if instance.scrape is None or instance.scrape.measured_at < oldest else instance.scrape.measured_at
-            for instance in candidates
-        ]
+        scrapes = [instance.scrape for instance in candidates]
+        return [None if scrape is None or scrape.measured_at < oldest else scrape.measured_at for scrape in scrapes]
 
 
-def _lay_phantoms(columns: dict[str, list[Any]], origins: dict[str, Sequence[str]], cold: list[float]) -> None:
+def _lay_phantoms(columns: dict[str, list[Any]], origins: dict[str, Origins], cold: list[float]) -> None:
     """Add to the load of each candidate in its slow start a part of the mean load of those that are in none.
 
     With c of the slow start to go, beside w others, that is c (w + 1) / (w + c) of the mean: a policy that equalises
@@ -226,6 +219,19 @@ def _lay_phantoms(columns: dict[str, list[Any]], origins: dict[str, Sequence[str
             origins[name] = [SLOW_START if c else LEDGER for c in cold]
 
 
+def _each(of_one: Callable[[Instance], Any]) -> ColumnOf:
+    return lambda candidates: list(map(of_one, candidates))
+
+
+def _scraped(of_one: Callable[[Scrape], Any]) -> ColumnOf:
+    return lambda candidates: [None if one.scrape is None else of_one(one.scrape) for one in candidates]
+
+
+def _requests(candidates: Sequence[Instance]) -> list[Any]:
+    """`Instance.requests` of each, which nearly every decision asks for."""
+    return [one.own if (scrape := one.scrape) is None else one.own + scrape.others for one in candidates]
+
+
 def _waiting(instance: Instance) -> float:
     return 0.0 if instance.scrape is None else min(instance.scrape.waiting, instance.requests())
 
@@ -234,43 +240,23 @@ def _running(instance: Instance) -> float:
     return instance.requests() - _waiting(instance)
 
 
-def _loras(instance: Instance) -> frozenset[str] | None:
-    return None if instance.scrape is None else instance.scrape.loras
+_own = _each(attrgetter("own"))
 
-
-def _lora_room(instance: Instance) -> bool | None:
-    return None if instance.scrape is None else instance.scrape.lora_room
-
-
-def _own(instance: Instance) -> float:
-    return instance.own
-
-
-def _kv_usage(instance: Instance) -> float | None:
-    return None if instance.scrape is None else instance.scrape.kv_usage
-
-
-#: Features that rest on a scrape: how to read one, and what the ledger alone knows for certain.
-SCRAPED: dict[str, tuple[Callable[[Instance], Any], Callable[[Instance], Any] | None]] = {
-    "requests": (Instance.requests, _own),
-    "running": (_running, _own),
-    "waiting": (_waiting, None),
-    "kv_usage": (_kv_usage, None),
-    "loras": (_loras, None),
-    "lora_room": (_lora_room, None),
+#: Features that rest on a scrape: how to read them, and what the ledger alone knows for certain.
+SCRAPED: dict[str, tuple[ColumnOf, ColumnOf | None]] = {
+    "requests": (_requests, _own),
+    "running": (_each(_running), _own),
+    "waiting": (_each(_waiting), None),
+    "kv_usage": (_scraped(attrgetter("kv_usage")), None),
+    "loras": (_scraped(attrgetter("loras")), None),
+    "lora_room": (_scraped(attrgetter("lora_room")), None),
 }
 
 #: Features the router always knows.
-CERTAIN: dict[str, Callable[[Instance], Any]] = {
-    "unprefilled": lambda instance: instance.unprefilled,
-    "unprefilled_cost": Instance.unprefilled_cost,
-    "inflight_tokens": Instance.inflight_tokens,
-    "decode_blocks": Instance.decode_blocks,
-    "healthy": lambda instance: instance.healthy,
-    "draining": lambda instance: instance.draining,
-    "id": lambda instance: instance.id,
-    "model": lambda instance: min(instance.models) if instance.models else "",
-    "role": lambda instance: instance.role,
-    "pool": lambda instance: instance.pool,
-    "zone": lambda instance: instance.zone,
+CERTAIN: dict[str, ColumnOf] = {
+    "unprefilled_cost": _each(Instance.unprefilled_cost),
+    "inflight_tokens": _each(Instance.inflight_tokens),
+    "decode_blocks": _each(Instance.decode_blocks),
+    "model": _each(lambda instance: min(instance.models) if instance.models else ""),
+    **{name: _each(attrgetter(name)) for name in ("unprefilled", "healthy", "draining", "id", "role", "pool", "zone")},
 }

@@ -50,6 +50,9 @@ class Scrape:
         own: the ledger's own requests when the scrape was sent.
         loras: adapters in use by running and waiting requests; None when the page does not say.
         lora_room: whether there is a slot for one more; None when the page does not say.
+
+    Attributes:
+        others: the requests that others than this router had sent by then, as far as can be told.
     """
 
     measured_at: float
@@ -59,6 +62,10 @@ class Scrape:
     own: int
     loras: frozenset[str] | None = None
     lora_room: bool | None = None
+    others: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "others", max(0.0, self.running + self.waiting - self.own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +193,8 @@ class Instance:
             hit_len: tokens of them known to be in this instance's cache; None, which counts as 0, where nobody knows.
             stored: tokens of them known to be in some tier that it can fetch from, 0 if not looked up.
         """
-        hit = min(hit_len or 0, prompt_len)
-        fetched = max(0, min(stored, prompt_len) - hit)
+        hit = min(hit_len, prompt_len) if hit_len else 0
+        fetched = max(0, min(stored, prompt_len) - hit) if stored else 0
         return Lease(self, prompts, prompt_len, hit, fetched, is_hit_known=hit_len is not None)
 
     def load_changed(self) -> None:
@@ -197,10 +204,7 @@ class Instance:
 
     def requests(self) -> float:
         """Running and waiting requests: own now + max(0, scraped - own when that scrape was sent)."""
-        scrape = self.scrape
-        if scrape is None:
-            return self.own
-        return self.own + max(0.0, scrape.running + scrape.waiting - scrape.own)
+        return self.own if self.scrape is None else self.own + self.scrape.others
 
     def unprefilled_cost(self) -> float:
         """Cost of what it has to compute before all of its prompts are prefilled, in tokens without attention."""

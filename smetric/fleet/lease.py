@@ -23,13 +23,14 @@ class Lease:
     """One request charged to one instance; `first_byte` and `release` take effect once, whoever calls them."""
 
     __slots__ = (
+        "_computed_ahead",
         "_pairs",
+        "_pairs_ahead",
         "_prefilling",
         "_released",
         "ahead",
         "answer",
         "computed",
-        "cost_ahead",
         "fetched",
         "incarnation",
         "instance",
@@ -64,8 +65,13 @@ class Lease:
         instance.sent_tokens += prompt_len
         #: Tokens that stand before the first byte, this request's own included.
         self.ahead = instance.unprefilled
-        #: The cost of computing what stands before it, its own included.
-        self.cost_ahead = instance.unprefilled_cost()
+        self._computed_ahead = instance.uncomputed
+        self._pairs_ahead = instance.uncomputed_pairs
+
+    @property
+    def cost_ahead(self) -> float:
+        """The cost of computing what stood before it when it was charged, its own included."""
+        return prefill_cost(self._computed_ahead, self._pairs_ahead, self.instance.attention_tokens)
 
     @property
     def cost(self) -> float:

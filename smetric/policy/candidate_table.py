@@ -79,7 +79,7 @@ def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
 def _sources(decision: Decision, feature: str, order: Iterable[int]) -> str:
     """`hit_len from prefix_index`; where there are several, with the candidates that each gave the cell of."""
     snapshot = decision.snapshot
-    origins = snapshot.origins.get(feature)
+    origins = snapshot.origins_of(feature)
     if origins is None:
         return ""
     by_source: dict[str, list[str]] = {}

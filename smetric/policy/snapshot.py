@@ -7,6 +7,9 @@ from typing import Any
 
 from smetric.policy.vocabulary import NEVER
 
+#: The source of all known cells of a feature, or of each cell, empty where none knew it.
+Origins = str | Sequence[str]
+
 
 class Snapshot:
     """The candidates of one decision at one moment.
@@ -18,7 +21,8 @@ class Snapshot:
         known: feature name to which cells were known; absent or None when all were.
         stamps: feature name to when each cell was measured, seconds on the clock of `now`; None for never. A feature
             without stamps is as old as the snapshot.
-        origins: feature name to the source of each cell, empty where none knew it; for the trace.
+        origins: feature name to who gave its cells, for the trace: one for all that are known, or one for each, empty
+            where nobody knew it.
         now: when the snapshot was taken, seconds on a monotonic clock.
     """
 
@@ -27,18 +31,22 @@ class Snapshot:
     def __init__(
         self,
         ids: Sequence[str],
-        columns: Mapping[str, list[Any]],
-        known: Mapping[str, list[bool] | None] | None = None,
+        columns: dict[str, list[Any]],
+        known: dict[str, list[bool] | None] | None = None,
         stamps: Mapping[str, Sequence[float | None]] | None = None,
-        origins: Mapping[str, Sequence[str]] | None = None,
+        origins: dict[str, Origins] | None = None,
         now: float = 0.0,
     ) -> None:
         self.ids = ids
         self.columns = columns
-        self.known = known or {}
-        self.stamps = stamps or {}
-        self.origins = origins or {}
+        self.known = {} if known is None else known
+        self.stamps = {} if stamps is None else stamps
+        self.origins = {} if origins is None else origins
         self.now = now
+
+    def add(self, feature: str, values: list[Any], known: list[bool] | None, origins: Origins) -> None:
+        """Add a look-up that was fetched, before anything is decided on this snapshot."""
+        self.columns[feature], self.known[feature], self.origins[feature] = values, known, origins
 
     def is_known(self, feature: str) -> list[bool]:
         """Which cells of *feature* were known."""
@@ -53,7 +61,15 @@ class Snapshot:
     def origin(self, feature: str, index: int) -> str:
         """The source that gave this cell of *feature*; empty where none did, or it is no look-up."""
         origins = self.origins.get(feature)
-        return "" if origins is None else origins[index]
+        if not isinstance(origins, str):
+            return "" if origins is None else origins[index]
+        known = self.known.get(feature)
+        return origins if known is None or known[index] else ""
+
+    def origins_of(self, feature: str) -> Sequence[str] | None:
+        """The source of each cell of *feature*, empty where none knew it; None where it is no look-up."""
+        origins = self.origins.get(feature)
+        return [origins if known else "" for known in self.is_known(feature)] if isinstance(origins, str) else origins
 
     def age(self, feature: str) -> list[float]:
         """Age of each cell of *feature* in seconds; `NEVER` where unknown."""

@@ -86,14 +86,15 @@ class Feature:
         if None not in cells:
             return list(cells), None
         known = [cell is not None for cell in cells]
-        if fallback is None:
-            fallback = [self.default] * len(cells)
+        mean = None
         if self.unknown is Unknown.MEAN and any(known):
             mean = sum(cell for cell in cells if cell is not None) / sum(known)
-            values = [max(mean, fallback[i]) if cell is None else cell for i, cell in enumerate(cells)]
-        else:
-            values = [fallback[i] if cell is None else cell for i, cell in enumerate(cells)]
-        return values, known
+        if fallback is None:
+            instead = self.default if mean is None else max(mean, self.default)
+            return [instead if cell is None else cell for cell in cells], known
+        if mean is not None:
+            fallback = [max(mean, certain) for certain in fallback]
+        return [certain if cell is None else cell for cell, certain in zip(cells, fallback, strict=True)], known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

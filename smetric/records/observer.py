@@ -56,10 +56,10 @@ class Observer:
         self._at_hand = reads - self._looked_up
         self.fields = frozenset(name for policy in policies for name in policy.fields)
 
-    def at_hand(self, acting: Policy, candidates: Sequence[Instance], prompt_len: int) -> Snapshot | None:
+    def at_hand(self, acting: Policy, candidates: Sequence[Instance]) -> Snapshot | None:
         """What *acting* has not read of *candidates* though it is at hand; None for nothing. Before the charge."""
         missing = self._at_hand - acting.reads
-        return self._fleet.snapshot(candidates, missing, {}, prompt_len) if missing else None
+        return self._fleet.snapshot(candidates, missing) if missing else None
 
     def look_up(self, record: DecisionRecord) -> None:
         """Begin to look up what the decision of *record* did without, and add it to the record when it is there.
@@ -100,7 +100,7 @@ class Observer:
         request = record.request
         # Once an answer has begun, what sources know may be of this very prompt.
         if request.body is not None:
-            found = {name: column.over(candidates) for name, column in columns.items()}
-            empty = Snapshot(decision.snapshot.ids, {}, now=self._fleet.clock())
-            snapshot = self._fleet.with_found(empty, found, request.prompt_len)
+            snapshot = Snapshot(decision.snapshot.ids, {}, now=self._fleet.clock())
+            for name, column in columns.items():
+                self._fleet.fill(snapshot, name, *column.over(candidates), request.prompt_len)
             record.beside = (*record.beside, (snapshot, self._clock() - began))

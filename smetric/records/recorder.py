@@ -265,7 +265,7 @@ def _columns(snapshot: Snapshot, lag: float | None) -> dict[str, ColumnLine]:
             if age is None:
                 age = aged[id(stamps)] = [None if at is None else max(0.0, now - at) for at in stamps]
             column.age = age
-        origins = snapshot.origins.get(name)
+        origins = snapshot.origins_of(name)
         if origins is not None:
             first = origins[0]
             column.origin = first if origins.count(first) == len(origins) else list(origins)

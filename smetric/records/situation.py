@@ -15,6 +15,7 @@ from smetric.features import VOCABULARY
 from smetric.policy import Decision, Kind, Policy, Snapshot, Source
 from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.pseudonym import pseudonym
+from smetric.policy.snapshot import Origins
 from smetric.records.fields import HIDDEN, fields_read, strings_named
 from smetric.records.line import DecisionLine, PolicyLine
 from smetric.records.reader import Recorded
@@ -111,7 +112,7 @@ def _snapshot(line: DecisionLine, *, is_recorded: bool) -> Snapshot:
     columns = _Columns(id=line.ids)
     known: dict[str, list[bool] | None] = {}
     stamps: dict[str, list[float | None]] = {}
-    origins: dict[str, list[str]] = {}
+    origins: dict[str, Origins] = {}
     count = len(line.ids)
     for name, column in line.columns.items():
         if is_recorded and column.lag is not None:
@@ -125,7 +126,7 @@ def _snapshot(line: DecisionLine, *, is_recorded: bool) -> Snapshot:
             # An age becomes a stamp before the moment 0, at which the snapshot was taken.
             stamps[name] = [None if age is None else -age for age in column.age]
         if column.origin:
-            origins[name] = [column.origin] * count if isinstance(column.origin, str) else column.origin
+            origins[name] = column.origin
     return Snapshot(line.ids, columns, known, stamps, origins)
 
 

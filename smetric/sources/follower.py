@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
@@ -30,7 +30,7 @@ class Follower:
     async def stop(self) -> None:
         """Nothing to end."""
 
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         """Nothing is looked up here."""
         return {}
 

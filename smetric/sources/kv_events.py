@@ -100,7 +100,7 @@ class KvEvents:
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         """Hit lengths in tokens, by one walk along the prompt for all instances; no token is asked for in vain."""
         streams = {instance: self._streams(instance) for instance in instances}
         if all(stream.knows_nothing for each in streams.values() for stream in each):
@@ -109,7 +109,7 @@ class KvEvents:
 
     async def _look_up(
         self, request: InferenceRequest, streams: Mapping[Instance, Sequence[Stream]]
-    ) -> Mapping[str, Cells]:
+    ) -> dict[str, Cells]:
         ids = await self._token_ids.of(request)
         if ids is None:
             return {"hit_len": [None] * len(streams)}

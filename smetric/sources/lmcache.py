@@ -56,15 +56,15 @@ class LmcacheTier:
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         """Look *request* up, at once if another tier has just done so."""
         recent = self._lookup.recent(request)
         return self._ask(request, instances) if recent is None else self._cells(recent, instances)
 
-    async def _ask(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    async def _ask(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         return self._cells(await self._lookup.of(request), instances)
 
-    def _cells(self, holdings: Holdings, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def _cells(self, holdings: Holdings, instances: Sequence[Instance]) -> dict[str, Cells]:
         # Only the candidates are gone through, so whatever else an answer names is never heard of.
         cells = [self._length(holdings, self._ids.get(instance.id, instance.id)) for instance in instances]
         return dict.fromkeys(self.fills, cells)

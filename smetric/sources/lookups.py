@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ import structlog
 
 from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
+from smetric.policy.snapshot import Origins
 from smetric.request import InferenceRequest
 from smetric.sources.follower import Follower
 from smetric.sources.source import Cells, Learner, Source
@@ -62,6 +63,7 @@ class Lookups:
         self._forgetful = [(one, failures) for one, failures in known if one.fills or isinstance(one, Follower)]
         self._sources = [(source, failures) for source, failures in known if source.fills]
         self._describers = [(follower, failures) for follower, failures in followers if follower.describes]
+        self._described = frozenset[str]().union(*[follower.describes for follower, _ in self._describers])
         # Most followers follow one thing only, and most requests pass them all.
         self._sent = [(one.sent, failures) for one, failures in followers if _has_own(one, "sent")]
         self._first_token = [(one.first_token, failures) for one, failures in followers if _has_own(one, "first_token")]
@@ -75,16 +77,17 @@ class Lookups:
 
         Cells that a source does not know fall to the next.
         """
-        columns = {name: Column(candidates) for name in wanted}
+        columns: Columns = {}
         sources = iter(self._sources)
-        pending = _ask(sources, request, columns, candidates)
-        return columns if pending is None else self._wait(pending, sources, request, columns, candidates)
+        pending = _ask(sources, request, wanted, columns, candidates)
+        return columns if pending is None else self._wait(pending, sources, request, wanted, columns, candidates)
 
     async def _wait(
         self,
         pending: _Pending | None,
         sources: Iterator[tuple[Source, _Failures]],
         request: InferenceRequest,
+        wanted: frozenset[str],
         columns: Columns,
         candidates: Sequence[Instance],
     ) -> Columns:
@@ -94,16 +97,18 @@ class Lookups:
             try:
                 async with asyncio.timeout_at(deadline):
                     found = await answer
-                _fill(columns, found, source)
+                _fill(columns, wanted, found, source, candidates)
             except TimeoutError:
                 pass  # unknown to this source
             except Exception as error:
                 failures.add(error)
-            pending = _ask(sources, request, columns, candidates)
+            pending = _ask(sources, request, wanted, columns, candidates)
         return columns
 
     def describe(self, request: InferenceRequest, fields: frozenset[str]) -> None:
         """Fill those of *fields* of *request* that followers know."""
+        if self._described.isdisjoint(fields):
+            return
         for follower, failures in self._describers:
             if not follower.describes.isdisjoint(fields):
                 try:
@@ -155,27 +160,42 @@ class Lookups:
 def _ask(
     sources: Iterator[tuple[Source, _Failures]],
     request: InferenceRequest,
+    wanted: frozenset[str],
     columns: Columns,
     candidates: Sequence[Instance],
 ) -> _Pending | None:
-    """Ask those of *sources* that can fill what is open, until one has to be waited for; None where none has."""
+    """Ask those of *sources* that can fill what is open, until one has to be waited for; None where none has.
+
+    Then there is a column for all that is *wanted*, also for what nobody knows.
+    """
     for source, failures in sources:
-        if source.fills.isdisjoint([name for name, column in columns.items() if column.open]):
+        if source.fills.isdisjoint([name for name in wanted if name not in columns or columns[name].open]):
             continue
         try:
             answer = source.lookup(request, candidates)
-            if not isinstance(answer, Mapping):
+            if not isinstance(answer, dict):
                 return source, failures, answer
-            _fill(columns, answer, source)
+            _fill(columns, wanted, answer, source, candidates)
         except Exception as error:
             failures.add(error)
+    for name in wanted:
+        if name not in columns:
+            columns[name] = Column(candidates, [None] * len(candidates), "")
     return None
 
 
-def _fill(columns: Columns, found: Mapping[str, Cells], source: Source) -> None:
+def _fill(
+    columns: Columns,
+    wanted: frozenset[str],
+    found: dict[str, Cells],
+    source: Source,
+    candidates: Sequence[Instance],
+) -> None:
     for name, cells in found.items():
         if name in columns:
             columns[name].fill(cells, source.name)
+        elif name in wanted:
+            columns[name] = Column(candidates, cells, source.name)
 
 
 def _has_own(follower: Follower, name: str) -> bool:
@@ -201,43 +221,46 @@ class _Failures:
 
 
 class Column:
-    """One look-up feature over the candidates it was asked for, and which source gave each cell."""
+    """One look-up feature over the candidates it was asked for, and which source gave each cell.
 
-    __slots__ = ("_is_empty", "candidates", "cells", "open", "origins")
+    Args:
+        candidates: those asked for.
+        cells: what the first source that knows something of it says.
+        source: its name.
+    """
 
-    def __init__(self, candidates: Sequence[Instance]) -> None:
+    __slots__ = ("candidates", "cells", "open", "origins")
+
+    def __init__(self, candidates: Sequence[Instance], cells: Cells, source: str) -> None:
         self.candidates = candidates
-        self.cells: list[float | None] = [None] * len(candidates)
-        self.origins: list[str] = [""] * len(candidates)
+        self.cells = cells
         #: Whether a cell is still unknown.
-        self.open = True
-        self._is_empty = True
+        self.open = None in cells
+        self.origins: Origins = source
 
     def fill(self, cells: Cells, source: str) -> None:
         """Take the cells that are still unknown: sources are asked best first, so what is known stays."""
-        if self._is_empty:
-            self._is_empty = False
-            self.cells = list(cells)
-            self.open = None in self.cells
-            self.origins = ["" if c is None else source for c in cells] if self.open else [source] * len(cells)
-        else:
-            for i, cell in enumerate(cells):
-                if self.cells[i] is None and cell is not None:
-                    self.cells[i] = cell
-                    self.origins[i] = source
-            self.open = None in self.cells
+        if not self.open:
+            return
+        each = zip(self.cells, self._origin_of_each(), cells, strict=True)
+        merged = [(new, source) if old is None and new is not None else (old, origin) for old, origin, new in each]
+        self.cells, self.origins = [cell for cell, _ in merged], [origin for _, origin in merged]
+        self.open = None in self.cells
 
-    def over(self, candidates: Sequence[Instance]) -> tuple[list[float | None], list[str]]:
+    def over(self, candidates: Sequence[Instance]) -> tuple[Cells, Origins]:
         """The column for *candidates*, which may differ from those asked for: new ones are unknown."""
         if candidates == self.candidates:
             return self.cells, self.origins
-        at = {instance: i for i, instance in enumerate(self.candidates)}
-        return (
-            [self.cells[at[i]] if i in at else None for i in candidates],
-            [self.origins[at[i]] if i in at else "" for i in candidates],
-        )
+        each = zip(self.candidates, self.cells, self._origin_of_each(), strict=True)
+        known = {instance: (cell, origin) for instance, cell, origin in each}
+        over = [known.get(instance, (None, "")) for instance in candidates]
+        return [cell for cell, _ in over], [origin for _, origin in over]
+
+    def _origin_of_each(self) -> Sequence[str]:
+        origins = self.origins
+        return ["" if cell is None else origins for cell in self.cells] if isinstance(origins, str) else origins
 
 
 Columns: TypeAlias = dict[str, Column]
 #: A source that has been asked, and what is awaited of it.
-_Pending: TypeAlias = tuple[Source, _Failures, Awaitable[Mapping[str, Cells]]]
+_Pending: TypeAlias = tuple[Source, _Failures, Awaitable[dict[str, Cells]]]

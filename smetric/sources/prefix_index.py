@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import structlog
 
@@ -103,7 +103,7 @@ class PrefixIndex:
     async def stop(self) -> None:
         """Nothing to end."""
 
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         """Hit lengths in tokens, by one walk along the prompt for all instances.
 
         An instance that has answered the very request that this one follows holds its reply too.

@@ -6,7 +6,7 @@ the session that is asked for. Told at once, this part would hide the whole from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
@@ -33,7 +33,7 @@ class PrefixPart:
     async def stop(self) -> None:
         """Nothing to end."""
 
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         """The tokens that each instance is known to hold, None where that is none."""
         return {"hit_len": [hit or None for hit in self._index.least(request, instances)]}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from cachetools import LRUCache
@@ -93,18 +93,18 @@ class PrefixTokens:
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         """Hit lengths in whole blocks, always less than the prompt; no ids are asked for while nothing is held."""
         self._asked_at = self._clock()
         if request.prompt is None or not (self.index.blocks or self.index.is_restoring):
             return {"hit_len": [None] * len(instances)}
         return self._cells(request, instances) if request.token_ids is not None else self._look_up(request, instances)
 
-    async def _look_up(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    async def _look_up(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         await self._token_ids.of(request)
         return self._cells(request, instances)
 
-    def _cells(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def _cells(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         prompt = request.prompt
         if prompt is None or request.token_ids is None:
             return {"hit_len": [None] * len(instances)}

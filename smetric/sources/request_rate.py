@@ -64,7 +64,9 @@ class _Window:
 
     def _move_to(self, second: int) -> None:
         """Forget what has left the window."""
+        if second <= self._newest:
+            return
         for passed in range(self._newest + 1, min(second, self._newest + WINDOW_S) + 1):
             self._total -= self._counts[passed % WINDOW_S]
             self._counts[passed % WINDOW_S] = 0
-        self._newest = max(self._newest, second)
+        self._newest = second

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol, runtime_checkable
 
 from smetric.fleet.instance import Instance
@@ -39,7 +39,7 @@ class Source(Protocol):
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         """Look *request* up in every instance: feature name to one cell each.
 
         A source that knows at once returns the mapping itself; one that must ask returns an awaitable, which the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -130,7 +130,7 @@ class VllmSource:
         if self._session is not None:
             await self._session.close()
 
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         """Nothing is looked up here."""
         return {}
 

@@ -47,7 +47,7 @@ def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
     score = decision.score
     now = snapshot.now
     columns = [
-        (name, column, snapshot.origins.get(name), snapshot.stamps.get(name))
+        (name, column, snapshot.origins_of(name), snapshot.stamps.get(name))
         for name, column in snapshot.columns.items()
     ]
     gaps = [(name, known) for name, known in snapshot.known.items() if known is not None]

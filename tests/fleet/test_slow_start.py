@@ -60,7 +60,7 @@ def first_turns(policy_name: str, *, rate: float = 200.0, service_s: float = 1.5
             come_back(fleet, fleet.instances[0])
         request = InferenceRequest(turn=0, prompt_len=1000, est_hit=0, model="m", api=Api.CHAT)
         candidates = fleet.candidates("m")
-        snapshot = fleet.snapshot(candidates, policy.reads, {}, request.prompt_len)
+        snapshot = fleet.snapshot(candidates, policy.reads)
         decision = policy.decide(snapshot, request, cursors, len(seen))
         assert isinstance(decision, Decision)
         cursors.update(decision.cursors)
@@ -97,7 +97,7 @@ def test_without_it_one_that_comes_back_is_flooded() -> None:
     come_back(fleet, fleet.instances[0])
     request = InferenceRequest(turn=0, prompt_len=1000, est_hit=0, model="m", api=Api.CHAT)
     for _ in range(20):
-        decision = policy.decide(fleet.snapshot(fleet.instances, policy.reads, {}, 1000), request, {}, 0)
+        decision = policy.decide(fleet.snapshot(fleet.instances, policy.reads), request, {}, 0)
         assert isinstance(decision, Decision)
         assert decision.index == 0
         fleet.instances[0].own += 1
@@ -112,11 +112,11 @@ def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
         instance.unprefilled = unprefilled
     come_back(fleet, one)
     clock.now = 15.0
-    snapshot = fleet.snapshot(fleet.instances, ["requests", "unprefilled", "running"], {}, 1)
+    snapshot = fleet.snapshot(fleet.instances, ["requests", "unprefilled", "running"])
     assert snapshot.columns == {"requests": [8, 8, 12], "unprefilled": [580, 600, 1000], "running": [2, 8, 12]}
     policy = load("policy p\nroute argmin(requests)", VOCABULARY)
     request = InferenceRequest(turn=0, prompt_len=1, est_hit=0, model="m", api=Api.CHAT)
-    decision = policy.decide(fleet.snapshot(fleet.instances, policy.reads, {}, 1), request, {}, 0)
+    decision = policy.decide(fleet.snapshot(fleet.instances, policy.reads), request, {}, 0)
     assert isinstance(decision, Decision)
     assert {row["id"]: row["requests_source"] for row in rows(decision, 3)} == {
         "gpu-0": "slow_start",
@@ -124,8 +124,8 @@ def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
         "gpu-2": "ledger",
     }
     clock.now = 31.0
-    assert fleet.snapshot(fleet.instances, ["unprefilled"], {}, 1).columns == {"unprefilled": [100, 600, 1000]}
-    assert fleet.snapshot(fleet.instances, ["requests"], {}, 1).origins == {}
+    assert fleet.snapshot(fleet.instances, ["unprefilled"]).columns == {"unprefilled": [100, 600, 1000]}
+    assert fleet.snapshot(fleet.instances, ["requests"]).origins == {}
 
 
 def test_where_all_have_come_back_at_once_nothing_is_added() -> None:
@@ -134,4 +134,4 @@ def test_where_all_have_come_back_at_once_nothing_is_added() -> None:
     for instance, own in zip(fleet.instances, (3, 5), strict=True):
         come_back(fleet, instance)
         instance.own = own
-    assert fleet.snapshot(fleet.instances, ["requests"], {}, 1).columns == {"requests": [3, 5]}
+    assert fleet.snapshot(fleet.instances, ["requests"]).columns == {"requests": [3, 5]}

@@ -11,6 +11,7 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.policy.explain import explain, summary, table
+from smetric.policy.snapshot import Origins
 
 SMETRIC = load((Path(__file__).parents[2] / "policies" / "smetric.policy").read_text(), VOCABULARY)
 IDS = ["gpu-0", "gpu-1", "gpu-2"]
@@ -222,7 +223,7 @@ def test_the_table_has_the_chosen_first_then_the_best_and_counts_the_rest() -> N
 @pytest.mark.parametrize("limit", [0, 50, 300, 1900])
 def test_the_table_never_exceeds_its_bytes(limit: int) -> None:
     ids = [f"an-instance-with-a-name-as-long-as-a-sentence-which-is-cut-{i}" for i in range(64)]
-    origins = {"hit_len": [f"source-{i % 3}" for i in range(64)]}
+    origins: dict[str, Origins] = {"hit_len": [f"source-{i % 3}" for i in range(64)]}
     snapshot = Snapshot(ids, {"requests": [5] * 64, "hit_len": [7] * 64}, origins=origins)
     text = table(decide("route argmax(hit_len, then: requests)", snapshot), top=64, limit_bytes=limit)
     assert len(text.encode()) <= limit

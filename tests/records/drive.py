@@ -11,6 +11,7 @@ from typing import Any
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
 from smetric.policy import Decision, Kind, Need, Outcome, Policy, Snapshot, load
+from smetric.policy.snapshot import Origins
 from smetric.policy_folder import libraries_beside
 from smetric.records.compression import packer
 from smetric.records.file import RotatedFile
@@ -116,7 +117,8 @@ class Fleet:
         return [None if cell is None else max(feature.low, cell) for cell in cells]
 
     def snapshot(self, chosen: Sequence[Instance], cells: Mapping[str, list[Any]]) -> Snapshot:
-        columns, known, stamps, origins = {}, {}, {}, {}
+        columns, known, stamps = {}, {}, {}
+        origins: dict[str, Origins] = {}
         now = 1e5 + self.rng.random()
         measured = [None if self.rng.random() < 0.1 else now - 40 * self.rng.random() for _ in chosen]
         for name, column in cells.items():

@@ -41,7 +41,7 @@ class Index:
 
     async def stop(self) -> None: ...
 
-    async def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    async def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         self.asked += 1
         await self.may_answer.wait()
         return {"hit_len": [self.hits.get(instance.id) for instance in instances]}
@@ -96,7 +96,7 @@ async def test_a_look_up_that_the_decision_did_without_is_made_after_it_with_its
     ((snapshot, lag),) = record.beside
     assert snapshot.columns == {"hit_len": [0, 1000, 0]}  # never more than the prompt
     assert snapshot.known["hit_len"] == [True, True, False]
-    assert snapshot.origins["hit_len"] == ["index", "index", ""]
+    assert snapshot.origins_of("hit_len") == ["index", "index", ""]
     assert lag is not None
     assert 0 <= lag < 5
 

@@ -116,7 +116,7 @@ def test_while_it_is_unknown_the_prefill_rate_stands_in() -> None:
     fleet = Fleet([instance, Instance("b", "http://b")], VOCABULARY, clock=clock)
     fleet.measured_by(known)
     fleet.measured_by(FetchRates(prefill, clock=clock))
-    snapshot = fleet.snapshot(fleet.instances, ["fetch_rate", "prefill_rate"], {}, 100)
+    snapshot = fleet.snapshot(fleet.instances, ["fetch_rate", "prefill_rate"])
     assert snapshot.columns["fetch_rate"] == snapshot.columns["prefill_rate"] == [pytest.approx(10_000)] * 2
     assert snapshot.is_known("fetch_rate") == [False, False]
     assert snapshot.is_known("prefill_rate") == [True, False]

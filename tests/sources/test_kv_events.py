@@ -48,7 +48,7 @@ def request(tokens: Sequence[int], *, est_hit: int = 0, **fields: Any) -> Infere
 
 async def hit_len(source: KvEvents, asked: InferenceRequest, *instances: Instance) -> list[float | None]:
     answer = source.lookup(asked, instances or [ONE])
-    cells = (answer if isinstance(answer, dict) else await answer)["hit_len"]  # type: ignore[misc]
+    cells = (answer if isinstance(answer, dict) else await answer)["hit_len"]
     return list(cells)
 
 

@@ -83,7 +83,7 @@ async def test_a_follow_up_goes_where_the_events_say(routed: tuple[Application, 
     assert routing.decision is not None
     assert (routing.decision.rule, routing.instance) == ("stick", e1)
     assert routing.decision.snapshot.columns["hit_len"] == [8 * BLOCK, 40 * BLOCK]
-    assert list(routing.decision.snapshot.origins["hit_len"]) == ["kv_events", "kv_events"]
+    assert routing.decision.snapshot.origins_of("hit_len") == ["kv_events", "kv_events"]
     body, _ = await application.metrics.page()
     for line in (
         'smetric_kv_events_known{instance="e0"} 1.0',
@@ -112,7 +112,7 @@ async def test_what_the_events_do_not_tell_falls_to_the_prefix_index(
     application.router.prefilled(follow_up(), e1)
     routing = await application.router.route(follow_up())
     assert routing.decision is not None
-    assert list(routing.decision.snapshot.origins["hit_len"]) == ["kv_events", "prefix_index"]
+    assert routing.decision.snapshot.origins_of("hit_len") == ["kv_events", "prefix_index"]
     assert (routing.decision.rule, routing.instance) == ("stick", e1)
 
 

@@ -59,7 +59,7 @@ async def tiers(body: bytes, **lmcache: Any) -> AsyncIterator[tuple[list[Lmcache
         await service.stop()
 
 
-async def cells(tier: LmcacheTier, *ids: str) -> Mapping[str, Cells]:
+async def cells(tier: LmcacheTier, *ids: str) -> dict[str, Cells]:
     found = tier.lookup(request(), [Instance(id, f"http://{id}") for id in ids])
     return found if isinstance(found, Mapping) else await found
 
@@ -137,7 +137,7 @@ def fleet_of(*ids: str) -> Fleet:
 def origins(routing: Routing, feature: str) -> dict[str, str]:
     assert routing.decision is not None
     snapshot = routing.decision.snapshot
-    return dict(zip(snapshot.ids, snapshot.origins[feature], strict=True))
+    return dict(zip(snapshot.ids, snapshot.origins_of(feature) or [], strict=True))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ class Better:
     def __init__(self, hits: Mapping[str, int]) -> None:
         self.hits = hits
 
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> Mapping[str, Cells]:
+    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         return {"hit_len": [self.hits.get(instance.id) for instance in instances]}
 
 

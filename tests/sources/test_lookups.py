@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -42,7 +42,7 @@ class Table:
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         return {"hit_len": list(self.cells)}
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
@@ -60,7 +60,7 @@ class Broken(Table):
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         raise LookupError("no such thing")
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
@@ -78,10 +78,10 @@ class BrokenLater(Table):
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         return self._later()
 
-    async def _later(self) -> Mapping[str, Cells]:
+    async def _later(self) -> dict[str, Cells]:
         await asyncio.sleep(0)
         raise ExceptionGroup("several", [ValueError(), OSError()])
 
@@ -91,7 +91,7 @@ class Hanging(Table):
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> Mapping[str, Cells] | Awaitable[Mapping[str, Cells]]:
+    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         return asyncio.Event().wait()  # type: ignore[return-value]
 
 

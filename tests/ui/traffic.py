@@ -19,6 +19,7 @@ from smetric.config.settings import Admin, InstanceSettings, Settings
 from smetric.fleet.instance import Instance, PrefixTokens, Scrape
 from smetric.fleet.lease import Lease
 from smetric.policy import Decision, Outcome, Policy, Snapshot
+from smetric.policy.snapshot import Origins
 from smetric.proxy.server import address_of, listen, serve
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import logs, names
@@ -150,11 +151,11 @@ class Traffic:
         instances = self.application.fleet.instances
         columns: dict[str, list[Any]] = {"requests": [one.requests() for one in instances]}
         measured = [one.scrape.measured_at if one.scrape is not None else None for one in instances]
-        origins: dict[str, list[str]] = {}
+        origins: dict[str, Origins] = {}
         if with_hits:
             most = float(request.prompt_len)
             columns["hit_len"] = [min(most, float(session.cached.get(one.id, 0))) for one in instances]
-            origins["hit_len"] = ["prefix_index"] * len(instances)
+            origins["hit_len"] = "prefix_index"
         now = self.application.fleet.clock()
         return Snapshot([one.id for one in instances], columns, {}, {"requests": measured}, origins, now)
 
