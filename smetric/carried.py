@@ -13,10 +13,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 import xxhash
+from msgspec import Struct
 
 from smetric.json_text import Text
 from smetric.parts import Parts
@@ -47,7 +47,7 @@ class Unfit(Exception):
     """What is remembered of a body's beginning does not do for the whole; read all of it."""
 
 
-class Mark(NamedTuple):
+class Mark(Struct, frozen=True):
     """A place between two messages of a rendered conversation, by what comes before it.
 
     Args:
@@ -65,7 +65,7 @@ class Mark(NamedTuple):
     previous: str
 
 
-class Lead(NamedTuple):
+class Lead(Struct, frozen=True):
     """What is rendered before the messages: its length, and a hash of it and of what else tells prompts apart."""
 
     size: int
@@ -212,7 +212,7 @@ class Memory:
         return None if left else tuple(reversed(found))
 
 
-class Carrying(NamedTuple):
+class Carrying(Struct, frozen=True):
     """A body whose messages are remembered once they are answered.
 
     Args:

@@ -6,11 +6,9 @@ fields is in `smetric.reading`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 import xxhash
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from smetric.carried import Carried, Lead, Mark, Unfit
 from smetric.errors import RequestError
@@ -19,7 +17,7 @@ from smetric.parts import Outline
 from smetric.rendering import Message, Rendering
 
 
-class Conversation(NamedTuple):
+class Conversation(Struct, frozen=True):
     """A conversation as text.
 
     Args:
@@ -86,7 +84,8 @@ def render(
         ) from None
     messages_before, turns_before, size, previous = 0, 0, 0, ""
     if carried is not None:
-        _, messages_before, size, turns_before, previous = carried[0].mark
+        mark = carried[0].mark
+        messages_before, turns_before, size, previous = mark.messages, mark.turns, mark.size, mark.previous
     text = Rendering(is_plain, previous)
     pieces, parts, turns = text.pieces, text.parts, text.turns
     if tools is not None:

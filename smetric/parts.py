@@ -13,11 +13,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 import msgspec
 import xxhash
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from smetric.json_text import Text
 
@@ -47,7 +46,7 @@ class Change(enum.Enum):
     REORDERED = "reordered"
 
 
-class Outline(NamedTuple):
+class Outline(Struct, frozen=True):
     """Which pieces of a rendered conversation are which part.
 
     Args:
@@ -62,7 +61,7 @@ class Outline(NamedTuple):
     messages_from: int
 
 
-class Parts(NamedTuple):
+class Parts(Struct, frozen=True):
     """A prompt as the hashes of its parts: one for each tool, system block, message and tool result.
 
     Args:

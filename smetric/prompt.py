@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import xxhash
+from msgspec import Struct
 
 from smetric.carried import Carrying
 from smetric.json_text import Text
@@ -184,7 +184,7 @@ class Prompt:
         return self.hashes.blocks
 
 
-class Hashes(NamedTuple):
+class Hashes(Struct, frozen=True):
     """What stands for a prompt's text: 64-bit hashes, each of which covers everything before it.
 
     Args:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import codecs
 import os
 from collections import OrderedDict
-from typing import NamedTuple
 
 import xxhash
+from msgspec import Struct
 
 from smetric.errors import RequestError
 from smetric.json_text import CHOSEN_ESCAPE
@@ -38,7 +38,7 @@ _ENCODINGS = (
 _SEED = int.from_bytes(os.urandom(8))
 
 
-class Screened(NamedTuple):
+class Screened(Struct, frozen=True):
     """A body that may be parsed.
 
     Args:
