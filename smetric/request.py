@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import enum
 from array import array
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from smetric.block_keys import BlockKeys
 from smetric.parts import NOTHING, Parts, hash_of
@@ -27,8 +28,7 @@ class Api(enum.Enum):
     OTHER = "other"
 
 
-@dataclass(slots=True, kw_only=True)
-class InferenceRequest:
+class InferenceRequest(Struct, kw_only=True):
     """A request that is to be routed.
 
     The fields up to `prefill_zone` are what policies read as `req.…` (units: tokens, seconds).
@@ -56,26 +56,30 @@ class InferenceRequest:
     prompts: int = 1
     stream: bool = False
     #: The prompt as the engine renders it, for the sources; None when there is none to speak of.
-    prompt: Prompt | None = field(default=None, repr=False)
+    prompt: Prompt | None = None
     #: A response id or conversation id that ties the request to the engine that holds it.
     pinned_to: str = ""
     #: What the engine takes `model` for once an alias is resolved, and the salt that keeps its cache entries apart.
     served: str = ""
     cache_salt: str = ""
     #: What the client gives the chat template besides the messages, as JSON; empty for nothing.
-    template_args: bytes = field(default=b"", repr=False)
+    template_args: bytes = b""
     #: Hashes of the prompt's parts, once an answer has begun.
-    parts: Parts | None = field(default=None, repr=False)
+    parts: Parts | None = None
     #: The prompt as `smetric.sources.cut` cuts its text, kept there.
-    text_cut: Any = field(default=None, repr=False)
+    text_cut: Any = None
     #: Chained keys of the prompt's token blocks by block size, kept by the source that computed them.
-    block_keys: dict[int, BlockKeys] = field(default_factory=dict, repr=False)
+    block_keys: dict[int, BlockKeys] = field(default_factory=dict)
     #: The body as received, for whoever tokenises it, till the first byte of the answer; the task that does so, and the
     #: ids it found in time. None of them is logged or recorded.
-    body: bytes | None = field(default=None, repr=False)
-    tokenising: asyncio.Task[array[int] | None] | None = field(default=None, repr=False)
-    token_ids: array[int] | None = field(default=None, repr=False)
-    _prefix: str | None = field(default=None, repr=False)
+    body: bytes | None = None
+    tokenising: asyncio.Task[array[int] | None] | None = None
+    token_ids: array[int] | None = None
+    _prefix: str | None = None
+
+    def __repr__(self) -> str:
+        # It is logged with faults: nothing of what the client wrote.
+        return f"InferenceRequest(api={self.api}, model={self.model!r}, turn={self.turn}, prompt_len={self.prompt_len})"
 
     @property
     def prefix(self) -> str:
