@@ -3,7 +3,7 @@
 Parsing is httptools' (llhttp, strict): what it refuses is answered here, and what it lets pass is judged by
 `inspect_head`. Whatever leaves in doubt where a request ends is answered once, and the connection ends behind it.
 One request and its answer are in `transaction.py`, connections in their number and their start and end in
-`connection.py`.
+`connection.py`. In what it differs from Hypercorn's own is held by `tests/proxy/test_deviations.py`.
 """
 
 from __future__ import annotations
