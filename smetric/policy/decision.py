@@ -159,12 +159,14 @@ class Decision:
     @property
     def outcome(self) -> Outcome:
         """How it ends."""
-        return _OUTCOMES[self.step.kind]
+        kind = self.policy.plan.steps[self.step_index].kind
+        # Nearly every decision routes, and a member of an enumeration hashes in Python.
+        return Outcome.ROUTE if kind is StatementKind.ROUTE else _OUTCOMES[kind]
 
     @property
     def rule(self) -> str:
         """The label of the statement that fired."""
-        return self.step.label
+        return self.policy.plan.steps[self.step_index].label
 
     @property
     def instance(self) -> str | None:
@@ -257,7 +259,9 @@ class Decision:
     @property
     def candidates(self) -> Sequence[int]:
         """Indices of those the pick could choose: left by the filters above it and by its `where`."""
-        pick = self.pick
+        return self._left_to(self.pick)
+
+    def _left_to(self, pick: Pick | None) -> Sequence[int]:
         if pick is None:
             return self.survivors[-1] if self.survivors else range(len(self.snapshot.ids))
         left = self.survivors[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
@@ -291,13 +295,14 @@ class Decision:
 
     def _best_other(self) -> int:
         """The same, -1 for nobody."""
-        chosen, candidates, score = self.index, self.candidates, self.score
+        chosen, score, pick = self.index, self.score, self.pick
+        candidates = self._left_to(pick)
         if chosen < 0 or len(candidates) < 2:
             return -1
         if score is None:
             others = [i for i in candidates if i != chosen]
         else:
-            lowest = self.direction != "max"
+            lowest = pick is None or pick.direction != "max"
             worst = math.inf if lowest else -math.inf
             if len(candidates) == len(score):  # no loop of our own: it is asked of every decision
                 values = list(score)
@@ -309,7 +314,7 @@ class Decision:
             best = min(values) if lowest else max(values)
             if best != worst and values.count(best) == 1:
                 return values.index(best)
-            others = [i for i in candidates if i != chosen and values[i] == best]
+            others = [i for i in candidates if values[i] == best and i != chosen]
         return min(others, key=self.snapshot.ids.__getitem__)
 
     @property
@@ -331,8 +336,9 @@ class Decision:
         if at is None or score is None:
             return None
         mine, next_best = score[self.index], score[at]
-        largest = max(abs(mine), abs(next_best))
-        return abs(next_best - mine) / largest if largest else 0.0
+        if mine == next_best:
+            return 0.0
+        return abs(next_best - mine) / max(abs(mine), abs(next_best))
 
     @property
     def tied(self) -> int:

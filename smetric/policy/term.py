@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from smetric.policy.builtin import BUILTINS, Family
@@ -197,25 +197,21 @@ class Pick(Term):
     where: Term | None
     level: int
     site: int
+    #: Whether ties are drawn (PICK) or rotate (ROTATION), or everybody may be drawn (LOTTERY).
+    family: Family = field(init=False)
+    #: Whether ties are taken in rotation.
+    rotates: bool = field(init=False)
+    #: `min` or `max`: whether a low or a high value wins.
+    direction: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        builtin = BUILTINS[self.function]
+        self.family, self.direction = builtin.family, builtin.direction
+        self.rotates = builtin.family is Family.ROTATION
 
     def parts(self) -> tuple[Term, ...]:
         """Everything it is computed from."""
         return (self.value, *self.thens, *(part for part in (self.named, self.where) if part is not None))
-
-    @property
-    def family(self) -> Family:
-        """Whether ties are drawn (PICK) or rotate (ROTATION), or everybody may be drawn (LOTTERY)."""
-        return BUILTINS[self.function].family
-
-    @property
-    def rotates(self) -> bool:
-        """Whether ties are taken in rotation."""
-        return self.family is Family.ROTATION
-
-    @property
-    def direction(self) -> str:
-        """`min` or `max`: whether a low or a high value wins."""
-        return BUILTINS[self.function].direction
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from smetric.policy import explain
@@ -24,27 +25,20 @@ class DecisionLog:
     """
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
-        self._order: deque[DecisionRecord] = deque()
-        self._by_id: dict[str, DecisionRecord] = {}
+        self._records: deque[DecisionRecord] = deque(maxlen=kept)
+        #: Keep one more record and let the oldest go: called for every decision.
+        self.add = self._records.append
 
     def __len__(self) -> int:
-        return len(self._order)
-
-    def add(self, record: DecisionRecord) -> None:
-        """Keep *record* and let the oldest go."""
-        if len(self._order) >= self._kept:
-            del self._by_id[self._order.popleft().id]
-        self._order.append(record)
-        self._by_id[record.id] = record
+        return len(self._records)
 
     def get(self, id: str) -> DecisionRecord | None:
         """The decision called *id*, or None."""
-        return self._by_id.get(id)
+        return next((record for record in self._records if record.id == id), None)
 
     def recent(self, limit: int) -> list[DecisionRecord]:
         """At most *limit* decisions, newest first."""
-        return [self._order[-1 - i] for i in range(min(max(limit, 0), len(self._order)))]
+        return list(islice(reversed(self._records), max(limit, 0)))
 
 
 def brief(record: DecisionRecord) -> dict[str, Any]:

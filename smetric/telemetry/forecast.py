@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
     from smetric.fleet.prefill_time import PrefillTime
     from smetric.policy.decision import Decision
+    from smetric.telemetry.migration import Migration
     from smetric.telemetry.record import DecisionRecord
 
 #: What time a prefill takes on an instance, None while unknown; and the instance that has an id.
@@ -64,8 +65,9 @@ class Forecasts:
             return None
         prefill = self._prefill(instance)
         ttft_s = prefill.of(instance.unprefilled_cost()) if prefill is not None else None
-        at = _left(record, decision)
-        at = runner_up if at is None else at
+        at = runner_up
+        if record.migration is not None and (left := _left(record.migration, decision)) is not None:
+            at = left
         if at is None:
             return Forecast(ttft_s)
         id, hit = decision.snapshot.ids[at], record.hit_at(at)
@@ -78,9 +80,7 @@ class Forecasts:
         return Forecast(ttft_s, id, other_ttft_s, hit)
 
 
-def _left(record: DecisionRecord, decision: Decision) -> int | None:
-    """Index of the instance that a migration left; None without one, or if it was no candidate."""
-    ids, migration = decision.snapshot.ids, record.migration
-    if migration is None or migration.source not in ids:
-        return None
-    return list(ids).index(migration.source)
+def _left(migration: Migration, decision: Decision) -> int | None:
+    """Index of the instance that *migration* left; None if it was no candidate."""
+    ids = decision.snapshot.ids
+    return list(ids).index(migration.source) if migration.source in ids else None

@@ -36,8 +36,8 @@ class GuardOutcomes(Collector):
         rows = self._stops.get(decision.policy)
         if rows is None:
             rows = self._begin(decision.policy)
-        for row, stop in zip(rows, decision.stops, strict=False):
-            row[stop] += 1
+        for at, stop in enumerate(decision.stops):
+            rows[at][stop] += 1
 
     def _begin(self, policy: Policy) -> list[list[int]]:
         if len(self._stops) == MOST_POLICIES:

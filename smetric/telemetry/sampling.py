@@ -8,7 +8,7 @@ samplers need a span context per call; this one costs a few comparisons. Tail sa
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smetric.errors import ConfigError
 from smetric.telemetry.names import KEPT
@@ -31,6 +31,10 @@ class Sampler:
     parent_based: bool = True
     keep: frozenset[str] = frozenset(KEPT)
     keep_over_parent: bool = True
+    _bound: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_bound", round(self.ratio * (1 << 64)))
 
     @classmethod
     def from_environ(
@@ -68,7 +72,7 @@ class Sampler:
             return True
         if self.parent_based and parent_sampled is not None:
             return parent_sampled
-        return (trace_id & 0xFFFF_FFFF_FFFF_FFFF) < round(self.ratio * (1 << 64))
+        return (trace_id & 0xFFFF_FFFF_FFFF_FFFF) < self._bound
 
 
 def _ratio(text: str) -> float:
