@@ -107,10 +107,10 @@ def reliability() -> str:
 
     def line(name: str, about: dict[str, str]) -> tuple[str, ...]:
         soak = "-m soak -o faulthandler_timeout=0 " if name in results().get("soak", {"figures": ()})["figures"] else ""
-        command = f"`pytest {soak}tests -k '{about['by']}'`" if "by" in about else "–"
+        command = f"pytest {soak}tests -k '{about['by']}'" if "by" in about else about.get("command", "")
         parts = [value for part, value in sorted(told.items()) if part.split()[0] == name]
         value = f"not applicable: {about['instead']}" if "instead" in about else "; ".join(parts) or "not measured"
-        return name, about["figure"], about["target"], value, command
+        return name, about["figure"], about["target"], value, f"`{command}`" if command else "–"
 
     figures = tomllib.loads((FAULTS / "figures.toml").read_text())
     return table(
