@@ -18,7 +18,7 @@ from hypercorn.config import Config
 from smetric.errors import HttpError
 from smetric.proxy.asgi import App
 from smetric.proxy.footprint import most_files
-from smetric.proxy.http1 import Http1
+from smetric.proxy.http1 import LAST_REQUEST_S, Http1
 from smetric.proxy.inbox import Limits
 from smetric.proxy.tls import Tls
 
@@ -140,8 +140,12 @@ class Connections:
             protocol.end()
 
     async def all_ended(self) -> None:
-        """Wait until there is none. Hypercorn waits only for those that had begun when it stopped accepting."""
-        await asyncio.sleep(0)  # what was accepted last has begun by then
+        """Wait until there is none. Hypercorn waits only for those that had begun when it stopped accepting.
+
+        Those that shake hands have as long for it as others for a last request.
+        """
+        is_shaking = self._tls is not None and self._tls.handshakes()
+        await asyncio.sleep(LAST_REQUEST_S if is_shaking else 0)  # what was accepted last has begun by then
         await self._none_open.wait()
 
 

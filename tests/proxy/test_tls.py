@@ -54,37 +54,6 @@ def test_a_certificate_that_cannot_be_used_is_told_with_its_file(
     assert "\n" not in str(told.value)
 
 
-async def test_over_tls_the_scope_says_https(tmp_path: Path) -> None:
-    schemes: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            for said in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{said}.complete"})
-            return
-        schemes.append(scope["scheme"])
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
-
-    authority, trusting = trustme.CA(), ssl.create_default_context()
-    authority.configure_trust(trusting)
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both")
-    stop = asyncio.Event()
-    for tls in (None, Tls(str(tmp_path / "both"), "")):
-        sock = listen("127.0.0.1", 0)
-        port = sock.getsockname()[1]
-        serving = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=1.0, tls=tls))
-        connection = await asyncio.open_connection("localhost", port, ssl=trusting if tls is not None else None)
-        async with RawClient(*connection) as client:
-            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await client.response("GET")).status == 204
-        stop.set()
-        await serving
-        stop.clear()
-    assert schemes == ["http", "https"]
-
-
 class Issued:
     """Certificates for localhost, each of an authority of its own, in the files of one listener."""
 
@@ -161,36 +130,53 @@ def test_files_that_cannot_be_used_leave_the_old_certificate_in_force_and_say_so
     shake_hands(tls, trusting)
 
 
-async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that answers 204 to everything."""
-    if scope["type"] == "lifespan":
-        for said in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{said}.complete"})
-        return
-    await send({"type": "http.response.start", "status": 204, "headers": []})
-    await send({"type": "http.response.body"})
+class Answers:
+    """An app that answers 204 to everything, and remembers what came when."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for said in ("startup", "shutdown"):
+                await receive()
+                self.seen.append(said)
+                await send({"type": f"lifespan.{said}.complete"})
+            return
+        self.seen.append(scope["scheme"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
 
 
 @asynccontextmanager
-async def serving(tls: Tls, limits: Limits) -> AsyncIterator[int]:
-    """A listener that speaks *tls*; its port."""
-    stop = asyncio.Event()
+async def serving(
+    tls: Tls | None, limits: Limits | None = None, app: Answers | None = None
+) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A listener that speaks *tls*: its port, and what ends it."""
+    app, stop = app or Answers(), asyncio.Event()
     sock = listen("127.0.0.1", 0)
-    task = asyncio.create_task(serve(answers, sock, stop=stop.wait, drain_s=1.0, limits=limits, tls=tls))
+    task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=1.0, limits=limits or Limits(), tls=tls))
     try:
-        yield sock.getsockname()[1]
+        yield sock.getsockname()[1], stop
     finally:
         stop.set()
         async with asyncio.timeout(5):
             await task
 
 
-async def status_of(port: int, trusting: ssl.SSLContext) -> int:
+async def status_of(port: int, trusting: ssl.SSLContext | None) -> int:
     """What one client is answered."""
     async with RawClient(*await asyncio.open_connection("localhost", port, ssl=trusting)) as client:
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         return (await client.response("GET")).status
+
+
+async def test_over_tls_the_scope_says_https(tmp_path: Path) -> None:
+    issued, app = Issued(tmp_path), Answers()
+    for tls, trusting in ((None, None), (issued.tls(), issued.trusting)):
+        async with serving(tls, app=app) as (port, _):
+            assert await status_of(port, trusting) == 204
+    assert app.seen == ["startup", "http", "shutdown", "startup", "https", "shutdown"]
 
 
 @contextmanager
@@ -208,7 +194,7 @@ async def test_a_handshake_counts_until_it_has_ended_however_it_ends(tmp_path: P
     issued = Issued(tmp_path)
     tls = issued.tls()
     with no_collector():
-        async with serving(tls, Limits(head_timeout_s=0.3)) as port:
+        async with serving(tls, Limits(head_timeout_s=0.3)) as (port, _):
             for end in ("FIN", "RST", "nonsense", "the deadline"):
                 client = await RawClient.connect(f"http://127.0.0.1:{port}")
                 await client.send(b"\x16\x03\x01")
@@ -230,7 +216,7 @@ async def test_those_who_never_shake_hands_count_among_the_connections_and_are_b
     tls = issued.tls()
     most = 4
     with capture_logs() as lines:
-        async with serving(tls, Limits(head_timeout_s=1.0, connections=most)) as port:
+        async with serving(tls, Limits(head_timeout_s=1.0, connections=most)) as (port, _):
             url = f"http://127.0.0.1:{port}"
             silent = [await RawClient.connect(url) for _ in range(most)]
             await until(lambda: tls.handshakes() == most)
@@ -252,7 +238,7 @@ async def test_those_who_never_shake_hands_count_among_the_connections_and_are_b
 
 async def test_the_files_of_a_listener_are_watched(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
-    async with serving(issued.tls(), Limits()) as port:
+    async with serving(issued.tls()) as (port, _):
         assert await status_of(port, issued.trusting) == 204
         await asyncio.sleep(0.1)  # the watch is set up in a thread that reports nothing when it is ready
         with capture_logs() as lines:
@@ -261,3 +247,38 @@ async def test_the_files_of_a_listener_are_watched(tmp_path: Path) -> None:
         assert await status_of(port, trusting) == 204
         with pytest.raises(ssl.SSLCertVerificationError):
             await status_of(port, issued.trusting)
+
+
+async def test_a_client_that_shakes_hands_when_the_end_begins_is_answered_before_the_end(tmp_path: Path) -> None:
+    issued, app = Issued(tmp_path), Answers()
+    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    secured = issued.trusting.wrap_bio(heard, said, server_hostname="localhost")
+    async with (
+        serving(issued.tls(), app=app) as (port, stop),
+        await RawClient.connect(f"http://127.0.0.1:{port}") as client,
+        asyncio.timeout(5),
+    ):
+        with pytest.raises(ssl.SSLWantReadError):
+            secured.do_handshake()
+        await client.send(said.read())
+        heard.write(await client.reader.read(65536))
+        secured.do_handshake()
+        stop.set()
+        await asyncio.sleep(0.1)
+        secured.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(said.read())  # the end of its handshake, too
+        answer = b""
+        while not answer:
+            heard.write(await client.reader.read(65536))
+            with suppress(ssl.SSLWantReadError):
+                answer = secured.read(65536)
+        assert answer.startswith(b"HTTP/1.1 204 ")
+    assert app.seen == ["startup", "https", "shutdown"]
+
+
+async def test_a_client_that_never_shakes_hands_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    tls, app = Issued(tmp_path).tls(), Answers()
+    async with serving(tls, app=app) as (port, stop), await RawClient.connect(f"http://127.0.0.1:{port}"):
+        await until(lambda: tls.handshakes() == 1)
+        stop.set()
+        await until(lambda: app.seen == ["startup", "shutdown"], within_s=1.5)

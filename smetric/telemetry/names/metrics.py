@@ -171,7 +171,7 @@ REFUSED = Metric(
     "smetric_requests_refused_total",
     "counter",
     ("reason",),
-    f"Requests refused before anything was decided, by what there was too much of: {', '.join(REFUSALS)}.",
+    f"Requests refused before they were sent, or sent again, by what there was too much of: {', '.join(REFUSALS)}.",
 )
 CLIENT_RETRIES = Metric(
     "smetric_client_retries_total",
