@@ -1,14 +1,26 @@
-"""For all tests: whatever a test sets up of logging ends with it."""
+"""For all tests: what one sets up of logging ends with it, and those of the fault matrix are marked p0 or p1 by row."""
 
 from __future__ import annotations
 
 import logging
+import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
 from smetric.telemetry.logs import LibraryHandler
+
+ROWS = tomllib.loads((Path(__file__).parent / "faults" / "matrix.toml").read_text())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        row = re.match(r"test_([a-i]\d+)_", item.name)
+        if row is not None and row[1].upper() in ROWS:  # else test_matrix.py says so
+            item.add_marker(ROWS[row[1].upper()]["priority"].lower())
 
 
 @pytest.fixture(autouse=True)

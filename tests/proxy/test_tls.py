@@ -211,7 +211,7 @@ async def test_a_handshake_counts_until_it_has_ended_however_it_ends(tmp_path: P
             assert tls.handshakes() == 0
 
 
-async def test_those_who_never_shake_hands_count_among_the_connections_and_are_bounded(tmp_path: Path) -> None:
+async def test_b7_those_who_never_shake_hands_count_among_the_connections_and_are_bounded(tmp_path: Path) -> None:
     issued = Issued(tmp_path)
     tls = issued.tls()
     most = 4
