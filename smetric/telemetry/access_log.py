@@ -35,12 +35,12 @@ class AccessLog:
             "path": exchange.route,
             "status": status,
             "bytes": bytes_out,
-            "duration_s": round(duration_s, 6),
+            "duration_s": _rounded(duration_s),
         }
         if trace_id := exchange.trace_id:
             fields["trace_id"] = trace_id
         if exchange.ttft_s is not None:
-            fields["ttft_s"] = round(exchange.ttft_s, 6)
+            fields["ttft_s"] = _rounded(exchange.ttft_s)
         if error_type:
             fields["error_type"] = error_type
         if exchange.gave_up:
@@ -70,7 +70,7 @@ def _add_decision(fields: dict[str, Any], record: DecisionRecord) -> None:
     fields["policy"] = record.policy.name
     fields["rule"] = safe(record.rule)
     fields["instance"] = safe(record.instance.id) if record.instance is not None else ""
-    fields["api"] = request.api.value
+    fields["api"] = request.api._value_  # which `value` takes a detour to
     fields["model"] = safe(request.model)
     fields["turn"] = request.turn
     fields["prompt_len"] = request.prompt_len
@@ -81,12 +81,17 @@ def _add_decision(fields: dict[str, Any], record: DecisionRecord) -> None:
         fields["cached_tokens"] = usage.cached_tokens
         fields["completion_tokens"] = usage.completion_tokens
     if record.held_s:
-        fields["held_s"] = round(record.held_s, 6)
+        fields["held_s"] = _rounded(record.held_s)
     if record.lookup_s:
-        fields["lookup_s"] = round(record.lookup_s, 6)
+        fields["lookup_s"] = _rounded(record.lookup_s)
     if record.arm:
         fields["arm"] = record.arm
     if migration is not None:
         fields["migrated_from"] = migration.source
         fields["guard"] = safe(migration.guard)
         fields["left_tokens"] = migration.left_tokens
+
+
+def _rounded(seconds: float) -> float:
+    """To microseconds; `round` to so many places goes through text."""
+    return round(seconds * 1e6) / 1e6

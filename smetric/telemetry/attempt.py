@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 class Attempt:
     """One attempt on one instance."""
 
-    __slots__ = ("_exchange", "_record", "_span", "_started", "headers", "result", "status", "ttfc_s")
+    __slots__ = ("_exchange", "_record", "_span", "headers", "result", "started", "status", "ttfc_s")
 
     def __init__(self, exchange: Exchange, record: DecisionRecord, path: str, number: int) -> None:
         self._exchange = exchange
         self._record = record
-        self._started = time.perf_counter()
+        #: When it began, monotonic seconds.
+        self.started = time.perf_counter()
         #: Seconds until the first byte of the answer's body, None while there is none.
         self.ttfc_s: float | None = None
         #: How it ended, one of `names.RESULTS`, and what the instance answered; empty and None until then.
@@ -62,8 +63,8 @@ class Attempt:
             headers = parent.headers(sampled=parent.sampled and not tracing.enabled)
         elif tracing.enabled:
             # Says "do not record": without it the instance would begin a trace of its own.
-            span_id = random.getrandbits(64) | 1
-            headers = [(b"traceparent", b"00-%032x-%016x-00" % (exchange.own_trace_id(), span_id))]
+            span_id = (random.getrandbits(64) | 1).to_bytes(8, "big").hex()
+            headers = [(b"traceparent", f"00-{exchange.trace_id}-{span_id}-00".encode())]
         else:
             headers = []
         if exchange.baggage:
@@ -72,8 +73,9 @@ class Attempt:
 
     def first_byte(self) -> float:
         """The first byte of the answer's body came: so many seconds after the attempt began."""
-        self.ttfc_s = ttfc_s = time.perf_counter() - self._started
-        self._exchange.ttft_s = self._exchange.elapsed_s()
+        now = time.perf_counter()
+        self._exchange.ttft_s = now - self._exchange.started
+        self.ttfc_s = ttfc_s = now - self.started
         return ttfc_s
 
     def resent(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 #: A longer `tracestate` is dropped as a whole, which the standard allows.
 TRACESTATE_MAX = 512
@@ -21,6 +22,7 @@ _MEMBER = re.compile(
     rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e][ \t]*"
 )
 _WANTED = frozenset({b"traceparent", b"tracestate", b"baggage"})
+_NAME = itemgetter(0)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -76,9 +78,9 @@ class Propagation:
             headers: names in lower case, as ASGI gives them.
             trusted: the peer may continue its trace here.
         """
-        found = [header for header in headers if header[0] in _WANTED]
-        if not found:
+        if _WANTED.isdisjoint(map(_NAME, headers)):
             return None, b""
+        found = [header for header in headers if header[0] in _WANTED]
         parents = [value for name, value in found if name == b"traceparent"]
         baggage = b""
         if self.baggage and trusted:

@@ -118,58 +118,50 @@ class Exchange:
     __slots__ = (
         "_attempts",
         "_ended",
+        "_model",
         "_route",
         "_routes",
         "_scope",
-        "_started",
-        "_trace_id",
-        "_trace_text",
         "arrival_ns",
         "baggage",
         "gave_up",
         "parent",
         "record",
         "server",
+        "started",
         "telemetry",
+        "trace_id",
         "ttft_s",
     )
 
     def __init__(self, telemetry: Telemetry, scope: Mapping[str, Any], route: str, trusted: bool) -> None:
-        #: When it arrived, Unix nanoseconds.
+        #: When it arrived, Unix nanoseconds and monotonic seconds.
         self.arrival_ns = time.time_ns()
+        self.started = time.perf_counter()
         self.telemetry = telemetry
         #: The last decision.
         self.record: DecisionRecord | None = None
         #: The incoming trace context, and the baggage to pass on.
         self.parent, self.baggage = telemetry.tracing.propagation.extract(scope["headers"], trusted=trusted)
+        #: 32 hex digits: the caller's trace if it is continued, else our own; empty where there is neither.
+        if self.parent is not None and self.parent.trusted:
+            self.trace_id = self.parent.trace_id.decode()
+        else:
+            self.trace_id = _new_trace_id() if telemetry.tracing.enabled else ""
         #: The SERVER span; None until the trace is recorded.
         self.server: OpenSpan | None = None
         #: Why it was not tried on another instance: one of `names.NOT_RETRIED`; empty unless `give_up` was called.
         self.gave_up = ""
         #: Seconds from arrival to the first byte of the answer, None until then.
         self.ttft_s: float | None = None
-        self._started = time.perf_counter()
         self._scope = scope
         self._route = route
         #: Decisions of a recorded trace: record, number of instances, why some were left out.
         self._routes: list[tuple[DecisionRecord, int, str]] = []
-        self._trace_id = 0
-        self._trace_text: str | None = None
+        #: The label of the model that was decided for.
+        self._model = ""
         self._attempts = 0
         self._ended = False
-
-    @property
-    def trace_id(self) -> str:
-        """32 hex digits: the caller's trace if it is continued, else our own; empty where there is neither."""
-        text = self._trace_text
-        if text is None:
-            parent = self.parent
-            if parent is not None and parent.trusted:
-                text = parent.trace_id.decode()
-            else:
-                text = f"{self.own_trace_id():032x}" if self.telemetry.tracing.enabled else ""
-            self._trace_text = text
-        return text
 
     @property
     def method(self) -> str:
@@ -194,15 +186,17 @@ class Exchange:
 
     def elapsed_s(self) -> float:
         """Seconds since arrival."""
-        return time.perf_counter() - self._started
+        return time.perf_counter() - self.started
 
     def decided(self, record: DecisionRecord) -> None:
         """A decision was made, in the tick it was made in."""
         previous, self.record = self.record, record
-        record.rank = previous.rank + 1 if previous is not None else 0
+        if previous is not None:
+            record.rank = previous.rank + 1
         record.trace_id = self.trace_id
         telemetry = self.telemetry
-        telemetry.metrics.decided(record, telemetry.models.of(record.request.model))
+        self._model = telemetry.models.of(record.request.model)
+        telemetry.metrics.decided(record, self._model)
         telemetry.consequences.decided(record)
         telemetry.decisions.add(record)
         telemetry.activity.decided(record)
@@ -216,7 +210,7 @@ class Exchange:
             return
         # Decided once; only an outcome out of the ordinary reopens the question on a retry.
         if self.server is None and (previous is None or record.is_odd):
-            self.server = self._start_server(*record.kinds)
+            self.server = self._start_server(record.kinds)
         if self.server is not None:
             self._note_route(self.server, record)
 
@@ -224,9 +218,10 @@ class Exchange:
         """The request is about to be sent to the chosen instance, to *path*."""
         assert self.record is not None
         self._attempts += 1
+        attempt = Attempt(self, self.record, path, self._attempts)
         if self._attempts == 1:
-            self.telemetry.metrics.sent(self.elapsed_s())
-        return Attempt(self, self.record, path, self._attempts)
+            self.telemetry.metrics.sent(attempt.started - self.started)
+        return attempt
 
     def give_up(self, reason: str) -> None:
         """The attempt has failed, and no other is made for *reason*, one of `names.NOT_RETRIED`."""
@@ -272,21 +267,19 @@ class Exchange:
             if record is None:
                 # What an overloaded router refuses is the ordinary case then, and a span of each would be more of it.
                 is_odd = failed and error_type != names.OVERLOADED
-                self.server = self._start_server(*((names.ERROR,) if is_odd else ()))
+                self.server = self._start_server((names.ERROR,) if is_odd else ())
             elif failed:
-                self.server = self._start_server(names.ERROR)
+                self.server = self._start_server((names.ERROR,))
                 if self.server is not None:
                     self._note_route(self.server, record)
         if self.server is not None:
             for one, configured, left_out in self._routes:
                 make_spans(telemetry.tracing, self.server, one, configured, left_out, telemetry.salt)
             self._finish_server(self.server, status, error_type, failed, duration_s)
-        model = ""
         gap_s = None
         if events > 1 and self.ttft_s is not None:
             gap_s = (duration_s - self.ttft_s) / (events - 1)
         if record is not None:
-            model = telemetry.models.of(record.request.model)
             record.status, record.ttft_s, record.duration_s = status, self.ttft_s, duration_s
             record.usage, record.error_type = usage, error_type
             if usage is not None and telemetry.answered is not None:
@@ -305,7 +298,7 @@ class Exchange:
             record.request.let_go()
         telemetry.metrics.ended(
             self._route,
-            model,
+            self._model,
             status=status,
             duration_s=duration_s,
             ttft_s=self.ttft_s,
@@ -316,22 +309,11 @@ class Exchange:
         if telemetry.access.is_on:
             telemetry.access.ended(self, status, bytes_out, error_type, duration_s)
 
-    def own_trace_id(self) -> int:
-        """The id of the trace that begins here, 128 bits; drawn when it is first asked for."""
-        while not self._trace_id:
-            self._trace_id = random.getrandbits(128)
-        return self._trace_id
-
-    def _continued_flag(self) -> bool | None:
-        parent = self.parent
-        return parent.sampled if parent is not None and parent.trusted else None
-
-    def _start_server(self, *kinds: str) -> OpenSpan | None:
+    def _start_server(self, kinds: tuple[str, ...]) -> OpenSpan | None:
         """Begin the SERVER span of a request of these *kinds*, if the sampler keeps it."""
-        tracing, parent = self.telemetry.tracing, self.parent
-        trusted = parent is not None and parent.trusted
-        trace_id = int(self.trace_id, 16) if trusted else self.own_trace_id()
-        if not tracing.sampler.keeps(trace_id, self._continued_flag(), kinds):
+        tracing, parent, trace_id = self.telemetry.tracing, self.parent, int(self.trace_id, 16)
+        continued = parent.sampled if parent is not None and parent.trusted else None
+        if not tracing.sampler.keeps(trace_id, continued, kinds):
             return None
         about = attributes.of_request(self._scope, self._route)
         name = f"{about[names.HTTP_METHOD.name]} {self._route}"
@@ -353,3 +335,10 @@ class Exchange:
         if failed:
             server.failed()
         server.end(self.arrival_ns + int(duration_s * 1e9))
+
+
+def _new_trace_id() -> str:
+    """128 random bits that are not all 0, in hex."""
+    while not (drawn := random.getrandbits(128)):
+        pass
+    return drawn.to_bytes(16, "big").hex()

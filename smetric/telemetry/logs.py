@@ -102,7 +102,7 @@ class Stamp:
     """Adds the time of a line, ISO 8601 in UTC; the second is written out once, and only its fraction every time."""
 
     def __init__(self) -> None:
-        self._second = 0
+        self._second = ""
         self._written = ""
 
     def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -112,12 +112,12 @@ class Stamp:
 
     def now(self) -> str:
         """The time."""
-        now = time.time()
-        second = int(now)
+        digits = str(time.time_ns())
+        second, microseconds = digits[:-9], digits[-9:-3]
         if second != self._second:
-            self._written = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._written = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(int(second)))
             self._second = second
-        return f"{self._written}.{int((now - second) * 1e6):06d}Z"
+        return f"{self._written}.{microseconds}Z"
 
 
 class JsonLines:

@@ -57,7 +57,8 @@ class Metrics:
         self._request_seconds = self._histograms(names.REQUEST_SECONDS)
         self._first_chunk_seconds = self._histograms(names.FIRST_CHUNK_SECONDS)
         self._chunk_seconds = self._histograms(names.TIME_PER_CHUNK)
-        self._overhead_seconds = self._histograms(names.OVERHEAD_SECONDS)[()]
+        #: The first attempt of a request is about to be sent, so many seconds after its arrival.
+        self.sent = self._histograms(names.OVERHEAD_SECONDS)[()].observe
         self._attempts = self._counts(names.ATTEMPTS)
         self._ejections = _Children(self._counter(names.EJECTIONS))
         #: Requests in progress.
@@ -121,10 +122,6 @@ class Metrics:
             hit = record.hit
             if hit is not None:
                 self._hit_tokens[model].value += hit[0]
-
-    def sent(self, overhead_s: float) -> None:
-        """The first attempt of a request is about to be sent, *overhead_s* seconds after its arrival."""
-        self._overhead_seconds.observe(overhead_s)
 
     def attempted(self, instance: str, result: str) -> None:
         """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""

@@ -71,6 +71,8 @@ class Tracing:
         self.sampler = Sampler.from_environ(environ, keep, keep_over_parent=keep_over_parent)
         #: Bytes of the candidates' attributes: the SDK, too, would cut what is longer than the user's limit.
         self.value_limit = LIMIT
+        #: Whether any span can be made.
+        self.enabled = False
         self._processor: BoundedProcessor | None = None
         self._maker: SpanMaker | None = None
         if self.propagation.unknown:
@@ -98,11 +100,7 @@ class Tracing:
         self._processor = exporter.BoundedProcessor(exporter.build(kind, environ), environ)
         scope = InstrumentationScope(names.SCOPE, smetric.__version__)
         self._maker = SpanMaker(self._processor, resource, scope, limits)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether any span can be made."""
-        return self._maker is not None
+        self.enabled = True
 
     @property
     def dropped(self) -> int:
