@@ -83,12 +83,12 @@ def spans(body: bytes, found: Mapping[str, Raw]) -> Iterator[tuple[str, int, int
         raise RequestError(_TWICE)
 
 
-def span(body: bytes, found: Mapping[str, Raw], member: str) -> tuple[int, int] | None:
-    """Where the list that *member* holds begins and ends in *body*; None where it holds none."""
+def beginning(body: bytes, found: Mapping[str, Raw], member: str) -> int | None:
+    """Where the list that *member* holds begins in *body*, behind its bracket; None where it holds none."""
     value = found.get(member)
     if value is None or bytes(memoryview(value)[:1]) != b"[":
         return None
-    return next((start, end) for name, start, end in spans(body, found) if name == member)
+    return next(start for name, start, _ in spans(body, found) if name == member) + 1
 
 
 _TWICE = "the body gives a top-level field twice, and readers differ in which one counts; send each field once"

@@ -12,20 +12,21 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import xxhash
-from msgspec import Struct
+from msgspec import Struct, field
 
 from smetric.json_text import Text
+from smetric.marks import ENDINGS
 from smetric.parts import Parts
 from smetric.screening import STRIDE, Screened
 
 #: Bytes that all of it may take; what was used longest ago goes first.
 MOST_BYTES = 32 * 1024 * 1024
 #: Smaller bodies are read as soon as their messages are found again.
-LEAST_BYTES = 64 * 1024
+LEAST_BYTES = 24 * 1024
 #: Ends of messages that are remembered of a body, the last ones. Claude Code moves marks in the last two messages.
 MOST_ENDS = 3
 #: Bytes looked through for the beginning of one of these messages, and places tried.
@@ -35,6 +36,7 @@ MOST_TRIED = 16
 _BYTES_PER_END = 1200
 _BYTES_PER_BLOCK = 8
 _BYTES_PER_PART = 29
+_END = attrgetter("end")
 _hash = xxhash.xxh3_64_intdigest
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 #: What a message begins with, and what follows one.
@@ -72,16 +74,14 @@ class Lead(Struct, frozen=True):
     digest: int
 
 
-@dataclass(slots=True, eq=False)
-class Family:
+class Family(Struct, eq=False):
     """What is remembered of one body: by place, see `Memory`; and the bytes it takes."""
 
     ends: list[tuple[int, Carried]] = field(default_factory=list)
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Carried:
+class Carried(Struct, frozen=True, eq=False):
     """What the messages up to some place in a body come to.
 
     Args:
@@ -92,7 +92,7 @@ class Carried:
         mark: the place in the rendered conversation.
         blocks: hashes of the prompt's blocks, those that are full there first.
         parts: those of the prompt, those that end there first.
-        rest: the rendered text that fills no block: where it stands in the body, or what stands in none.
+        rest: the rendered text that fills no block: where it stands in the body, or a mark, which stands in none.
         family: what is remembered of the same body.
     """
 
@@ -103,7 +103,7 @@ class Carried:
     mark: Mark
     blocks: array[int]
     parts: Parts
-    rest: tuple[tuple[int, int] | bytes, ...]
+    rest: Sequence[slice | bytes]
     family: Family
 
     def shortened(self, body: bytes) -> bytes:
@@ -115,7 +115,7 @@ class Carried:
     def text_of_rest(self, body: bytes) -> list[Text]:
         """The rendered text that fills no block."""
         view = memoryview(body)
-        return [piece if isinstance(piece, bytes) else view[piece[0] : piece[1]] for piece in self.rest]
+        return [piece if isinstance(piece, bytes) else view[piece] for piece in self.rest]
 
 
 class Memory:
@@ -143,7 +143,7 @@ class Memory:
         for number in range(len(places), 0, -1):
             known = self._by_place.get(places[number - 1], ())
             view, start = memoryview(body), number * STRIDE
-            for carried in sorted(known, key=lambda each: -each.end):
+            for carried in sorted(known, key=_END, reverse=True):
                 end = carried.end
                 if end <= len(body) and _hash(view[start:end]) == carried.digest and _NEXT.match(body, end):
                     self._families.move_to_end(carried.family)
@@ -163,10 +163,18 @@ class Memory:
             self._forget(carrying.carried.family)
         screened, family = carrying.screened, Family()
         body, places = screened.body, screened.places
-        for mark, end in zip(reversed(carrying.marks), _ends(body, *carrying.span), strict=False):
+        rest: list[slice | bytes] | None = None
+        known = 0  # bytes up to where the rest ends so far
+        for mark, end in reversed(list(zip(reversed(carrying.marks), _ends(body, *carrying.span), strict=False))):
+            full = mark.size // self._block_bytes * self._block_bytes
+            if rest is None or known < full:
+                rest = _located(body, end, pieces[: mark.pieces], mark.size - full)
+            else:
+                more = _located(body, end, pieces[: mark.pieces], mark.size - known)
+                rest = None if more is None else rest + more
+            known = mark.size
             place = end // STRIDE
-            rest = self._rest(body, end, pieces[: mark.pieces], mark.size) if place else None
-            if rest is not None:
+            if place and rest is not None:
                 digest = _hash(memoryview(body)[place * STRIDE : end])
                 carried = Carried(carrying.span[0], end, digest, carrying.lead, mark, blocks, parts, rest, family)
                 family.ends.append((places[place - 1], carried))
@@ -193,24 +201,6 @@ class Memory:
                 del self._by_place[key]
         family.ends.clear()  # its members hold it
 
-    def _rest(
-        self, body: bytes, end: int, pieces: Sequence[Text], size: int
-    ) -> tuple[tuple[int, int] | bytes, ...] | None:
-        """Where the last of *pieces*, those that fill no block, stand before *end*; None where written otherwise."""
-        left = size % self._block_bytes
-        found: list[tuple[int, int] | bytes] = []
-        for piece in reversed(_without_brackets(pieces, left)):
-            text = bytes(piece)[-left:] if left else b""
-            left -= len(text)
-            if text in (b"", b"<|", b"|>", b"|", b">"):
-                found.append(text)
-                continue
-            at = body.rfind(text, 0, end)
-            if at < 0:
-                return None
-            found.append((at, at + len(text)))
-        return None if left else tuple(reversed(found))
-
 
 class Carrying(Struct, frozen=True):
     """A body whose messages are remembered once they are answered.
@@ -232,29 +222,34 @@ class Carrying(Struct, frozen=True):
     carried: Carried | None
 
 
-def _without_brackets(pieces: Sequence[Text], size: int) -> list[Text]:
-    """The last pieces, of *size* bytes at least; a mark such as `<|user|>` as three, as its name stands in the body."""
-    taken: list[Text] = []
+def _located(body: bytes, end: int, pieces: Sequence[Text], size: int) -> list[slice | bytes] | None:
+    """Where the last *size* bytes of *pieces* stand in *body* before *end*, marks as they are; None if one does not."""
+    found: list[slice | bytes] = []
     for piece in reversed(pieces):
-        if size <= 0:
+        if not size:
             break
-        size -= len(piece)
-        if isinstance(piece, bytes) and piece.startswith(b"<|") and piece.endswith(b"|>"):
-            taken += (b"|>", piece[2:-2], b"<|")
+        text = bytes(piece[-size:])
+        size -= len(text)
+        if text in ENDINGS:
+            found.append(text)
+        elif (at := body.rfind(text, 0, end)) >= 0:
+            found.append(slice(at, at + len(text)))
         else:
-            taken.append(piece)
-    return taken[::-1]
+            return None
+    return None if size else found[::-1]
 
 
 def _ends(body: bytes, begin: int, end: int) -> list[int]:
     """Where the last messages end in the list between *begin* and *end*, the last first, as far as is easily found."""
     opening = _OPENING.match(body, begin)
     found: list[int] = []
-    while opening is not None and len(found) < MOST_ENDS:
+    while opening is not None:
         end = _stripped(body, end)
         if end <= begin:
             break
         found.append(end)
+        if len(found) == MOST_ENDS:
+            break
         start = _beginning(body, max(begin, end - LOOKED_THROUGH), end, opening[1])
         if start is None:
             break

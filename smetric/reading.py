@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
-from smetric.body import is_null, members, span
+from smetric.body import beginning, is_null, members
 from smetric.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
 from smetric.conversation import render
 from smetric.errors import RequestError
@@ -228,9 +228,10 @@ def _conversation_prompt(
     """The prompt of a conversation, whose number of turns goes into *request*."""
     list_of, lead = _CONVERSATIONS[request.api]
     is_remembered = len(screened.body) >= memory.least_bytes
+    messages = _listed(found, list_of, request.api)
     conversation = render(
         list_of,
-        _listed(found, list_of, request.api),
+        messages,
         tools=found.get("tools"),
         system=found.get(lead) if lead else None,
         is_plain=screened.is_plain,
@@ -241,11 +242,10 @@ def _conversation_prompt(
     request.turn = conversation.turn
     carrying = None
     if is_remembered:
-        at = span(text, found, list_of)
-        if at is not None:
-            cut = len(screened.body) - len(text)
-            where = at[0] + 1, at[1] - 1 + cut
-            carrying = Carrying(memory, screened, where, conversation.lead, conversation.marks, carried)
+        begin = beginning(text, found, list_of) if carried is None else carried.begin
+        if begin is not None:
+            end = begin + len(memoryview(messages)) - 2 + len(screened.body) - len(text)
+            carrying = Carrying(memory, screened, (begin, end), conversation.lead, conversation.marks, carried)
     return Prompt(
         conversation.pieces,
         bytes_per_token,

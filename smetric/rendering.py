@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 from smetric.body import is_null
 from smetric.json_text import Text, escaped, text_of
+from smetric.marks import mark_of
 from smetric.parts import Kind
 from smetric.prompt import image
 
@@ -60,7 +61,7 @@ _CACHE_CONTROL = re.compile(
 )
 #: Of each role: what a message of it is among the turns, what it is as a part, and its mark.
 _ROLES: dict[str | None, tuple[str, Kind, bytes]] = {
-    role: (turn, part, b"<|%b|>" % role.encode())
+    role: (turn, part, mark_of(role))
     for role, turn, part in (
         ("system", "other", Kind.SYSTEM),
         ("developer", "other", Kind.SYSTEM),
@@ -79,7 +80,7 @@ MOST_NESTED = 2
 def _role(message: Message) -> tuple[str, Kind, bytes]:
     """The same for a message without one of these roles: items of the Responses API say by their type what they are."""
     role, type_ = message.role, message.type
-    mark = b"<|%b|>" % (role if role is not None else type_ or "user").encode()
+    mark = mark_of(role if role is not None else type_ or "user")
     if role is None and type_ is not None:
         if type_.endswith("_output"):
             return "result", Kind.TOOL_RESULT, mark
@@ -211,7 +212,7 @@ class Rendering:
         if is_result:
             results.append(len(self.pieces))
         if part.type is not None:
-            self.pieces.append(b"<|%b|>" % part.type.encode())
+            self.pieces.append(mark_of(part.type))
         if part.name:
             self._add_value(part.name)
         if part.input:
