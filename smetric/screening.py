@@ -73,10 +73,15 @@ class Screen:
                 _refuse_other_encodings(body, 0)
             return Screened(body, _is_plain(body, 0, len(body)), [])
         places, is_counted = _places(body), len(body) > UNCOUNTED_BYTES
-        known, found = self._deepest(places, 0 if is_counted else -2)
-        start, marks, is_plain = known * STRIDE, found >> 1 if is_counted else -1, bool(found & 1)
+        known, found = self._deepest(places)
+        start, marks, is_plain = known * STRIDE, found >> 1, bool(found & 1)
         if not body.isascii():
             _refuse_other_encodings(body, start)
+        if not is_counted:
+            marks = -1
+        elif marks < 0:
+            marks = sum(_marks(body[at : at + STRIDE]) for at in range(0, start, STRIDE))
+            self._seen[places[known - 1]] = marks << 1 | is_plain
         news: list[int] = []
         for _ in places[known:]:
             end = start + STRIDE
@@ -93,12 +98,12 @@ class Screen:
             self._seen.popitem(last=False)
         return Screened(body, is_plain, places)
 
-    def _deepest(self, places: list[int], least: int) -> tuple[int, int]:
-        """How many of *places* lead up to what has been seen, and what was found up to there: *least* or more."""
+    def _deepest(self, places: list[int]) -> tuple[int, int]:
+        """How many of *places* lead up to what has been seen, and what was found up to there."""
         seen = self._seen
         for number in range(len(places), 0, -1):
             found = seen.get(places[number - 1])
-            if found is not None and found >= least:
+            if found is not None:
                 seen.move_to_end(places[number - 1])
                 return number, found
         return 0, 1
