@@ -19,8 +19,9 @@ from smetric.errors import HttpError
 from smetric.proxy.asgi import App
 from smetric.proxy.footprint import most_files
 from smetric.proxy.http1 import LAST_REQUEST_S, Http1
-from smetric.proxy.inbox import Limits
+from smetric.proxy.limits import Limits
 from smetric.proxy.tls import Tls
+from smetric.proxy.watchdog import Timer
 
 log = structlog.get_logger("smetric.server")
 
@@ -52,6 +53,7 @@ class Connections:
         self._limits = limits
         self._most = most
         self._tls = tls
+        self._timer = Timer()
         self._open: set[Http1] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -60,7 +62,7 @@ class Connections:
         self._log_at = 0.0
 
     async def serve(self, reader: asyncio.StreamReader, transport: asyncio.Transport, state: Mapping[str, Any]) -> None:
-        """Serve one connection, from what *reader* holds of it on, until it is lost and its apps have ended."""
+        """Serve one connection, from what *reader* holds of it on, until it is lost and its app has ended."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -75,7 +77,7 @@ class Connections:
         if reader.at_eof():
             transport.abort()
             return
-        protocol = Http1(self._app, self._limits, state, lost)
+        protocol = Http1(self._app, self._limits, state, lost, self._timer)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         self._begin(protocol, loop)
@@ -85,14 +87,13 @@ class Connections:
             await ended
         except asyncio.CancelledError:
             # The listener ends, and its patience with what is under way has.
-            for task in protocol.tasks:
-                task.cancel()
-            if protocol.tasks:
-                await asyncio.wait(protocol.tasks)
+            if protocol.task is not None:
+                protocol.task.cancel()
+                await asyncio.wait((protocol.task,))
             protocol.abort()
             raise
-        if protocol.tasks:
-            await asyncio.wait(protocol.tasks)
+        if protocol.task is not None:
+            await asyncio.wait((protocol.task,))
 
     def _begin(self, protocol: Http1, loop: asyncio.AbstractEventLoop) -> None:
         number, most = self.count()

@@ -11,13 +11,12 @@ from smetric.errors import UpstreamError
 from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
 from smetric.proxy.asgi import Scope
+from smetric.proxy.client import Client
 from smetric.proxy.error_response import error_event
 from smetric.proxy.headers import first, response_headers
-from smetric.proxy.outbox import Outbox
 from smetric.proxy.plane import Plane
 from smetric.proxy.relay import Observer
 from smetric.proxy.upstream import Answer
-from smetric.proxy.watchdog import Watchdog
 from smetric.proxy.wire import AnswerBroken
 from smetric.request import InferenceRequest
 from smetric.telemetry.attempt import Attempt
@@ -32,8 +31,7 @@ class Delivery:
         scope: the client's request, as ASGI has it.
         request: the same, as the router has it.
         exchange: what telemetry sees of it.
-        outbox: where the answer goes.
-        watchdog: holds the deadlines.
+        client: where the answer goes.
         lease: the charge on the instance.
         attempt: the answer's own telemetry.
         answer: its head has come.
@@ -44,17 +42,16 @@ class Delivery:
     __slots__ = (
         "_answer",
         "_attempt",
+        "_client",
         "_exchange",
         "_headers",
         "_is_stream",
         "_lease",
         "_leased",
-        "_outbox",
         "_plane",
         "_request",
         "_scope",
         "_trial",
-        "_watchdog",
         "observer",
     )
 
@@ -64,8 +61,7 @@ class Delivery:
         scope: Scope,
         request: InferenceRequest,
         exchange: Exchange,
-        outbox: Outbox,
-        watchdog: Watchdog,
+        client: Client,
         lease: Lease,
         attempt: Attempt,
         answer: Answer,
@@ -77,8 +73,7 @@ class Delivery:
         self._scope = scope
         self._request = request
         self._exchange = exchange
-        self._outbox = outbox
-        self._watchdog = watchdog
+        self._client = client
         self._lease = lease
         self._attempt = attempt
         self._answer = answer
@@ -92,7 +87,8 @@ class Delivery:
 
     async def run(self, held: list[bytes]) -> None:
         """Pass on what is *held* of the answer and what is still to come."""
-        answer, outbox, watchdog, deadlines = self._answer, self._outbox, self._watchdog, self._plane.deadlines
+        answer, client, deadlines = self._answer, self._client, self._plane.deadlines
+        watchdog = client.watchdog
         observer = self.observer
         headers = self._headers
         if self._is_stream:
@@ -106,14 +102,14 @@ class Delivery:
             for piece in held:
                 observer.passed(piece)
                 if has_begun:
-                    await outbox.pass_on(piece)
+                    await client.pass_on(piece)
                 else:
                     has_begun = True
-                    await outbox.begin(answer.status, headers, piece)
+                    await client.begin(answer.status, headers, piece)
             if not answer.has_piece:
                 if not has_begun:
                     has_begun = True
-                    await outbox.begin(answer.status, headers)
+                    await client.begin(answer.status, headers)
                 watchdog.arm(deadlines.first_byte_s, "first_byte")
             while not is_sent and (piece := await answer.read()):
                 is_first = not observer.size
@@ -127,10 +123,10 @@ class Delivery:
                         self._trial.waited(self._lease, ttfc_s)
                         self._plane.router.first_token(self._lease, ttfc_s)
                 if has_begun:
-                    await outbox.pass_on(piece, is_last=is_sent)
+                    await client.pass_on(piece, is_last=is_sent)
                 else:
                     has_begun = True
-                    await outbox.begin(answer.status, headers, piece, is_last=is_sent)
+                    await client.begin(answer.status, headers, piece, is_last=is_sent)
                 if is_first and answer.status == 200 and self._leased:
                     self._plane.router.prefilled(self._request, self._lease.instance)
                     self._exchange.answering()
@@ -151,7 +147,7 @@ class Delivery:
         answer.finish()
         self._lease.release()
         if not is_sent:
-            await outbox.pass_on(b"", is_last=True)
+            await client.pass_on(b"", is_last=True)
         self._settle()
 
     def _settle(self) -> None:
@@ -186,4 +182,4 @@ class Delivery:
         if self._is_stream:
             error = UpstreamError("the instance broke off its answer", reason=result)
             event = error_event(self._scope["path"], error)
-            await self._outbox.pass_on(event)
+            await self._client.pass_on(event)

@@ -21,10 +21,9 @@ from smetric.config.routing import PATHS
 from smetric.errors import HttpError
 from smetric.proxy.admission import Admission
 from smetric.proxy.asgi import App, Receive, Scope, Send
+from smetric.proxy.client import Client, ClientGone
 from smetric.proxy.error_response import error_event, send_error
 from smetric.proxy.forward import Forwarding
-from smetric.proxy.inbox import ClientGone, Inbox
-from smetric.proxy.outbox import Outbox
 from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
 from smetric.proxy.readiness import health_routes
@@ -134,19 +133,17 @@ class Inference:
         return any(address.version == network.version and address in network for network in self._door.trusted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. *receive* and *send* are the intake's `Inbox` and `Outbox`."""
-        assert isinstance(receive, Inbox)
-        assert isinstance(send, Outbox)
-        inbox, outbox, door = receive, send, self._door
-        client = scope.get("client")
-        is_trusted = client is not None and self._is_trusted(client[0])
+        """Serve one request. *receive* is the intake's `Client`, and *send* its own."""
+        client, door = cast(Client, receive), self._door
+        peer = scope.get("client")
+        is_trusted = peer is not None and self._is_trusted(peer[0])
         exchange = door.telemetry.begin(scope, self._route, trusted=is_trusted)
-        door.under_way.begin(inbox.task)
+        door.under_way.begin(client.task)
         forwarding: Forwarding | None = None
         permit: Permit | None = None
         try:
             permit = door.admission.admit(scope["headers"], leased=self._leased)
-            body: bytes | None = await inbox.body(permit)
+            body: bytes | None = await client.body(permit)
             assert body is not None
             if door.salt is not None and self._leased:
                 body = door.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
@@ -156,46 +153,44 @@ class Inference:
                 body = patch_model(body, request.model)
             if scope["method"] in ("GET", "HEAD", "DELETE") and not body:
                 body = None
-            forwarding = Forwarding(
-                door.plane, scope, inbox, outbox, exchange, request, body, permit, leased=self._leased
-            )
+            forwarding = Forwarding(door.plane, scope, client, exchange, request, body, permit, leased=self._leased)
             del body  # it is let go as soon as an answer begins
             await forwarding.run()
         except HttpError as error:
             exchange.end(error.status, error_type=error.kind)  # whether or not the client stays to hear of it
-            await send_error(outbox, scope["path"], error)
+            await send_error(send, scope["path"], error)
         except ClientGone:
             exchange.end(CLIENT_CLOSED, error_type=names.CLIENT_GONE)
         except asyncio.CancelledError:
-            expired = inbox.watchdog.expired
+            expired = client.watchdog.expired
             bytes_out = forwarding.bytes_out if forwarding is not None else 0
             if expired == "body":
                 exchange.end(408, error_type="request_timeout")  # the intake says so
             elif expired is not None:
                 exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_STALLED)
-            elif inbox.gone:
+            elif client.gone:
                 exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_GONE)
             else:
-                exchange.end(outbox.status or CUT_OFF.status, bytes_out=bytes_out, error_type=names.SHUTDOWN)
-                await self._cut_off(scope["path"], outbox, forwarding)
+                exchange.end(client.status or CUT_OFF.status, bytes_out=bytes_out, error_type=names.SHUTDOWN)
+                await self._cut_off(scope["path"], client, forwarding)
             raise
         finally:
             if permit is not None:
                 permit.end()
-            door.under_way.end(inbox.task)
-            exchange.end(outbox.status or 500, error_type="internal_error")  # only if nothing above has ended it
+            door.under_way.end(client.task)
+            exchange.end(client.status or 500, error_type="internal_error")  # only if nothing above has ended it
 
-    async def _cut_off(self, path: str, outbox: Outbox, forwarding: Forwarding | None) -> None:
+    async def _cut_off(self, path: str, client: Client, forwarding: Forwarding | None) -> None:
         """The router stops before this request has ended: say so, and end without the mark of a good end."""
         self._door.under_way.cut += 1
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                if not outbox.status:
-                    outbox.is_last = True
-                    await send_error(outbox, path, CUT_OFF)
+                if not client.status:
+                    client.is_last = True
+                    await send_error(client.send, path, CUT_OFF)
                 elif forwarding is not None and forwarding.awaits_events:
                     event = error_event(path, CUT_OFF)
-                    await outbox.pass_on(event)
+                    await client.pass_on(event)
         except TimeoutError:
             pass  # it does not read; the connection is closed over its head
 
@@ -264,7 +259,7 @@ class _Routed:
             fields = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
             await send_error(send, scope["path"], told, fields)
         except Exception:
-            if scope["type"] == "http" and not cast(Outbox, send).status:
+            if scope["type"] == "http" and not cast(Client, receive).status:
                 told = HttpError(500, "a fault in the router; its log says where", "internal_error")
                 await send_error(send, scope["path"], told)
             raise

@@ -14,12 +14,11 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
 from smetric.proxy.asgi import Scope
+from smetric.proxy.client import Client
 from smetric.proxy.delivery import Delivery
 from smetric.proxy.error_response import send_error
 from smetric.proxy.failure import ELSEWHERE, HELD_BYTES, SHUTTING_DOWN, Failure
 from smetric.proxy.headers import request_headers, response_headers
-from smetric.proxy.inbox import Inbox
-from smetric.proxy.outbox import Outbox
 from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
 from smetric.proxy.upstream import Answer
@@ -38,8 +37,7 @@ class Forwarding:
     Args:
         plane: what all requests share.
         scope: the ASGI scope.
-        inbox: the client's side, its body read.
-        outbox: where the answer goes.
+        client: its body read; where the answer goes.
         exchange: what telemetry sees.
         request: what the router sees.
         body: the bytes to send; None for no body.
@@ -51,8 +49,7 @@ class Forwarding:
         self,
         plane: Plane,
         scope: Scope,
-        inbox: Inbox,
-        outbox: Outbox,
+        client: Client,
         exchange: Exchange,
         request: InferenceRequest,
         body: bytes | None,
@@ -66,8 +63,7 @@ class Forwarding:
         self._path: str = scope["path"]
         query: bytes = scope["query_string"]
         self._target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
-        self._inbox = inbox
-        self._outbox = outbox
+        self._client = client
         self._exchange = exchange
         self._request = request
         request.path = self._path
@@ -80,7 +76,7 @@ class Forwarding:
 
     async def run(self) -> None:
         """Route, send, stream back; answers errors in the API's own shape."""
-        self._inbox.watch()
+        self._client.watch()
         try:
             await self._attempts()
         except HttpError as error:
@@ -94,7 +90,7 @@ class Forwarding:
         failure: Failure | None = None
         tried: list[Instance] = []
         while True:
-            self._inbox.watchdog.disarm()  # time in the queue has its own bounds
+            self._client.watchdog.disarm()  # time in the queue has its own bounds
             try:
                 routing = await permit.route(router, self._request, exclude=tried, leased=self._leased)
             except (asyncio.CancelledError, Overloaded) as error:
@@ -166,7 +162,7 @@ class Forwarding:
     async def _attempt(self, lease: Lease, record: DecisionRecord, attempt: Attempt) -> Failure | None:
         """Send to the chosen instance and relay its answer; None when the client has been answered."""
         instance = lease.instance
-        watchdog = self._inbox.watchdog
+        watchdog = self._client.watchdog
         watchdog.arm(self._plane.deadlines.first_byte_s, "first_byte")
         try:
             answer = await self._plane.upstream.send(
@@ -201,7 +197,7 @@ class Forwarding:
             return await self._answer(lease, record, attempt, answer)
         except asyncio.CancelledError:
             answer.close()
-            if watchdog.expired == "first_byte" and not self._outbox.status:
+            if watchdog.expired == "first_byte" and not self._client.status:
                 return self._overdue(attempt)
             attempt.end("aborted", status=answer.status)
             raise
@@ -211,7 +207,7 @@ class Forwarding:
 
     def _overdue(self, attempt: Attempt) -> Failure:
         """The first byte did not come in time."""
-        self._inbox.watchdog.resume()
+        self._client.watchdog.resume()
         attempt.end("timeout")
         seconds = self._plane.deadlines.first_byte_s
         return Failure(UpstreamError(f"no answer within {seconds:g} s", reason="timeout", status=504), elsewhere=False)
@@ -246,8 +242,7 @@ class Forwarding:
             self._scope,
             self._request,
             self._exchange,
-            self._outbox,
-            self._inbox.watchdog,
+            self._client,
             lease,
             attempt,
             answer,
@@ -262,7 +257,7 @@ class Forwarding:
         if failure.error is not None:
             raise failure.error
         assert failure.headers is not None
-        await self._outbox.begin(failure.status, failure.headers, failure.body, is_last=True)
+        await self._client.begin(failure.status, failure.headers, failure.body, is_last=True)
         self._exchange.end(failure.status, bytes_out=len(failure.body), error_type="upstream_status")
 
     async def _fail(self, error: HttpError) -> None:
@@ -270,7 +265,7 @@ class Forwarding:
         record = self._exchange.record
         reason = error.reason if isinstance(error, UpstreamError) else error.kind
         self._exchange.end(error.status, error_type=reason)
-        await send_error(self._outbox, self._path, error, self._plane.receipt(record) if record else None)
+        await send_error(self._client.send, self._path, error, self._plane.receipt(record) if record else None)
 
     @property
     def awaits_events(self) -> bool:

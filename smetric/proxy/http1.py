@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
-from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -21,10 +19,12 @@ import structlog
 
 from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Scope
-from smetric.proxy.error_response import error_body, retry_fields
-from smetric.proxy.inbox import LINGER_BYTES, LINGER_S, Limits
+from smetric.proxy.client import LINGER_BYTES, LINGER_S
 from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
+from smetric.proxy.limits import Limits
+from smetric.proxy.refusal import explain, refusal
 from smetric.proxy.transaction import HIGH_WATER, Stage, Transaction
+from smetric.proxy.watchdog import Timer, Watchdog
 
 log = structlog.get_logger("smetric.server")
 
@@ -48,13 +48,22 @@ class Http1(asyncio.Protocol):
         limits: bounds on one request, and on waiting for one.
         state: the lifespan's state, copied into each scope.
         lost: called when the connection is no more.
+        timer: of deadlines; shared with other connections of the loop, None for one of its own.
     """
 
-    def __init__(self, app: App, limits: Limits, state: Mapping[str, Any], lost: Callable[[Http1], object]) -> None:
+    def __init__(
+        self,
+        app: App,
+        limits: Limits,
+        state: Mapping[str, Any],
+        lost: Callable[[Http1], object],
+        timer: Timer | None = None,
+    ) -> None:
         self._app = app
         self._limits = limits
         self._state = state
         self._lost = lost
+        self._deadlines = timer or Timer()
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
@@ -63,7 +72,6 @@ class Http1(asyncio.Protocol):
         #: The head being read; None between its end and the next request.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._url = b""
-        self._expects_continue = False
         #: Bytes of the request being read that are not of its body.
         self._overhead = 0
         self._body_bytes = 0
@@ -80,11 +88,15 @@ class Http1(asyncio.Protocol):
         self._has_left = False
         self._drains: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        #: By which a request or the rest of its head is to come; 0 for a head that has just begun.
         self._deadline = 0.0
         self.is_full = False
         self.is_ending = False
-        #: Apps at work for this connection.
-        self.tasks: set[asyncio.Task[None]] = set()
+        #: In which the app answers, one request after the other; None before the first.
+        self.task: asyncio.Task[None] | None = None
+        #: What it is to take up, and what it waits on for that.
+        self._turn: Transaction | None = None
+        self._next: asyncio.Future[None] | None = None
 
     # From the event loop
 
@@ -105,6 +117,8 @@ class Http1(asyncio.Protocol):
         self._overhead += len(data)
         while data:
             data = self._parse(data)
+        if self._headers is not None and not self._deadline and self._current is None and not self._is_deaf:
+            self._await_request(self._limits.head_timeout_s)
         if self._overhead > self._limits.header_bytes and self._overhead > self._most_overhead() and not self._is_deaf:
             in_head = self._headers is not None
             status = (414 if len(self._url) > self._limits.target_bytes else 431) if in_head else 400
@@ -121,7 +135,7 @@ class Http1(asyncio.Protocol):
             log.exception("smetric.connection.failed")
             self.abort()
         except httptools.HttpParserError as error:
-            self._refuse(_explain(error))
+            self._refuse(explain(error))
         return b""
 
     def eof_received(self) -> None:
@@ -154,9 +168,7 @@ class Http1(asyncio.Protocol):
         """A request begins."""
         self._headers = []
         self._url = b""
-        self._expects_continue = False
-        if self._current is None and not self._is_deaf:
-            self._await_request(self._limits.head_timeout_s)
+        self._deadline = 0.0
 
     def on_url(self, piece: bytes) -> None:
         """*piece* of the request target."""
@@ -166,11 +178,7 @@ class Http1(asyncio.Protocol):
         """One header field; those behind a body are dropped."""
         headers = self._headers
         if headers is not None:
-            name = name.lower()
-            value = value.rstrip(b" \t")
-            headers.append((name, value))
-            if name == b"expect":
-                self._expects_continue = value.lower() == b"100-continue"
+            headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
@@ -201,12 +209,8 @@ class Http1(asyncio.Protocol):
         if problem is not None:
             self._refuse(problem, scope)
             return
-        http11 = version == "1.1"
         transaction = self._receiving = Transaction(
-            self,
-            scope,
-            keep_alive=http11 and parser.should_keep_alive(),
-            expects_continue=http11 and self._expects_continue,
+            self, scope, self._limits, keep_alive=version == "1.1" and parser.should_keep_alive()
         )
         if self._current is None and not self._waiting:
             self._start(transaction)
@@ -291,10 +295,6 @@ class Http1(asyncio.Protocol):
         if self._is_paused:
             self._set_reading()
 
-    def left(self, task: asyncio.Task[None]) -> None:
-        """The app has ended, in *task*."""
-        self.tasks.discard(task)
-
     def answered(self, transaction: Transaction) -> None:
         """The answer is whole: go on with the next request, or end."""
         self._current = None
@@ -323,9 +323,29 @@ class Http1(asyncio.Protocol):
             self.write(turn)
             self._linger()
             return
-        self._current = turn
-        turn.task = task = self._loop.create_task(turn.run(self._app))
-        self.tasks.add(task)
+        self._current = self._turn = turn
+        if self.task is None or self.task.done():
+            self.task = self._loop.create_task(self._serve())
+        elif self._next is not None and not self._next.done():
+            self._next.set_result(None)
+
+    async def _serve(self) -> None:
+        """Have the app answer one request after the other, until the client leaves."""
+        task = cast("asyncio.Task[None]", self.task)
+        watchdog = Watchdog(task, self._deadlines)
+        try:
+            while True:
+                turn, self._turn = self._turn, None
+                if turn is not None:
+                    await turn.run(self._app, task, watchdog)
+                elif self._has_left:
+                    break
+                else:
+                    self._next = self._loop.create_future()
+                    await self._next
+        finally:
+            if self._turn is not None:  # cancelled behind an answer, with another request at hand
+                self.task = self._loop.create_task(self._serve())
 
     def _refuse(self, problem: HttpError, scope: Scope | None = None) -> None:
         """Answer *problem* when its turn has come; nothing behind it counts."""
@@ -343,7 +363,7 @@ class Http1(asyncio.Protocol):
                     return
             else:
                 self._waiting.remove(broken)
-        said = _refusal(problem, scope, self._url)
+        said = refusal(problem, scope, self._url)
         if self._current is None and not self._waiting:
             self._start(said)
         else:
@@ -352,7 +372,7 @@ class Http1(asyncio.Protocol):
     def _say(self, problem: HttpError, scope: Scope) -> None:
         self._is_deaf = True
         self._waiting.clear()
-        self._start(_refusal(problem, scope, b""))
+        self._start(refusal(problem, scope, b""))
 
     def _await_request(self, seconds: float) -> None:
         self._deadline = deadline = self._loop.time() + seconds
@@ -396,6 +416,8 @@ class Http1(asyncio.Protocol):
         self.resume_writing()
         self._receiving = None
         self._waiting.clear()
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
         current, self._current = self._current, None
         if current is not None:
             current.leave()
@@ -451,33 +473,3 @@ class Http1(asyncio.Protocol):
 def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
     address = transport.get_extra_info(name)
     return (address[0], address[1]) if isinstance(address, tuple) else None
-
-
-def _explain(error: httptools.HttpParserError) -> RequestError:
-    """What httptools refused, in our words: its own could quote the request."""
-    reason = str(error)
-    if isinstance(error, httptools.HttpParserInvalidMethodError):
-        return RequestError("this method is not served here", status=405, kind="method_not_allowed")
-    if "HTTP version" in reason or "PRI" in reason:
-        return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
-    if "Transfer-Encoding" in reason or "Content-Length" in reason:
-        return RequestError("Content-Length and Transfer-Encoding must say once, and plainly, where the body ends")
-    return RequestError("the request is not well-formed HTTP/1.1")
-
-
-def _refusal(problem: HttpError, scope: Scope | None, url: bytes) -> bytes:
-    """A whole answer, with which the connection ends."""
-    path = scope["path"] if scope is not None else url.decode("latin-1")
-    body = error_body(path, problem)
-    lines = [
-        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        f"date: {formatdate(usegmt=True)}",
-        "connection: close",
-    ]
-    if problem.status == 405:
-        lines.append("allow: GET, HEAD, POST, DELETE")
-    lines += [f"{name.decode()}: {value.decode()}" for name, value in retry_fields(problem)]
-    head = "\r\n".join([*lines, "", ""]).encode("ascii")
-    return head if scope is not None and scope["method"] == "HEAD" else head + body

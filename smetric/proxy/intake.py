@@ -1,6 +1,6 @@
 """The guard in front of every endpoint: refuses malformed requests before anything is read, and ends what is overdue.
 
-Pure ASGI. Reading bodies is the inbox's, answering the endpoints'.
+Pure ASGI. Bodies and answers are the clients' (`client.py`), what is answered the endpoints'.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import structlog
 
 from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Receive, Scope, Send
+from smetric.proxy.asgi_client import AsgiClient
+from smetric.proxy.client import Client, ClientGone, too_large
 from smetric.proxy.error_response import send_error
-from smetric.proxy.inbox import ClientGone, Inbox, Limits, too_large
-from smetric.proxy.outbox import Outbox
+from smetric.proxy.limits import Limits
 from smetric.proxy.transaction import Transaction
-from smetric.proxy.watchdog import Timer, Watchdog
+from smetric.proxy.watchdog import Timer
 
 log = structlog.get_logger("smetric.intake")
 
@@ -34,7 +35,7 @@ class Intake:
     """Wraps the data port's app.
 
     Args:
-        app: what answers a well-formed request; its `receive` is an `Inbox`.
+        app: what answers a well-formed request; its `receive` is a `Client`.
         limits: bounds on one request.
     """
 
@@ -53,22 +54,24 @@ class Intake:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
             return
-        transaction = receive if isinstance(receive, Transaction) else None  # then its head has been inspected
-        task = transaction.task if transaction is not None else asyncio.current_task()
-        assert task is not None
-        watchdog = Watchdog(task, self._timer)
-        inbox = Inbox(receive, self.limits, watchdog, task, has_body=transaction is not None or has_body(scope))
-        outbox = Outbox(send, inbox, self.limits.send_timeout_s)
+        client: Client
+        foreign: AsgiClient | None = None
+        problem: HttpError | None = None
+        if isinstance(receive, Transaction):  # then its head has been inspected
+            client = receive
+        else:
+            client = foreign = AsgiClient(receive, send, self.limits, self._timer, has_body=has_body(scope))
+            problem = inspect_head(scope, self.limits)
+        watchdog = client.watchdog
         try:
-            problem = None if transaction is not None else inspect_head(scope, self.limits)
             if problem is not None:
                 # Where this request ends is in doubt, and with it where the next one begins.
-                outbox.is_last = True
-                await send_error(outbox, scope["path"], problem)
+                client.is_last = True
+                await send_error(client.send, scope["path"], problem)
             else:
-                if transaction is None or not transaction.complete:
+                if not client.complete:
                     watchdog.arm(self.limits.body_timeout_s, "body")
-                await self._app(scope, inbox, outbox)
+                await self._app(scope, client, client.send)
         except ClientGone:
             pass
         except Exception:
@@ -76,13 +79,12 @@ class Intake:
             log.exception("smetric.request.failed", method=scope["method"])
         except asyncio.CancelledError:
             expired = watchdog.expired
-            if not inbox.gone and expired is None:
+            if not client.gone and expired is None:
                 raise  # the server is shutting down
-            task.uncancel()
-            if expired == "body" and not outbox.status:
-                inbox.drain()
+            client.task.uncancel()
+            if expired == "body" and not client.status:
                 await send_error(
-                    outbox,
+                    client.send,
                     scope["path"],
                     RequestError(
                         f"the request body did not arrive within {self.limits.body_timeout_s:g} s "
@@ -92,8 +94,8 @@ class Intake:
                     ),
                 )
         finally:
-            watchdog.close()
-            inbox.close()
+            if foreign is not None:
+                foreign.close()
 
 
 def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:

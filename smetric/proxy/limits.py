@@ -1,15 +1,30 @@
-"""The bounds that the settings put on the two ports; what they bound is described in `inbox.Limits`."""
+"""The bounds on requests and connections, and those that the settings put on the two ports."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from smetric.config import Settings
-from smetric.proxy.inbox import Limits
 from smetric.sources.placement import MAX_BATCH_BYTES
 
 #: Connections of operators, of what scrapes and of other routers.
 ADMIN_CONNECTIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on one request, on a connection that waits for one, and on connections; bytes and seconds."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    header_count: int = 100
+    header_bytes: int = 32 * 1024
+    target_bytes: int = 8 * 1024
+    idle_timeout_s: float = 10.0
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    send_timeout_s: float = 60.0
+    #: Connections; 0 for as many as the file descriptors allow.
+    connections: int = 0
 
 
 def data_limits(settings: Settings) -> Limits:

@@ -24,8 +24,8 @@ from smetric.errors import ConfigError
 from smetric.file_watch import watch
 from smetric.proxy.asgi import App, Message, Receive, Scope, Send
 from smetric.proxy.connection import Connections, ListenerConfig, connection_of, most_connections
-from smetric.proxy.inbox import Limits
 from smetric.proxy.intake import Intake
+from smetric.proxy.limits import Limits
 from smetric.proxy.tls import Tls
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """One HTTP/1 request and its answer, as an ASGI app sees them: `receive`, `send`, and word of the client's departure.
 
-The app's `receive` is the transaction itself. Who finds that it is one knows three things more than ASGI says: the head
-has been inspected, `on_departure` calls back, and what is left unread of a body is the server's business.
+The app's `receive` is the transaction itself, which is all that a `Client` is. Who finds that it is one knows two
+things more: the head has been inspected, and what is left unread of a body is the server's business.
 
 What is on the wire around it, and what comes before and after it on the connection, is in `http1.py`.
 """
@@ -9,14 +9,18 @@ What is on the wire around it, and what comes before and after it on the connect
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from smetric.proxy.asgi import App, Message, Scope
+from smetric.proxy.client import ClientGone, Room, too_large
+from smetric.proxy.headers import Headers
+from smetric.proxy.limits import Limits
+from smetric.proxy.watchdog import Watchdog
 
 log = structlog.get_logger("smetric.server")
 
@@ -48,9 +52,6 @@ class Wire(Protocol):
     def taken(self) -> None:
         """The app has taken what there was of the body."""
 
-    def left(self, task: asyncio.Task[None]) -> None:
-        """The app has ended, in *task*."""
-
     def answered(self, transaction: Transaction) -> None:
         """The last of the answer has been written."""
 
@@ -81,16 +82,17 @@ class Transaction:
     Args:
         wire: the connection.
         scope: the ASGI scope.
+        limits: bounds on it.
         keep_alive: the client will send another request on this connection.
-        expects_continue: the client waits for `100 Continue` before it sends the body.
     """
 
     __slots__ = (
         "_delivered",
-        "_departure",
-        "_expects_continue",
         "_framing",
         "_head",
+        "_is_awaited",
+        "_is_watched",
+        "_limits",
         "_pieces",
         "_remaining",
         "_waiter",
@@ -101,16 +103,20 @@ class Transaction:
         "is_last",
         "scope",
         "stage",
+        "status",
         "task",
+        "watchdog",
     )
 
-    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(self, wire: Wire, scope: Scope, limits: Limits, *, keep_alive: bool) -> None:
         self._wire = wire
+        self._limits = limits
         self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._departure: Callable[[], object] | None = None
+        #: The app has asked for the body.
+        self._is_awaited = False
+        self._is_watched = False
         self._delivered = False
-        self._expects_continue = expects_continue
         self._framing = Framing.NO_BODY
         self._head = b""
         self._remaining = 0
@@ -124,27 +130,32 @@ class Transaction:
         #: The connection ends behind the answer.
         self.is_last = not keep_alive
         self.stage = Stage.WAITING
-        #: In which the app answers.
-        self.task: asyncio.Task[None]
+        #: Of the answer, once the app has begun it; 0 until then.
+        self.status = 0
+        #: In which the app answers, and what holds its deadline; from `run` on.
+        self.task: asyncio.Task[Any]
+        self.watchdog: Watchdog
 
-    async def run(self, app: App) -> None:
-        """Let *app* answer."""
+    async def run(self, app: App, task: asyncio.Task[Any], watchdog: Watchdog) -> None:
+        """Let *app* answer in *task*, whose deadlines *watchdog* holds."""
+        self.task = task
+        self.watchdog = watchdog
+        watchdog.expired = None  # as it may have for a request before
         try:
             await app(self.scope, self, self.send)
         except Exception:
             log.exception("smetric.request.failed", method=self.scope["method"])
         finally:
-            self._departure = None
+            watchdog.close()
+            self._is_watched = False
             if self.stage is not Stage.ENDED and not self.gone:
                 self._wire.failed(self)
-            self._wire.left(self.task)
 
-    def on_departure(self, call: Callable[[], object] | None) -> None:
-        """Call *call* once when the client leaves before the answer is whole, at once if it has; None: do not."""
-        if self.gone and call is not None:
-            call()
-        else:
-            self._departure = call
+    def watch(self) -> None:
+        """From now on, cancel the task as soon as the client leaves before the answer is whole; at once if it has."""
+        self._is_watched = True
+        if self.gone:
+            self.task.cancel()
 
     def leave(self) -> None:
         """The client has left."""
@@ -152,9 +163,9 @@ class Transaction:
         self._pieces.clear()
         self.buffered = 0
         self._wake()
-        departure, self._departure = self._departure, None
-        if departure is not None and self.stage is not Stage.ENDED:
-            departure()
+        if self._is_watched and self.stage is not Stage.ENDED:
+            self._is_watched = False
+            self.task.cancel()
 
     def feed(self, piece: bytes) -> None:
         """*piece* of the body has arrived."""
@@ -178,12 +189,29 @@ class Transaction:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": b"".join(self.take()), "more_body": not self.complete}
 
+    async def body(self, room: Room) -> bytes:
+        """The whole body, put together once: copies of large bodies cost more than anything here; as of `Client`."""
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            if not await self.arrival():
+                raise ClientGone
+            size += self.buffered
+            pieces += self.take()
+            if size > self._limits.body_bytes:
+                raise too_large(self._limits)
+            if self.complete:
+                break
+            room.grow(size)
+        room.settle(size)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
     async def arrival(self) -> bool:
         """Wait until there is something of the body to take, or its end; False once the client has left."""
-        if self._expects_continue:
-            self._expects_continue = False
+        if not self._is_awaited:
+            self._is_awaited = True
             if not (self.buffered or self.complete or self.gone) and self.stage is Stage.WAITING:
-                self._wire.write(_CONTINUE)
+                self._ask_on()
         while True:
             if self.gone or self.stage is Stage.ENDED:
                 return False
@@ -195,6 +223,12 @@ class Transaction:
             finally:
                 self._waiter = None
 
+    def _ask_on(self) -> None:
+        """Tell a client to send its body, if it waits for that."""
+        scope = self.scope
+        if scope["http_version"] == "1.1" and dict(scope["headers"]).get(b"expect", b"").lower() == b"100-continue":
+            self._wire.write(_CONTINUE)
+
     def take(self) -> list[bytes]:
         """What has arrived of the body since the last time: all of it, if it is `complete` and this the first time."""
         pieces, self._pieces = self._pieces, []
@@ -203,6 +237,26 @@ class Transaction:
         self._wire.taken()
         return pieces
 
+    async def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> None:
+        """Send the head of an answer, in one write with its first piece if there is one already; as of `Client`."""
+        is_held = bool(piece) or is_last
+        self.start(status, headers, is_held=is_held)
+        if is_held:
+            self.write(piece, is_last=is_last)
+        if self._wire.is_full:
+            await self._drained()
+
+    async def pass_on(self, piece: bytes, *, is_last: bool = False) -> None:
+        """Send *piece* of an answer that has begun; *is_last*: nothing follows."""
+        self.write(piece, is_last=is_last)
+        if self._wire.is_full:
+            await self._drained()
+
+    async def _drained(self) -> None:
+        """A write takes time only where the client is slow to read."""
+        self.watchdog.arm(self._limits.send_timeout_s, "send")
+        await self._wire.drained()
+
     async def send(self, message: Message) -> None:
         """ASGI `send`; returns once the client has taken most of what it was sent, or has left.
 
@@ -210,6 +264,7 @@ class Transaction:
             RuntimeError: the message is out of place, or more than the answer's Content-Length announced.
             ValueError: a header field would break the answer's framing.
         """
+        self.watchdog.arm(self._limits.send_timeout_s, "send")
         kind = message["type"]
         if kind == "http.response.body":
             self.write(message.get("body", b""), is_last=not message.get("more_body", False))
@@ -217,23 +272,15 @@ class Transaction:
             self.start(message["status"], message.get("headers", ()))
         else:
             raise RuntimeError(f"{kind} is out of place: the answer is {self.stage.name.lower()}")
-        if self.is_full:
-            await self.drained()
-
-    @property
-    def is_full(self) -> bool:
-        """The client takes less than it is sent: wait until it is `drained`."""
-        return self._wire.is_full
-
-    async def drained(self) -> None:
-        """Wait until the client has taken most of what it was sent, or has left."""
-        await self._wire.drained()
+        if self._wire.is_full:
+            await self._wire.drained()
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, is_held: bool = False) -> None:
         """Send the head of the answer; *is_held*: together with the piece that `write` is given in the same tick.
 
         Raises: as of `send`.
         """
+        self.status = status
         if self.gone:
             return
         if self.stage is not Stage.WAITING:
@@ -311,5 +358,4 @@ class Transaction:
             if framing is Framing.LENGTH and self._remaining:
                 raise RuntimeError("the answer is shorter than its Content-Length")
             self.stage = Stage.ENDED
-            self._departure = None
             self._wire.answered(self)

@@ -9,7 +9,7 @@ import pytest
 
 from smetric.config.settings import Limits, PeersSettings
 from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.inbox import Limits as IntakeLimits
+from smetric.proxy.limits import Limits as IntakeLimits
 from smetric.proxy.server import address_of, listen, serve
 from tests.fakes import FakeEngine, RawClient, request
 from tests.faults.harness import CANARY, chat, running

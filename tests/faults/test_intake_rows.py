@@ -14,8 +14,8 @@ from smetric.config.settings import Forward, Limits
 from smetric.errors import HttpError
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.error_response import send_error
-from smetric.proxy.inbox import Limits as IntakeLimits
 from smetric.proxy.intake import Intake
+from smetric.proxy.limits import Limits as IntakeLimits
 from smetric.proxy.server import address_of, listen, serve
 from tests.fakes import Call, FakeEngine, RawClient, Response, request, until
 from tests.faults.harness import Count, Running, chat, running

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from smetric.proxy.asgi import Message, Receive, Scope, Send
-from smetric.proxy.inbox import Inbox, Limits
+from smetric.proxy.asgi_client import AsgiClient
+from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
-from smetric.proxy.watchdog import Watchdog
+from smetric.proxy.watchdog import Timer
 from tests.fakes import RawClient, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -120,14 +121,16 @@ async def test_a_watch_behind_an_answer_ends_by_itself_and_cancels_nobody() -> N
         await ended.wait()
         return {"type": "http.disconnect"}
 
+    async def send(_: Message) -> None: ...
+
     task = asyncio.current_task()
     assert task is not None
     before = asyncio.all_tasks()
-    inbox = Inbox(receive, Limits(), Watchdog(task), task, has_body=False)
-    inbox.watch()
+    client = AsgiClient(receive, send, Limits(), Timer(), has_body=False)
+    client.watch()
     (watch,) = asyncio.all_tasks() - before
-    inbox.answered = True
-    inbox.close()
+    client.answered = True
+    client.close()
     ended.set()
     await until(watch.done)
     assert not watch.cancelled()

@@ -19,7 +19,7 @@ from hypercorn.utils import wrap_app
 
 from smetric.proxy import http1
 from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.inbox import Limits
+from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
 from tests.fakes import RawClient, until
 

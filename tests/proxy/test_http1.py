@@ -11,7 +11,7 @@ import pytest
 
 from smetric.proxy import http1
 from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.inbox import Limits
+from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
 from smetric.proxy.transaction import HIGH_WATER, Transaction
 from tests.fakes import RawClient, request, until
@@ -317,7 +317,7 @@ async def test_connections_leave_no_task_behind() -> None:
 async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         assert isinstance(receive, Transaction)
-        receive.on_departure(receive.leave)  # a cycle, for as long as the request lasts
+        receive.watch()
         await echo(scope, receive, send)
 
     async with serving(watched) as url, await RawClient.connect(url) as client:

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from smetric.errors import ConfigError
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.connection import TOLD
-from smetric.proxy.inbox import Limits
+from smetric.proxy.limits import Limits
 from smetric.proxy.server import listen, serve
 from smetric.proxy.tls import Tls
 from tests.fakes import RawClient, until

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from smetric.errors import RequestError
-from smetric.proxy.inbox import Inbox, Limits
-from smetric.proxy.outbox import Outbox
+from smetric.proxy.limits import Limits
 from smetric.proxy.transaction import COPIED_BYTES, Transaction
 from smetric.proxy.watchdog import Watchdog
 
@@ -28,8 +27,6 @@ class Connection:
 
     def taken(self) -> None: ...
 
-    def left(self, task: asyncio.Task[None]) -> None: ...
-
     def answered(self, transaction: Transaction) -> None: ...
 
     def failed(self, transaction: Transaction) -> None: ...
@@ -43,17 +40,14 @@ class NoBounds:
     def settle(self, size: int) -> None: ...
 
 
-def asked(connection: Connection, method: str = "POST") -> Transaction:
-    """A request that has arrived but for its body."""
+def asked(connection: Connection, method: str = "POST", limits: Limits | None = None) -> Transaction:
+    """A request that has arrived but for its body, and is served in the test's own task."""
     scope = {"type": "http", "method": method, "http_version": "1.1", "headers": []}
-    return Transaction(connection, scope, keep_alive=True, expects_continue=False)
-
-
-def boxes(transaction: Transaction, limits: Limits | None = None) -> tuple[Inbox, Outbox]:
+    transaction = Transaction(connection, scope, limits or Limits(), keep_alive=True)
     task = asyncio.current_task()
     assert task is not None
-    inbox = Inbox(transaction, limits or Limits(), Watchdog(task), task, has_body=True)
-    return inbox, Outbox(transaction.send, inbox, 60.0)
+    transaction.task, transaction.watchdog = task, Watchdog(task)
+    return transaction
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
@@ -70,8 +64,7 @@ async def test_an_answer_that_is_whole_goes_out_in_one_write(size: int) -> None:
         connection = Connection()
         transaction = asked(connection)
         transaction.end_body()
-        _, outbox = boxes(transaction)
-        await outbox.begin(200, headers, body, is_last=True)
+        await transaction.begin(200, headers, body, is_last=True)
         assert [b"".join(pieces) for pieces in connection.writes] == [expected]
 
 
@@ -79,11 +72,10 @@ async def test_the_head_waits_for_no_piece_that_is_not_there() -> None:
     connection = Connection()
     transaction = asked(connection)
     transaction.end_body()
-    _, outbox = boxes(transaction)
-    await outbox.begin(200, [])
+    await transaction.begin(200, [])
     assert connection.writes == [(CHUNKED,)]
-    await outbox.pass_on(b"a")
-    await outbox.pass_on(b"", is_last=True)
+    await transaction.pass_on(b"a")
+    await transaction.pass_on(b"", is_last=True)
     assert connection.writes[1:] == [(b"1\r\na\r\n",), (b"0\r\n\r\n",)]
 
 
@@ -91,8 +83,7 @@ async def test_the_answer_to_head_is_its_head_alone() -> None:
     connection = Connection()
     transaction = asked(connection, "HEAD")
     transaction.end_body()
-    _, outbox = boxes(transaction)
-    await outbox.begin(200, [(b"content-length", b"3")], b"abc", is_last=True)
+    await transaction.begin(200, [(b"content-length", b"3")], b"abc", is_last=True)
     assert connection.writes == [(HEAD % 3,)]
 
 
@@ -100,44 +91,40 @@ async def test_nothing_is_written_once_the_client_has_left() -> None:
     connection = Connection()
     transaction = asked(connection)
     transaction.end_body()
-    _, outbox = boxes(transaction)
     transaction.leave()
-    await outbox.begin(200, [], b"a")
-    await outbox.pass_on(b"b", is_last=True)
+    await transaction.begin(200, [], b"a")
+    await transaction.pass_on(b"b", is_last=True)
     assert connection.writes == []
 
 
 async def test_no_piece_is_written_before_the_head_or_behind_the_end() -> None:
     transaction = asked(Connection())
     transaction.end_body()
-    _, outbox = boxes(transaction)
     with pytest.raises(RuntimeError, match="waiting"):
-        await outbox.pass_on(b"a")
-    await outbox.begin(200, [], is_last=True)
+        await transaction.pass_on(b"a")
+    await transaction.begin(200, [], is_last=True)
     with pytest.raises(RuntimeError, match="ended"):
-        await outbox.pass_on(b"a")
+        await transaction.pass_on(b"a")
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
 async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: bool) -> None:
-    transaction = asked(Connection())
+    transaction = asked(Connection(), limits=Limits(body_bytes=11))
     for _ in range(3):
         transaction.feed(bytes(4))
     if is_complete:
         transaction.end_body()
-    inbox, _ = boxes(transaction, Limits(body_bytes=11))
     with pytest.raises(RequestError, match="larger than 11 bytes") as refused:
-        await inbox.body(NoBounds())
+        await transaction.body(NoBounds())
     assert refused.value.status == 413
 
 
 async def test_a_body_of_the_greatest_size_is_taken() -> None:
-    transaction = asked(Connection())
+    transaction = asked(Connection(), limits=Limits(body_bytes=11))
     transaction.feed(b"hello")
     transaction.feed(b" world")
     transaction.end_body()
-    inbox, _ = boxes(transaction, Limits(body_bytes=11))
-    assert await inbox.body(NoBounds()) == b"hello world"
+    assert await transaction.body(NoBounds()) == b"hello world"
 
 
 @pytest.mark.parametrize("pair", [tuple, list])

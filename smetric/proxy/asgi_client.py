@@ -1,0 +1,169 @@
+"""A client behind an ASGI server that is not ours: the same bounds, and the same word of its departure.
+
+One waits for its departure in a task of its own, and what is left of a body is read here: stock Hypercorn leaks the
+connection, its task and its buffers otherwise. What our own server makes of a client is in `transaction.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from smetric.proxy.asgi import Message, Receive, Send
+from smetric.proxy.client import LINGER_BYTES, LINGER_S, ClientGone, Room, too_large
+from smetric.proxy.headers import Headers
+from smetric.proxy.limits import Limits
+from smetric.proxy.watchdog import Timer, Watchdog
+
+
+class AsgiClient:
+    """A `Client` behind any ASGI server; made in the task that serves its request.
+
+    An answer to a half-read request must reach a client that is still sending: the rest of the body is read and dropped
+    meanwhile, and the connection closed behind the answer.
+
+    Args:
+        receive: the server's.
+        send: the server's.
+        limits: bounds on the request.
+        timer: of its deadlines.
+        has_body: the head announces a body.
+    """
+
+    __slots__ = (
+        "_dropped",
+        "_limits",
+        "_lingers",
+        "_receive",
+        "_send",
+        "_settled",
+        "_watcher",
+        "answered",
+        "complete",
+        "gone",
+        "is_last",
+        "status",
+        "task",
+        "watchdog",
+    )
+
+    def __init__(self, receive: Receive, send: Send, limits: Limits, timer: Timer, *, has_body: bool) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._watcher: asyncio.Task[None] | None = None
+        self._dropped = 0
+        self._settled: asyncio.Event | None = None
+        self._lingers = False
+        self.task: asyncio.Task[Any] = task
+        self.watchdog = Watchdog(task, timer)
+        #: Nothing is left to read: the whole body has come, or none was announced.
+        self.complete = not has_body
+        self.gone = False
+        self.status = 0
+        self.is_last = False
+        #: The last of the answer has been handed to the server, which from then on says "gone" to every request.
+        self.answered = False
+
+    async def __call__(self) -> Message:
+        """Receive one ASGI message."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.gone = True
+        elif not message.get("more_body", False):
+            self.complete = True
+        return message
+
+    async def body(self, room: Room) -> bytes:
+        """The whole body; as of `Client`."""
+        pieces: list[bytes] = []
+        size = 0
+        while not self.complete:
+            message = await self()
+            if self.gone:
+                raise ClientGone
+            piece = message.get("body", b"")
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._limits.body_bytes:
+                raise too_large(self._limits)
+            if not self.complete:
+                room.grow(size)
+        room.settle(size)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def watch(self) -> None:
+        """From now on, cancel the request's task as soon as the client leaves."""
+        if self._watcher is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._wait_until_gone())
+
+    async def _wait_until_gone(self) -> None:
+        while not self.gone:
+            await self()
+        if not self.answered:
+            self.task.cancel()
+
+    async def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> None:
+        """Send the head of an answer, and its first piece if there is one already."""
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        if piece or is_last:
+            await self.pass_on(piece, is_last=is_last)
+
+    async def pass_on(self, piece: bytes, *, is_last: bool = False) -> None:
+        """Send *piece* of an answer that has begun; *is_last*: nothing follows."""
+        await self.send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+
+    async def send(self, message: Message) -> None:
+        """Send one ASGI message within its deadline."""
+        self.watchdog.arm(self._limits.send_timeout_s, "send")
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if not self.complete:
+                self._lingers = self.is_last = True
+                self._drain()
+            if self.is_last:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        elif not message.get("more_body", False):
+            if self._lingers:
+                if message.get("body"):
+                    await self._send({"type": "http.response.body", "body": message["body"], "more_body": True})
+                await self._linger()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            self.answered = True
+        await self._send(message)
+
+    def _drain(self) -> None:
+        """Read and drop what is left of the body, so that the server can go on reading the connection."""
+        if not self.complete and self._watcher is None and not self.gone:
+            self._settled = asyncio.Event()
+            self._watcher = asyncio.get_running_loop().create_task(self._drop(self._settled))
+
+    async def _drop(self, settled: asyncio.Event) -> None:
+        while not self.gone:
+            message = await self()
+            self._dropped += len(message.get("body", b""))
+            if self.complete or self._dropped > LINGER_BYTES:
+                settled.set()
+        settled.set()
+
+    async def _linger(self) -> None:
+        """Wait until the client has sent the body that is drained, or left; bounded in time and bytes."""
+        if self._settled is None:
+            return
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await self._settled.wait()
+        except TimeoutError:
+            pass
+
+    def close(self) -> None:
+        """The request has ended. Behind an answer the watcher ends by itself, as the server says that the client left.
+
+        A watcher that is cancelled holds its own traceback and with it itself: garbage that only the collector frees.
+        """
+        if self._watcher is not None and not self.answered:
+            self._watcher.cancel()
+        self._watcher = None
+        self.watchdog.close()
