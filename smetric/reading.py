@@ -244,7 +244,7 @@ def _conversation_prompt(
     if is_remembered:
         begin = beginning(text, found, list_of) if carried is None else carried.begin
         if begin is not None:
-            end = begin + len(memoryview(messages)) - 2 + len(screened.body) - len(text)
+            end = begin + len(messages) - 2 + len(screened.body) - len(text)
             carrying = Carrying(memory, screened, (begin, end), conversation.lead, conversation.marks, carried)
     return Prompt(
         conversation.pieces,

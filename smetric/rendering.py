@@ -73,6 +73,8 @@ _ROLES: dict[str | None, tuple[str, Kind, bytes]] = {
 }
 _SYSTEM_MARK = _ROLES["system"][2]
 _QUOTE, _LIST = ord('"'), ord("[")
+#: Of a string, what is between the quotes.
+_INSIDE = slice(1, -1)
 #: Contents in contents that are taken apart; tool results hold text and images, and nothing nests deeper.
 MOST_NESTED = 2
 
@@ -144,17 +146,18 @@ class Rendering:
             turn, part, mark = _ROLES.get(message.role) or _role(message)
             begin = len(pieces)
             parts.append((begin, part, number))
-            pieces.append(mark)
-            if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
-                self._add_value(message.reasoning_content)
             content = message.content
-            if content and is_plain and (text := memoryview(content))[0] == _QUOTE:
-                pieces.append(text[1:-1])
-            elif content:
-                results: list[int] = []  # where each tool result begins and ends
-                self._add_content(content, results, 0)
-                for index, boundary in enumerate(results):
-                    parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
+            if (
+                is_plain
+                and content
+                and (text := memoryview(content))[0] == _QUOTE
+                and not message.reasoning
+                and not message.reasoning_content
+            ):
+                pieces += mark, text[_INSIDE]  # as most messages are
+            else:
+                pieces.append(mark)
+                self._add_said(message, part, number)
             if message.tool_calls:
                 pieces.append(memoryview(message.tool_calls))
             if message.type is not None:
@@ -167,6 +170,16 @@ class Rendering:
                 self._count(turn, begin, previous)
             previous = turn
         self.previous = previous
+
+    def _add_said(self, message: Message, part: Kind, number: int) -> None:
+        """Add what a *message* of the kind *part* thinks and says; tool results in it are parts."""
+        if not (message.reasoning and self._add_value(message.reasoning)) and message.reasoning_content:
+            self._add_value(message.reasoning_content)
+        if message.content:
+            results: list[int] = []  # where each begins and ends
+            self._add_content(message.content, results, 0)
+            for index, boundary in enumerate(results):
+                self.parts.append((boundary, part if index % 2 else Kind.TOOL_RESULT, number))
 
     def _count(self, turn: str, begin: int, previous: str) -> None:
         """Count what was added from the piece *begin* on among the turns."""
@@ -188,7 +201,7 @@ class Rendering:
         """Add a string or a list of parts; where it is neither, as it stands."""
         text = memoryview(content)
         if text[0] == _QUOTE:
-            self.pieces.append(text[1:-1] if self._is_plain else text_of(content, False))
+            self.pieces.append(text[_INSIDE] if self._is_plain else text_of(content, False))
             return
         if text[0] != _LIST or depth > MOST_NESTED:
             self._add_value(content)

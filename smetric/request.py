@@ -27,6 +27,8 @@ class Api(enum.Enum):
     #: Anything else under /v1 that is passed through.
     OTHER = "other"
 
+    __hash__ = object.__hash__  # as there is one of each; an enum's own is Python
+
 
 class InferenceRequest(Struct, kw_only=True):
     """A request that is to be routed.

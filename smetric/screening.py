@@ -87,10 +87,10 @@ class Screen:
             end = start + STRIDE
             if is_counted:
                 marks += _marks(body[start:end])
-            is_plain = is_plain and _is_plain(body, start, end)
+            is_plain = is_plain and _is_plain(body, max(0, start - 1), end)
             news.append(marks << 1 | is_plain)
             start = end
-        is_plain = is_plain and _is_plain(body, start, len(body))
+        is_plain = is_plain and _is_plain(body, start - 1, len(body))
         if is_counted and marks + _marks(body[start:]) > MAX_VALUES:
             _refuse_bomb(body)
         self._seen.update(zip(places[known:], news, strict=True))
@@ -129,7 +129,7 @@ def _marks(piece: bytes) -> int:
 
 
 def _is_plain(body: bytes, start: int, end: int) -> bool:
-    at = body.find(b"\\", max(0, start - 1), end)  # sooner found than by the pattern
+    at = body.find(b"\\", start, end)  # sooner found than by the pattern
     return at < 0 or CHOSEN_ESCAPE.search(body, at, end) is None
 
 
