@@ -52,9 +52,8 @@ class Tally:
     wrong: int = 0
     blocks: int = 0
 
-    def count(self, prompt: int, predicted: int, actual: int, block: int) -> None:
+    def count(self, prompt: int, predicted: int, actual: int, wrong: int, block: int) -> None:
         """One answer more."""
-        wrong = abs(predicted - actual)
         self.answers += 1
         self.exact += wrong <= block
         self.prompt += prompt
@@ -97,12 +96,12 @@ class Agreement:
         """The last answers."""
         return self.all.since(self.marks[0][1])
 
-    def add(self, prompt: int, predicted: int, actual: int, block: int, now: float) -> None:
+    def add(self, prompt: int, predicted: int, actual: int, wrong: int, block: int, now: float) -> None:
         """Take one answer in, and let go of the oldest that a judgement can do without."""
         marks, total = self.marks, self.all
         if not marks or now - marks[-1][0] >= MARK_S:
             marks.append((now, replace(total)))
-        total.count(prompt, predicted, actual, block)
+        total.count(prompt, predicted, actual, wrong, block)
         while (
             len(marks) > 1
             and now - marks[1][0] >= LEAST_SECONDS
@@ -164,16 +163,17 @@ class HitTruth:
         if grain > block:
             block = grain
         # A block: engines compute at least the last token of a prompt, so they never find the whole of it.
-        wrong = tokens - usage.cached_tokens
-        result = names.HIT_EQUAL if -block <= wrong <= block else names.HIT_OVER if wrong > 0 else names.HIT_UNDER
-        self._on_checked(instance.id, source, result, abs(wrong))
+        over = tokens - usage.cached_tokens
+        wrong = abs(over)
+        result = names.HIT_EQUAL if wrong <= block else names.HIT_OVER if over > 0 else names.HIT_UNDER
+        self._on_checked(instance.id, source, result, wrong)
         agreement = self.agreements.get((instance.id, source))
         if agreement is None:
             agreement = self.agreements[instance.id, source] = Agreement(instance.incarnation)
         elif agreement.incarnation != instance.incarnation:
             agreement.begin_anew(instance.incarnation)
         now, before = self._clock(), agreement.disagrees
-        agreement.add(usage.prompt_tokens, tokens, usage.cached_tokens, block, now)
+        agreement.add(usage.prompt_tokens, tokens, usage.cached_tokens, wrong, block, now)
         if agreement.judge(now) != before:
             _tell(instance, source, agreement)
 

@@ -315,7 +315,11 @@ class Decision:
             if best != worst and values.count(best) == 1:
                 return values.index(best)
             others = [i for i in candidates if values[i] == best and i != chosen]
-        return min(others, key=self.snapshot.ids.__getitem__)
+        ids, first = self.snapshot.ids, others[0]
+        for i in others:
+            if ids[i] < ids[first]:
+                first = i
+        return first
 
     @property
     def runner_up(self) -> str | None:
@@ -332,13 +336,13 @@ class Decision:
     @property
     def margin_share(self) -> float | None:
         """`margin` as a share of the larger of both scores; 0 where both are 0."""
-        at, score = self.runner_up_index, self.score
-        if at is None or score is None:
-            return None
-        mine, next_best = score[self.index], score[at]
-        if mine == next_best:
-            return 0.0
-        return abs(next_best - mine) / max(abs(mine), abs(next_best))
+        at = self.runner_up_index
+        return None if at is None or self.score is None else self.share_behind(at, self.score)
+
+    def share_behind(self, index: int, score: Sequence[float]) -> float:
+        """How much worse the *score* of candidate *index* is than that of the chosen, as a share of the larger one."""
+        mine, other = score[self.index], score[index]
+        return abs(other - mine) / max(abs(mine), abs(other)) if mine != other else 0.0
 
     @property
     def tied(self) -> int:

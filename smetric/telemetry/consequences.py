@@ -69,11 +69,12 @@ class Consequences:
         record.migration = migration_of(record, self.sessions.last(record.request))
         if record.migration is not None:
             self.migrations.note(record, record.migration)
-        if (margin := decision.margin_share) is not None:
-            self._margins.series[record.policy.name].observe(margin)
+        score = decision.score
+        runner_up = None if score is None else decision.runner_up_index
+        if score is not None and runner_up is not None:
+            self._margins.series[record.policy.name].observe(decision.share_behind(runner_up, score))
         if record.rank == 0:
             self._count_hits(record)
-        runner_up = decision.runner_up_index if decision.score is not None else None
         record.forecast = self._forecasts.of(record, runner_up)
 
     def answering(self, record: DecisionRecord) -> None:

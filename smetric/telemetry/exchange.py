@@ -30,7 +30,7 @@ from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord, Judge, Usage
 from smetric.telemetry.route_spans import make_spans
 from smetric.telemetry.tracing import Tracing
 
@@ -116,17 +116,17 @@ class Exchange:
     """One request; see the module's text for the order of calls."""
 
     __slots__ = (
-        "_attempts",
         "_ended",
         "_model",
-        "_route",
         "_routes",
         "_scope",
         "arrival_ns",
+        "attempts",
         "baggage",
         "gave_up",
         "parent",
         "record",
+        "route",
         "server",
         "started",
         "telemetry",
@@ -155,12 +155,14 @@ class Exchange:
         #: Seconds from arrival to the first byte of the answer, None until then.
         self.ttft_s: float | None = None
         self._scope = scope
-        self._route = route
+        #: The matched route template.
+        self.route = route
+        #: How many attempts there were.
+        self.attempts = 0
         #: Decisions of a recorded trace: record, number of instances, why some were left out.
         self._routes: list[tuple[DecisionRecord, int, str]] = []
         #: The label of the model that was decided for.
         self._model = ""
-        self._attempts = 0
         self._ended = False
 
     @property
@@ -168,16 +170,6 @@ class Exchange:
         """The request's method, as it came."""
         method: str = self._scope["method"]
         return method
-
-    @property
-    def route(self) -> str:
-        """The matched route template."""
-        return self._route
-
-    @property
-    def attempts(self) -> int:
-        """How many attempts there were."""
-        return self._attempts
 
     @property
     def sampled(self) -> bool:
@@ -217,9 +209,9 @@ class Exchange:
     def attempt(self, path: str) -> Attempt:
         """The request is about to be sent to the chosen instance, to *path*."""
         assert self.record is not None
-        self._attempts += 1
-        attempt = Attempt(self, self.record, path, self._attempts)
-        if self._attempts == 1:
+        self.attempts += 1
+        attempt = Attempt(self, self.record, path, self.attempts)
+        if self.attempts == 1:
             self.telemetry.metrics.sent(attempt.started - self.started)
         return attempt
 
@@ -232,13 +224,12 @@ class Exchange:
         """The chosen instance has begun to answer; called once, and only where it is no refusal."""
         if self.record is not None:
             self.telemetry.consequences.answering(self.record)
-            self._judge(self.record)
+            if self.record.judge is not None:
+                self._judge(self.record, self.record.judge)
 
-    def _judge(self, record: DecisionRecord) -> None:
+    def _judge(self, record: DecisionRecord, judge: Judge) -> None:
         """Find out what the policies in shadow would have decided, once."""
-        if record.judge is None:
-            return
-        judge, record.judge = record.judge, None
+        record.judge = None
         record.shadowed = judge(record)
         for one in record.shadowed:
             self.telemetry.metrics.shadowed(one)
@@ -260,8 +251,8 @@ class Exchange:
         self._ended = True
         duration_s = self.elapsed_s()
         telemetry, record = self.telemetry, self.record
-        if record is not None:
-            self._judge(record)
+        if record is not None and record.judge is not None:
+            self._judge(record, record.judge)
         failed = status >= 500 or bool(error_type and status < 400)
         if telemetry.tracing.enabled and self.server is None:
             if record is None:
@@ -297,7 +288,7 @@ class Exchange:
             # The record outlives the request in the decision log, and must not keep its body alive.
             record.request.let_go()
         telemetry.metrics.ended(
-            self._route,
+            self.route,
             self._model,
             status=status,
             duration_s=duration_s,
@@ -315,8 +306,8 @@ class Exchange:
         continued = parent.sampled if parent is not None and parent.trusted else None
         if not tracing.sampler.keeps(trace_id, continued, kinds):
             return None
-        about = attributes.of_request(self._scope, self._route)
-        name = f"{about[names.HTTP_METHOD.name]} {self._route}"
+        about = attributes.of_request(self._scope, self.route)
+        name = f"{about[names.HTTP_METHOD.name]} {self.route}"
         return tracing.root(name, trace_id, parent, about, self.arrival_ns)
 
     def _note_route(self, server: OpenSpan, record: DecisionRecord) -> None:

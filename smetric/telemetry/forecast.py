@@ -7,7 +7,9 @@ The estimate is the time that the prompts' cost which stands before the first to
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from smetric.fleet.prefill_cost import prefill_cost, twice_attended
 
@@ -23,7 +25,7 @@ Prefill = Callable[["Instance"], "PrefillTime | None"]
 ById = Callable[[str], "Instance | None"]
 
 
-class Forecast(NamedTuple):
+class Forecast(Struct, frozen=True):
     """Times in seconds, tokens of the prompt; None where unknown.
 
     Args:

@@ -51,6 +51,10 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
+#: Finds out what the policies in shadow would have decided.
+Judge = Callable[["DecisionRecord"], "tuple[Shadowed, ...]"]
+
+
 @dataclass(slots=True)
 class DecisionRecord:
     """A decision, and the result of acting on it.
@@ -92,11 +96,13 @@ class DecisionRecord:
     policy_origin: str = "start"
     held_by: Decision | None = None
     beside: tuple[tuple[Snapshot, float | None], ...] = ()
-    judge: Callable[[DecisionRecord], tuple[Shadowed, ...]] | None = None
+    judge: Judge | None = None
     tokens_source: str = "estimated"
     origin: str = names.LIVE
 
     id: str = field(init=False)
+    #: Label of the rule that fired, empty where no policy ran.
+    rule: str = field(default="", init=False)
     #: Tokens of the prompt believed cached on the chosen instance, and the source; None where not known.
     hit: tuple[int, str] | None = field(default=None, init=False)
     #: Most tokens of it believed cached on any candidate; None where none was looked up and known.
@@ -124,6 +130,7 @@ class DecisionRecord:
         if prompt is not None and prompt.counted:
             self.tokens_source = "exact"
         if self.decision is not None:
+            self.rule = self.decision.rule
             self._note_hits(self.decision)
 
     def _note_hits(self, decision: Decision) -> None:
@@ -135,11 +142,6 @@ class DecisionRecord:
             self.best_hit = int(max(seen))
         if self.instance is not None and (known is None or known[at]):
             self.hit = int(hits[at]), snapshot.origin("hit_len", at)
-
-    @property
-    def rule(self) -> str:
-        """Label of the rule that fired, empty where no policy ran."""
-        return self.decision.rule if self.decision is not None else ""
 
     @property
     def reason(self) -> str:

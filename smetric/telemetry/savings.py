@@ -90,7 +90,7 @@ class Savings:
         decision, request, forecast = record.decision, record.request, record.forecast
         if decision is None or record.status != 200 or record.error_type:
             return
-        account = self._account(record.policy.name, decision.rule)
+        account = self._account(record.policy.name, record.rule)
         series = account.series
         account.decisions += 1
         if (migration := record.migration) is not None:
