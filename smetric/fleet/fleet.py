@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from smetric.errors import NoCandidate
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, Scrape, State
 from smetric.fleet.measure import Measure
@@ -25,8 +26,11 @@ PHANTOM = ("requests", "unprefilled", "unprefilled_cost")
 LEDGER = "ledger"
 SLOW_START = "slow_start"
 
+#: Models, as requests name them, whose candidates are kept.
+MOST_MODELS = 256
+
 #: Reads a feature of candidates: one cell for each, None where unknown.
-ColumnOf = Callable[[Sequence[Instance]], list[Any]]
+ColumnOf = Callable[[Candidates], list[Any]]
 
 
 class Fleet:
@@ -58,6 +62,9 @@ class Fleet:
         self._measures: dict[str, Measure] = {}
         #: Times candidates were taken whatever their health, as too few were healthy.
         self.panics = 0
+        #: The candidates of each model, while all that makes an instance one, or is known of it beforehand, stands.
+        self._candidates: dict[str, Candidates] = {}
+        self._standing: Sequence[tuple[object, ...]] = ()
 
     def __getitem__(self, id: str) -> Instance:
         return self._by_id[id]
@@ -82,7 +89,7 @@ class Fleet:
 
     def candidates(
         self, model: str, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
-    ) -> list[Instance]:
+    ) -> Candidates:
         """Instances that may serve *model*: not draining, healthy, in *subset*, not excluded.
 
         Where fewer than the tolerated share are healthy it is more likely our view that is wrong than all engines, so
@@ -94,13 +101,24 @@ class Fleet:
                 are all out.
         """
         self.health.settle()
-        serving = [i for i in self.instances if (models := i.models) is None or not model or model in models]
-        if serving and not exclude and subset is None:
-            for one in serving:
-                if one.draining or not one.healthy:
-                    break
-            else:
-                return serving  # as nearly always
+        standing = [(i.healthy, i.draining, i.models, i.scrape, i.incarnation, i.seen_empty) for i in self.instances]
+        if standing != self._standing:
+            self._standing = standing
+            self._candidates.clear()
+        if exclude or subset is not None:
+            return Candidates(self._found(model, exclude, subset))
+        found = self._candidates.get(model)
+        if found is None:
+            panics = self.panics
+            found = Candidates(self._found(model))
+            if panics == self.panics and len(self._candidates) < MOST_MODELS:
+                self._candidates[model] = found
+        return found
+
+    def _found(
+        self, model: str, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
+    ) -> list[Instance]:
+        serving = [i for i in self.instances if i.serves(model)]
         if not serving:
             if not self.instances:
                 raise NoCandidate("no instance is configured")
@@ -130,12 +148,14 @@ class Fleet:
         Returns:
             A snapshot with a column for every feature of *reads* but look-ups.
         """
+        if not isinstance(candidates, Candidates):
+            candidates = Candidates(candidates)
         now = self.clock()
         columns: dict[str, list[Any]] = {}
         known: dict[str, list[bool] | None] = {}
         stamps: dict[str, Sequence[float | None]] = {}
         origins: dict[str, Origins] = {}
-        measured: list[float | None] | None = None
+        measured: Sequence[float | None] | None = None
         for name in reads:
             if name in SCRAPED:
                 if measured is None:
@@ -158,7 +178,7 @@ class Fleet:
         cold = self.health.coldness(candidates)
         if cold is not None:
             _lay_phantoms(columns, origins, cold)
-        return Snapshot([instance.id for instance in candidates], columns, known, stamps, origins, now)
+        return Snapshot(candidates.ids, columns, known, stamps, origins, now)
 
     def fill(
         self, snapshot: Snapshot, name: str, cells: Sequence[float | None], origins: Origins, prompt_len: int
@@ -176,7 +196,7 @@ class Fleet:
         values, known = feature.fill(cells)
         if min(values) < 0 or max(values) > prompt_len:
             values, known = feature.fill([None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells])
-        snapshot.add(name, values, known, origins)
+        snapshot.columns[name], snapshot.known[name], snapshot.origins[name] = values, known, origins
 
     def _measured_now(
         self, name: str, candidates: Sequence[Instance]
@@ -192,11 +212,12 @@ class Fleet:
         instead = self._measured_now(feature.instead, candidates)[0] if feature.instead else None
         return (*feature.fill(cells, instead), at)
 
-    def _measured(self, candidates: Sequence[Instance], now: float) -> list[float | None]:
+    def _measured(self, candidates: Candidates, now: float) -> Sequence[float | None]:
         """When each candidate's scrape was true; None when it never was or that is too long ago."""
         oldest = now - self.unknown_after_s
-        scrapes = [instance.scrape for instance in candidates]
-        return [None if scrape is None or scrape.measured_at < oldest else scrape.measured_at for scrape in scrapes]
+        if candidates.earliest >= oldest:
+            return candidates.measured_at
+        return [None if at is None or at < oldest else at for at in candidates.measured_at]
 
 
 def _lay_phantoms(columns: dict[str, list[Any]], origins: dict[str, Origins], cold: list[float]) -> None:
@@ -227,9 +248,9 @@ def _scraped(of_one: Callable[[Scrape], Any]) -> ColumnOf:
     return lambda candidates: [None if one.scrape is None else of_one(one.scrape) for one in candidates]
 
 
-def _requests(candidates: Sequence[Instance]) -> list[Any]:
+def _requests(candidates: Candidates) -> list[Any]:
     """`Instance.requests` of each, which nearly every decision asks for."""
-    return [one.own if (scrape := one.scrape) is None else one.own + scrape.others for one in candidates]
+    return [one.own + others for one, others in zip(candidates, candidates.others, strict=True)]
 
 
 def _waiting(instance: Instance) -> float:

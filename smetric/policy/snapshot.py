@@ -44,10 +44,6 @@ class Snapshot:
         self.origins = {} if origins is None else origins
         self.now = now
 
-    def add(self, feature: str, values: list[Any], known: list[bool] | None, origins: Origins) -> None:
-        """Add a look-up that was fetched, before anything is decided on this snapshot."""
-        self.columns[feature], self.known[feature], self.origins[feature] = values, known, origins
-
     def is_known(self, feature: str) -> list[bool]:
         """Which cells of *feature* were known."""
         known = self.known.get(feature)

@@ -5,6 +5,9 @@ The blocks it was sent are in `holdings.py`; who asks is `prefix_index.py`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import structlog
 
 from smetric.fleet.instance import Instance
@@ -50,7 +53,6 @@ class Belief:
         "_replies_found",
         "_reports",
         "_shown_room",
-        "_sure_at",
         "_table",
         "_warm_up_s",
         "_zero_tick",
@@ -58,6 +60,7 @@ class Belief:
         "bit",
         "held",
         "incarnation",
+        "sure_at",
         "units_per_token",
     )
 
@@ -75,7 +78,7 @@ class Belief:
         #: Count of blocks entered at the last loss of knowledge, since which it may hold what is not known here; when
         #: that is past; and whether it was after the beginning, when the instance itself may say that it was empty.
         self._entered_then = 0
-        self._sure_at = now + warm_up_s
+        self.sure_at = now + warm_up_s
         self._has_lost = False
         #: Blocks it has room for, where answers have shown that to be less than its capacity.
         self._shown_room: int | None = None
@@ -97,24 +100,34 @@ class Belief:
     def room(self) -> int:
         """Blocks it is believed to keep."""
         capacity = self.capacity
-        if capacity is None:
-            return self._table.most_blocks
+        return self._table.most_blocks if capacity is None else self._room_of(capacity)
+
+    def _room_of(self, capacity: int) -> int:
         return capacity if self._shown_room is None else min(capacity, self._shown_room)
+
+    def enter(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """It holds *blocks* from now on; returns what of them it held before, as of `Held.runs`."""
+        capacity = self.capacity
+        if capacity is None:
+            return self._table.enter(self.held, blocks, self._table.most_blocks)
+        runs = self._table.enter(self.held, blocks, self._room_of(capacity))
+        if self.held.entered - self._entered_then >= capacity and self.sure_at > -math.inf:
+            # It forgets what was used longest ago first, so by now everything from before has made room.
+            self.sure_at = -math.inf
+            self._table.surprises += 1
+        return runs
 
     def lost(self, now: float) -> None:
         """From now on it may hold what is not known here."""
-        self._entered_then, self._sure_at, self._has_lost = self.held.entered, now + self._warm_up_s, True
+        self._entered_then, self.sure_at, self._has_lost = self.held.entered, now + self._warm_up_s, True
+        self._table.surprises += 1
 
     def misses_are_known(self, now: float) -> bool:
         """Whether what is not known to be held is not held."""
         if self.held.pressed:
             self.held.pressed = False
             self.lost(now)
-        if now >= self._sure_at or (self._instance.seen_empty and not self._has_lost):
-            return True
-        # It forgets what was used longest ago first, so by now everything from before has made room.
-        capacity = self.capacity
-        return capacity is not None and self.held.entered - self._entered_then >= capacity
+        return now >= self.sure_at or (self._instance.seen_empty and not self._has_lost)
 
     def reach(self, cut: Cut, depth: int) -> int:
         """Units of *cut* held where its leading *depth* blocks are, with the reply where replies are found again."""

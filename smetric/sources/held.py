@@ -29,7 +29,9 @@ class Run:
         A block that is the same there has the same blocks before it, so that few need be compared.
         """
         keys = self.keys
-        high = min(len(keys), len(blocks) - at)
+        high = len(blocks) - at
+        if high > len(keys):
+            high = len(keys)
         if keys[high - 1] == blocks[at + high - 1]:
             return high
         low = 1  # so many are the same, and not `high`

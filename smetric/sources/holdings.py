@@ -43,6 +43,8 @@ class Holdings:
         self.evictions = 0
         #: Counts changes, so that who has copied the table knows whether to copy it again.
         self.changes = 0
+        #: Counts what makes it doubtful, or certain, that holders hold nothing but what is known here.
+        self.surprises = 0
         #: Runs by their first block.
         self._first: dict[int, Run] = {}
         self._held: list[Held] = []
@@ -76,21 +78,22 @@ class Holdings:
         run = self._first.get(block)
         return 0 if run is None else run.bits
 
-    def depths(self, blocks: Sequence[int]) -> dict[int, int]:
-        """How many leading *blocks* those hold who hold any, by their bits; one walk along the blocks for all."""
-        matched: dict[int, int] = {}
+    def depths(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """How many leading *blocks* those hold who hold any: (bits of who, how many), by one walk along the blocks."""
+        found: list[tuple[int, int]] = []
         following, depth = 0, 0
         for run, common in path_of(self._first, blocks):
             if not depth:
                 following = run.bits
             elif run.bits & following != following:
-                _record(matched, following & ~run.bits, depth)
+                found.append((following & ~run.bits, depth))
                 following &= run.bits
                 if not following:
-                    return matched
+                    return found
             depth += common
-        _record(matched, following, depth)
-        return matched
+        if following:
+            found.append((following, depth))
+        return found
 
     def enter(self, held: Held, blocks: Sequence[int], room: int) -> list[tuple[int, int]]:
         """*held* has just come to hold *blocks*, in prompt order; it has room for *room* in all.
@@ -217,14 +220,19 @@ class Holdings:
 
     def _fit(self, held: Held, room: int) -> None:
         while held.size > room:
-            held.pressed |= room == self.most_blocks
+            if room == self.most_blocks:
+                self._press(held)
             self.evictions += self._drop_oldest(held, held.size - room)
         while self.memory_bytes > self.max_bytes:
             oldest = min((h for h in self._held if h.size), key=lambda h: h.oldest_tick)
-            oldest.pressed = True
+            self._press(oldest)
             excess = -(-(self.memory_bytes - self.max_bytes) // (BYTES_PER_BLOCK + BYTES_PER_HOLDING))
             is_cut = oldest.oldest.bits != oldest.bit
             self.evictions += self._drop_oldest(oldest, max(excess, FORGOTTEN_BLOCKS) if is_cut else excess)
+
+    def _press(self, held: Held) -> None:
+        held.pressed = True
+        self.surprises += 1
 
     def _drop_oldest(self, held: Held, most: int) -> int:
         """Forget blocks of the run that *held* holds longest, from its end, at most *most*; returns how many."""
@@ -258,11 +266,3 @@ def _aged(runs: Sequence[tuple[int, int]], before: int) -> list[int]:
         ticks.append(shared)
         left -= count
     return ticks
-
-
-def _record(matched: dict[int, int], bits: int, depth: int) -> None:
-    """Note *depth* for each single bit of *bits*."""
-    while bits:
-        bit = bits & -bits
-        matched[bit] = depth
-        bits ^= bit

@@ -169,7 +169,8 @@ def _ask(
     Then there is a column for all that is *wanted*, also for what nobody knows.
     """
     for source, failures in sources:
-        if source.fills.isdisjoint([name for name in wanted if name not in columns or columns[name].open]):
+        is_open = [name for name in wanted if name not in columns or columns[name].open] if columns else wanted
+        if source.fills.isdisjoint(is_open):
             continue
         try:
             answer = source.lookup(request, candidates)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import structlog
 
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.instance import Instance
 from smetric.fleet.measure import Measured
 from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.belief import Belief
+from smetric.sources.beliefs import Beliefs
 from smetric.sources.cut import Cut, Cutting, TextCutting
 from smetric.sources.holdings import Holdings
 from smetric.sources.index_image import IndexImage, InstanceImage, pack
@@ -75,6 +77,8 @@ class PrefixIndex:
         self._yields = yields
         self._clock = clock
         self._known: dict[Instance, Belief] = {}
+        #: The candidates that were asked about last, and what is known of them.
+        self._asked: tuple[Candidates, Beliefs] | None = None
         self._restoring = Restoring()
 
     @property
@@ -112,37 +116,50 @@ class PrefixIndex:
         if cut is None:
             return {"hit_len": [None] * len(instances)}
         asked = self._all_of(instances)
-        hits = self._hits(cut, asked)
-        now = self._clock()
-        cells: list[float | None] = []
-        for hit, known in zip(hits, asked, strict=True):
-            if hit and not (self._yields and is_part(hit, request)):
-                cells.append(hit)
-            else:
-                cells.append(hit if self._sees_all and known.misses_are_known(now) else None)
+        cells: list[float | None] = [None] * len(instances)
+        if self._sees_all:
+            cells = list(asked.misses(self._clock()))
+        for at, hit in self._hits(cut, asked):
+            if cells[at] is not None or (hit and not (self._yields and is_part(hit, request))):
+                cells[at] = hit
         return {"hit_len": cells}
 
     def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
         """Tokens that each instance is believed to hold."""
-        known = self._all_of(instances)
+        known = self._all_of(instances).each
         return [one.held.size * self.cutting.grain / one.units_per_token for one in known], None
 
     def least(self, request: InferenceRequest, instances: Sequence[Instance]) -> list[int]:
         """Tokens of *request*'s prompt that each of *instances* is known to hold; it may hold more."""
         cut = self.cutting.of(request)
-        return self._hits(cut, self._all_of(instances)) if cut else [0] * len(instances)
+        least = [0] * len(instances)
+        if cut is not None:
+            for at, hit in self._hits(cut, self._all_of(instances)):
+                least[at] = hit
+        return least
 
-    def _hits(self, cut: Cut, asked: Sequence[Belief]) -> list[int]:
-        depths = self.table.depths(cut.blocks) if cut.blocks else {}
-        # Who holds none of the blocks knows it all the same if it has answered what it follows, and that is shorter.
+    def _hits(self, cut: Cut, asked: Beliefs) -> list[tuple[int, int]]:
+        """The places in *asked* of those that hold some of *cut*, and the tokens that can hit."""
+        table = self.table
+        groups = table.depths(cut.blocks) if cut.blocks else []
         question = cut.answered(0)
-        holders = self.table.holders(question) if question else 0
-        if not depths and not holders:
-            return [0] * len(asked)
-        return [
-            cut.tokens(known.reach(cut, depths.get(bit, 0))) if (bit := known.bit) in depths or bit & holders else 0
-            for known in asked
-        ]
+        if question and (holders := table.holders(question)):
+            # They have answered what it follows, which fills no block.
+            for bits, _ in groups:
+                holders &= ~bits
+            groups.append((holders, 0))
+        hits: list[tuple[int, int]] = []
+        for bits, depth in groups:
+            question = cut.answered(depth)
+            answered = table.holders(question) if question else 0
+            hit = cut.tokens(depth * cut.grain) if bits & ~answered else 0
+            while bits:
+                bit = bits & -bits
+                bits ^= bit
+                at = asked.place.get(bit)
+                if at is not None:
+                    hits.append((at, cut.tokens(asked.each[at].reach(cut, depth)) if bit & answered else hit))
+        return hits
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Enter the request's blocks as held by *instance*, as the most recent it was sent."""
@@ -178,14 +195,14 @@ class PrefixIndex:
     def placed(self, instance: Instance, blocks: Sequence[int]) -> None:
         """Another router has sent *instance* a prompt of these blocks."""
         if instance.cache.prefix_caching is not False:
-            known = self._of(instance)
-            self.table.enter(known.held, blocks, known.room)
+            self._of(instance).enter(blocks)
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted or is gone: it holds nothing of what it was sent before."""
         known = self._known.pop(instance, None)
         if known is not None:
             self.table.close(known.held)
+            self._asked = None
 
     def missed(self, instances: Iterable[Instance]) -> None:
         """Placements on *instances* never arrived here: what is not known to be held may be held all the same."""
@@ -232,17 +249,15 @@ class PrefixIndex:
             self._take_in(instance, known)
         return known
 
-    def _all_of(self, instances: Sequence[Instance]) -> list[Belief]:
+    def _all_of(self, instances: Sequence[Instance]) -> Beliefs:
         """The same for each of *instances*."""
-        if self._restoring.waiting:
-            return [self._of(instance) for instance in instances]
-        beliefs = self._known
-        return [
-            known
-            if (known := beliefs.get(instance)) is not None and known.incarnation == instance.incarnation
-            else self._of(instance)
-            for instance in instances
-        ]
+        last = self._asked
+        if last is not None and last[0] is instances and not self._restoring.waiting:
+            return last[1]
+        asked = Beliefs([self._of(instance) for instance in instances], self.table)
+        if isinstance(instances, Candidates):  # which are others once one of them has restarted
+            self._asked = instances, asked
+        return asked
 
     def _take_in(self, instance: Instance, known: Belief) -> None:
         for image in self._restoring.of(instance):
@@ -260,7 +275,7 @@ class PrefixIndex:
         """It holds *blocks* from now on; returns what of them it held before, as of `Held.runs`."""
         if not blocks:
             return [(0, 0)]
-        before = self.table.enter(known.held, blocks, known.room)
+        before = known.enter(blocks)
         if self.on_placed is not None:
             self.on_placed(instance, blocks, self.cutting.tokens)
         return before

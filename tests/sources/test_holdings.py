@@ -81,7 +81,7 @@ def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
     table.close(first)
     third = table.open()
     assert third.bit == first.bit
-    assert table.depths([1, 2]) == {second.bit: 2}
+    assert table.depths([1, 2]) == [(second.bit, 2)]
 
 
 def test_the_holders_of_a_block_are_those_who_have_not_forgotten_it() -> None:
