@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import enum
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from smetric.block_keys import BlockKeys
 from smetric.parts import NOTHING, Parts, hash_of
@@ -70,8 +71,8 @@ class InferenceRequest(Struct, kw_only=True):
     parts: Parts | None = None
     #: The prompt as `smetric.sources.cut` cuts its text, kept there.
     text_cut: Any = None
-    #: Chained keys of the prompt's token blocks by block size, kept by the source that computed them.
-    block_keys: dict[int, BlockKeys] = field(default_factory=dict)
+    #: Chained keys of the prompt's token blocks by block size, once somebody has asked for them.
+    block_keys: dict[int, BlockKeys] | None = None
     #: The body as received, for whoever tokenises it, till the first byte of the answer; the task that does so, and the
     #: ids it found in time. None of them is logged or recorded.
     body: bytes | None = None
@@ -90,6 +91,15 @@ class InferenceRequest(Struct, kw_only=True):
             beginning = self.prompt.beginning if self.prompt is not None else 0
             self._prefix = f"{beginning:016x}" if beginning else ""
         return self._prefix
+
+    def keys_of(self, ids: Sequence[int], block_size: int, adapter: str) -> BlockKeys:
+        """Chained keys of the blocks of *ids*, its tokens, for the *adapter* it names or none; made once."""
+        if self.block_keys is None:
+            self.block_keys = {}
+        keys = self.block_keys.get(block_size)
+        if keys is None:
+            keys = self.block_keys[block_size] = BlockKeys(ids, block_size, adapter, self.cache_salt)
+        return keys
 
     def count_by(self, ids: array[int], block_size: int) -> None:
         """The first prompt's tokens are known to be *ids*: count its lengths by them instead of estimating.
@@ -116,6 +126,5 @@ class InferenceRequest(Struct, kw_only=True):
 
     def let_go(self) -> None:
         """The exchange has ended; what is recorded of it must not keep its body alive."""
-        self.prompt = self.text_cut = self.body = self.tokenising = self.token_ids = self.parts = None
+        self.prompt = self.text_cut = self.body = self.tokenising = self.token_ids = self.parts = self.block_keys = None
         self.template_args = b""
-        self.block_keys.clear()

@@ -16,7 +16,6 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from smetric.block_keys import BlockKeys
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.kv_index import KvIndex
@@ -119,9 +118,7 @@ class KvEvents:
         sizes = {stream.contents.block_size for each in streams.values() for stream in each}
         for size in sizes - {0}:
             asked = [stream for each in streams.values() for stream in each if stream.contents.block_size == size]
-            keys = request.block_keys.get(size)
-            if keys is None:
-                keys = request.block_keys[size] = BlockKeys(ids, size, adapter, request.cache_salt)
+            keys = request.keys_of(ids, size, adapter)
             depths = self.index.depths(keys, (len(ids) - 1) // size, [stream.contents.bit for stream in asked])
             for stream, depth in zip(asked, depths, strict=True):
                 hits[stream] = _Hit(depth * size, stream.contents.certain(keys.keys, depth) * size)

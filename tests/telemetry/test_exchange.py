@@ -304,7 +304,7 @@ def test_the_prompt_is_let_go_and_the_result_kept_in_the_decision_log() -> None:
     app = telemetry()
     made = record()
     made.request.prompt = Prompt([b"how are you"], 4.0)
-    made.request.block_keys[16] = BlockKeys([1] * 16, 16)
+    made.request.block_keys = {16: BlockKeys([1] * 16, 16)}
     run_one(app, made)
     kept = app.decisions.get(made.id)
     assert kept is made
