@@ -237,7 +237,7 @@ async def test_an_error_inside_an_evaluation_is_500_and_charges_nobody(monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(router.routes.last.control.file.current.policy, "decide", broken)
+    monkeypatch.setattr(type(router.routes.last.control.file.current.policy), "decide", broken)
     routing = await router.route(first_turn())
     assert (routing.outcome, fleet["a"].own) == ("error", 0)
     assert routing.error is not None

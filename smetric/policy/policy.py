@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 from smetric.policy import tree
@@ -84,18 +83,22 @@ class Policy:
         }
         #: Those that every decision asks for.
         self.lookups_always = frozenset(name for name, lookup in self.lookups.items() if lookup.always)
-        #: Decide, or say which look-ups are needed first. Pure: the same arguments give the same answer. They are
-        #:   snapshot: at least one candidate, and a column for every feature in `reads` that is no look-up;
-        #:   request: an object with the vocabulary's request fields as attributes; None where unknown;
-        #:   cursors: the id of the last winner of each pick that rotates (see `Decision.cursors`); may lack some;
-        #:   seed: any 64 bits, drawn anew for every request and kept while it is evaluated again.
-        self.decide: Callable[[Snapshot, Any, Mapping[str, str], int], Decision | Need] = MethodType(
-            compiled.decide, self
-        )
+        self._decide: Callable[..., Decision | Need] = compiled.decide
         self._probes: dict[tuple[int, int], Callable[..., Any]] = {}
 
     def __repr__(self) -> str:
         return f"<Policy {self.name} {self.digest}>"
+
+    def decide(self, snapshot: Snapshot, request: Any, cursors: Mapping[str, str], seed: int) -> Decision | Need:
+        """Decide, or say which look-ups are needed first. Pure: the same arguments give the same answer.
+
+        Args:
+            snapshot: at least one candidate, and a column for every feature in `reads` that is no look-up.
+            request: an object with the vocabulary's request fields as attributes; None where unknown.
+            cursors: the id of the last winner of each pick that rotates (see `Decision.cursors`); may lack some.
+            seed: any 64 bits, drawn anew for every request and kept while it is evaluated again.
+        """
+        return self._decide(self, snapshot, request, cursors, seed)
 
     def unfilled(self, filled: Container[str]) -> tuple[Diagnostic, ...]:
         """A warning for each look-up, and each measured feature, that the configured sources have not *filled*."""
