@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import tracemalloc
 from array import array
@@ -163,6 +164,8 @@ def test_a_hit_is_in_tokens_of_the_prompts_own_ratio_and_never_above_its_length(
 def test_the_bound_counts_real_bytes(holders: int, size: int) -> None:
     fleet, index, rng = instances(8), PrefixIndex(2**40), random.Random(5)
     prompts = [array("Q", (rng.getrandbits(64) for _ in range(size))) for _ in range(120)]
+    index.measure("cached_tokens", fleet)  # what each instance takes, however little it holds, is not the table's
+    gc.collect()  # no lists and tuples are left over, which would be used for nothing
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -170,7 +173,7 @@ def test_the_bound_counts_real_bytes(holders: int, size: int) -> None:
             for holder in range(holders):
                 index.placed(fleet[(number + holder) % 8], blocks)
             taken = tracemalloc.get_traced_memory()[0] - before
-            assert number < 8 or taken <= index.memory_bytes
+            assert number < 2 or taken <= index.memory_bytes
     finally:
         tracemalloc.stop()
     image = sum(len(one.packed) for one in index.images())
