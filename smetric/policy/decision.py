@@ -248,7 +248,7 @@ class Decision:
     @property
     def pick(self) -> Pick | None:
         """The pick that chose."""
-        return self.policy.pick(self.site) if self.site >= 0 else None
+        return self.policy.picks[self.site] if self.site >= 0 else None
 
     @property
     def direction(self) -> str | None:
@@ -342,7 +342,10 @@ class Decision:
     def share_behind(self, index: int, score: Sequence[float]) -> float:
         """How much worse the *score* of candidate *index* is than that of the chosen, as a share of the larger one."""
         mine, other = score[self.index], score[index]
-        return abs(other - mine) / max(abs(mine), abs(other)) if mine != other else 0.0
+        if mine == other:
+            return 0.0
+        own, its = abs(mine), abs(other)
+        return abs(other - mine) / (own if own > its else its)
 
     @property
     def tied(self) -> int:

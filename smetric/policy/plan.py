@@ -92,14 +92,15 @@ class Plan:
     @property
     def rotating(self) -> list[str]:
         """The names of the cursors."""
-        return [key for key, pick in zip(self.keys, self.picks, strict=True) if _pick(pick).rotates]
+        return [key for key, pick in zip(self.keys, self.picks, strict=True) if pick_of(pick).rotates]
 
     @property
     def random(self) -> bool:
         """Whether the seed may settle something."""
-        return bool(self.draws) or self.keyed or any(not _pick(pick).rotates for pick in self.picks)
+        return bool(self.draws) or self.keyed or any(not pick_of(pick).rotates for pick in self.picks)
 
 
-def _pick(binding: Binding) -> Pick:
+def pick_of(binding: Binding) -> Pick:
+    """What *binding*, one of `Plan.picks`, is bound to."""
     assert isinstance(binding.value, Pick)
     return binding.value

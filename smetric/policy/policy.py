@@ -15,7 +15,7 @@ from smetric.policy.decision import Decision, Need
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.parameter import CONFIGURATION
-from smetric.policy.plan import Plan
+from smetric.policy.plan import Plan, pick_of
 from smetric.policy.reads import ALWAYS
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
@@ -65,6 +65,8 @@ class Policy:
         self.warnings = checked.warnings
         #: Filters and outcomes, in the order of the file.
         self.plan: Plan = Resolver(file, vocabulary, checked).plan()
+        #: The picks of the file, by site.
+        self.picks: tuple[Pick, ...] = tuple(pick_of(binding) for binding in self.plan.picks)
         self.tests = tuple(s for s in file.statements if isinstance(s, tree.Test))
         self._vocabulary = vocabulary
         plan = self.plan
@@ -126,12 +128,6 @@ class Policy:
     def _in_place_of(self, name: str) -> str:
         feature = self._vocabulary.features[name]
         return f"`{feature.instead}`" if feature.instead else f"{feature.default:g}"
-
-    def pick(self, site: int) -> Pick:
-        """The pick number *site* of the file."""
-        value = self.plan.picks[site].value
-        assert isinstance(value, Pick)
-        return value
 
     def python(self) -> str:
         """The Python that decides, to read: the file is compiled into one function, and this is its text."""

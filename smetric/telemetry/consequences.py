@@ -12,7 +12,7 @@ from smetric.telemetry.forecast import ById, Forecasts, Prefill
 from smetric.telemetry.guard_outcomes import GuardOutcomes
 from smetric.telemetry.migration import Migrations, migration_of
 from smetric.telemetry.savings import Savings
-from smetric.telemetry.series import Counts, Histograms
+from smetric.telemetry.series import Count, Counts, Histograms, Series
 from smetric.telemetry.service_level import ServiceLevel
 from smetric.telemetry.sessions import Sessions
 
@@ -40,6 +40,16 @@ class Consequences:
         self._forecasts = Forecasts(prefill, by_id)
         self._hit_places = Counts(names.HIT_PLACES)
         self._margins = Histograms(names.SCORE_MARGIN_RATIO)
+        places = self._hit_places.series
+        #: By policy: tokens held by the chosen instance, elsewhere only, nowhere.
+        self._held: Series[tuple[Count, Count, Count]] = Series(
+            1,
+            lambda policy: (
+                places[policy, names.HELD_HERE],
+                places[policy, names.HELD_ELSEWHERE],
+                places[policy, names.HELD_NOWHERE],
+            ),
+        )
 
     def collectors(self) -> list[Collector]:
         """Their series."""
@@ -92,8 +102,9 @@ class Consequences:
         best, length = record.best_hit, record.request.prompt_len
         if best is None:
             return
-        policy, here = record.policy.name, record.hit[0] if record.hit is not None else 0
-        places = self._hit_places.series
-        places[policy, names.HELD_HERE].value += here
-        places[policy, names.HELD_ELSEWHERE].value += best - here
-        places[policy, names.HELD_NOWHERE].value += length - best if length > best else 0
+        here = record.hit[0] if record.hit is not None else 0
+        on_chosen, elsewhere, nowhere = self._held[record.policy.name]
+        on_chosen.value += here
+        elsewhere.value += best - here
+        if length > best:
+            nowhere.value += length - best

@@ -146,13 +146,13 @@ class DecisionRecord:
     @property
     def reason(self) -> str:
         """One of `names.REASONS`."""
+        if self.decision is not None:
+            return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
         if self.outcome == names.PINNED:
             return names.BY_PIN
         if self.outcome == names.ERROR:
             return names.POLICY_ERROR
-        if self.decision is None:
-            return names.NO_INSTANCE if self.instance is None else names.ANY_CANDIDATE
-        return names.ALL_FILTERED if self.outcome == names.NO_CANDIDATE else names.BY_POLICY
+        return names.NO_INSTANCE if self.instance is None else names.ANY_CANDIDATE
 
     @property
     def is_odd(self) -> bool:

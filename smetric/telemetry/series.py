@@ -30,14 +30,15 @@ One = TypeVar("One")
 class Series(dict[Labels, One]):
     """The series of one metric, each made when it is first asked for; one without labels is there from the start.
 
-    Finding one is the dictionary's own work: `counts[policy, outcome].value += 1`.
+    Finding one is the dictionary's own work: `counts[policy, outcome].value += 1`. It may stand for series of several
+    metrics that have this label in common and are always counted together.
 
     Args:
         labels: how many there are.
-        make: a new series.
+        make: a new series, of their values.
     """
 
-    def __init__(self, labels: int, make: Callable[[], One]) -> None:
+    def __init__(self, labels: int, make: Callable[..., One]) -> None:
         super().__init__()
         self._labels = labels
         self._make = make
@@ -45,10 +46,11 @@ class Series(dict[Labels, One]):
             self[()] = make()
 
     def __missing__(self, labels: Labels) -> One:
-        assert self._labels == (1 if isinstance(labels, str) else len(labels))
+        values = (labels,) if isinstance(labels, str) else labels
+        assert len(values) == self._labels
         if len(self) >= MOST_SERIES:
-            labels = OTHER if self._labels == 1 else (OTHER,) * self._labels
-        return self.setdefault(labels, self._make())
+            values = (OTHER,) * self._labels
+        return self.setdefault(values if self._labels > 1 else values[0], self._make(*values))
 
     def now(self) -> list[tuple[tuple[str, ...], One]]:
         """All of them with their labels; may be called in another thread."""
@@ -76,7 +78,7 @@ class Counts(Collector):
     def __init__(self, metric: names.Metric) -> None:
         self._metric = metric
         #: What it counts.
-        self.series = Series(len(metric.labels), Count)
+        self.series = Series(len(metric.labels), lambda *_: Count())
 
     def describe(self) -> Iterable[Metric]:
         """Its name, for the registry."""
@@ -124,7 +126,7 @@ class Histograms(Collector):
         self._metric = metric
         self._names = [_bound(bound) for bound in (*metric.buckets, float("inf"))]
         #: What it observes.
-        self.series = Series(len(metric.labels), lambda: Histogram(metric.buckets))
+        self.series = Series(len(metric.labels), lambda *_: Histogram(metric.buckets))
 
     def describe(self) -> Iterable[Metric]:
         """Its name, for the registry."""

@@ -146,9 +146,7 @@ class Trial:
         self._beside = further_tests(path)
         self.source = path.read_text()
         self._policy = self._loaded(self.source)
-        self._is_lottery = any(
-            self._policy.pick(i).family is Family.LOTTERY for i in range(len(self._policy.plan.picks))
-        )
+        self._is_lottery = any(pick.family is Family.LOTTERY for pick in self._policy.picks)
         self._situations = list(SmallFleets(self._policy, VOCABULARY).draw(situations))
         self._told = [self._tell(self._policy, situation, POLICY_SEEDS) for situation in self._situations]
 
