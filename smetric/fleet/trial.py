@@ -60,7 +60,7 @@ class Trial:
         self._health.waited(lease.instance, seconds, lease.ahead)
 
     def untried(self) -> None:
-        """It was not tried elsewhere as too many were: whether it or the instance is to blame nobody knows."""
+        """It was not tried elsewhere though others are there: whether it or the instance is to blame nobody knows."""
         self._blamed = None
 
     def close(self) -> None:

@@ -108,9 +108,11 @@ class Forwarding:
                     routing.route.observer.look_up(record)
                 if lease is None:
                     assert routing.error is not None
-                    if failure is not None:
-                        break  # nobody else: the first instance's own answer says more than ours
-                    raise routing.error
+                    if failure is None:
+                        raise routing.error
+                    if routing.outcome == names.REJECTED:
+                        self._give_up(names.REJECTED)
+                    break  # nobody else: the first instance's own answer says more than ours
                 attempt = self._exchange.attempt(self._path)
                 try:
                     failure = await self._attempt(lease, record, attempt)

@@ -239,6 +239,13 @@ async def busy_or_full(call: Call) -> None:
     await call.answer(503, b'{"error":{"message":"full"}}', (b"retry-after", b"7"))
 
 
+async def busy_or_broken(call: Call) -> None:
+    """What has come to stay is not answered; what comes to an engine that has room finds that it is broken."""
+    if orjson.loads(call.body)["user"] == "stays":
+        await hang(call)
+    await call.answer(500, b'{"error":{"message":"broken"}}')
+
+
 async def told_of_giving_up(router: Running) -> dict[str, Any]:
     """The line of the request that was not tried again."""
     await until(lambda: any("gave_up" in line for line in router.lines("request")))
@@ -263,6 +270,26 @@ async def test_a_retry_that_finds_no_place_leaves_the_client_what_the_first_inst
         told = (line["status"], line["error_type"], line["gave_up"], line["attempts"], line["outcome"])
         assert told == (503, "upstream_status", "queue", 1, "routed")
         assert figures(router, "smetric_retries_refused_total") == {"smetric_retries_refused_total": 1}
+        stays.cancel()
+
+
+async def test_a_retry_that_a_rule_rejects_leaves_the_client_what_the_first_instance_said(tmp_path: Path) -> None:
+    policy = tmp_path / "full.policy"
+    policy.write_text('policy full\n\nreject 429 "busy" when all(requests >= 1) as full\nroute argmin(requests)\n')
+    engines = (FakeEngine(), FakeEngine())
+    async with running(*engines, policy=str(policy), scrape=SLOW_SCRAPE) as router:
+        for engine in engines:
+            engine.script = busy_or_broken
+        stays = asked(router, "stays")
+        await until(lambda: router.counted()[0] == 1)
+        answer = await router.chat(user="fails")
+        assert (answer.status, answer.body) == (500, b'{"error":{"message":"broken"}}')
+        line = await told_of_giving_up(router)
+        told = (line["gave_up"], line["attempts"], line["outcome"], line["rule"], line["instance"])
+        assert told == ("rejected", 1, "rejected", "full", "")
+        assert [(await router.chat(user="fails")).status for _ in range(5)] == [500] * 5
+        assert figures(router, "smetric_retries_refused_total") == {"smetric_retries_refused_total": 6}
+        assert all(instance.healthy for instance in router.application.fleet.instances), "the requests may be to blame"
         stays.cancel()
 
 

@@ -131,7 +131,7 @@ GAVE_UP = Attribute(
     "smetric.upstream.gave_up",
     "string",
     "",
-    f"On the request's own span: of what there was too much to try it elsewhere, {', '.join(NOT_RETRIED)}.",
+    f"On the request's own span: what kept it from being tried elsewhere, {', '.join(NOT_RETRIED)}.",
 )
 
 HTTP_METHOD = Attribute("http.request.method", "string", "", "The method; `_OTHER` when it is not a known one.")

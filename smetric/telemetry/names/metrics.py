@@ -162,7 +162,7 @@ RETRIES_REFUSED = Metric(
     "smetric_retries_refused_total",
     "counter",
     (),
-    "Failed attempts not tried elsewhere: the retry budget was spent, or the queue had no room.",
+    "Failed attempts not tried elsewhere: the retry budget was spent, the queue had no room, or a rule rejected it.",
 )
 IN_PROGRESS = Metric("smetric_requests_in_progress", "gauge", (), "Requests that arrived and have not ended.")
 INFLIGHT = Metric("smetric_inflight_requests", "gauge", ("instance",), "Sequences sent to an instance and not ended.")

@@ -114,9 +114,9 @@ ABORTED = "aborted"
 RESENT = "resent"
 RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, TIMEOUT, CLOSED, PROTOCOL, STATUS_5XX, ABORTED, RESENT)
 
-# Why a failed attempt is not tried elsewhere: retries are bounded, and the last two as refusals.
+# Why a failed attempt is not tried elsewhere: retries are bounded, a `reject` rule says so, the last two as refusals.
 BUDGET = "budget"
-NOT_RETRIED = (BUDGET, "queue", "in_flight")
+NOT_RETRIED = (BUDGET, REJECTED, "queue", "in_flight")
 
 # What ended an answer where neither the instance nor the request itself was at fault.
 CLIENT_GONE = "client_gone"
