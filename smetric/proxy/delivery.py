@@ -10,13 +10,13 @@ import asyncio
 from smetric.errors import UpstreamError
 from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
+from smetric.proxy.answer import Answer
 from smetric.proxy.asgi import Scope
 from smetric.proxy.client import Client
 from smetric.proxy.error_response import error_event
 from smetric.proxy.headers import first, response_headers
 from smetric.proxy.plane import Plane
 from smetric.proxy.relay import Observer
-from smetric.proxy.upstream import Answer
 from smetric.proxy.wire import AnswerBroken
 from smetric.request import InferenceRequest
 from smetric.telemetry.attempt import Attempt
@@ -106,7 +106,7 @@ class Delivery:
                 else:
                     has_begun = True
                     await client.begin(answer.status, headers, piece)
-            if not answer.has_piece:
+            if not answer.pieces:
                 if not has_begun:
                     has_begun = True
                     await client.begin(answer.status, headers)

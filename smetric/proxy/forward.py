@@ -13,6 +13,7 @@ from smetric.errors import HttpError, Overloaded, UpstreamError
 from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
+from smetric.proxy.answer import Answer
 from smetric.proxy.asgi import Scope
 from smetric.proxy.client import Client
 from smetric.proxy.delivery import Delivery
@@ -21,7 +22,6 @@ from smetric.proxy.failure import ELSEWHERE, HELD_BYTES, SHUTTING_DOWN, Failure
 from smetric.proxy.headers import request_headers, response_headers
 from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
-from smetric.proxy.upstream import Answer
 from smetric.proxy.wire import AnswerBroken, Unreachable, UpstreamFailed
 from smetric.request import InferenceRequest
 from smetric.router import Routing

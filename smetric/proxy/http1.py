@@ -75,6 +75,8 @@ class Http1(asyncio.Protocol):
         #: Bytes of the request being read that are not of its body.
         self._overhead = 0
         self._body_bytes = 0
+        #: The same as the last data came, the whole of it included: no head in it is longer.
+        self._received = 0
         #: Whose body is arriving.
         self._receiving: Transaction | None = None
         #: Who is being answered.
@@ -114,7 +116,7 @@ class Http1(asyncio.Protocol):
             if self._dropped > LINGER_BYTES:
                 self._close(0.0)
             return
-        self._overhead += len(data)
+        self._received = self._overhead = self._overhead + len(data)
         while data:
             data = self._parse(data)
         if self._headers is not None and not self._deadline and self._current is None and not self._is_deaf:
@@ -250,7 +252,7 @@ class Http1(asyncio.Protocol):
             name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]
         ):
             return RequestError("WebSockets are not spoken here")
-        return inspect_head(scope, self._limits)
+        return inspect_head(scope, self._limits, self._received)
 
     def _ignore_upgrade(self) -> None:
         """Go on with HTTP/1.1 behind a request to change to another protocol, with its body first if it has one."""

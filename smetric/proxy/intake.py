@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from itertools import chain
+from math import inf
 
 import structlog
 
@@ -28,6 +29,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 SINGLE = frozenset({b"host", b"authorization", b"content-type", b"content-length", b"transfer-encoding"})
 #: What announces a body.
 BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
+_HASH = ord("#")
 HOST = re.compile(rb"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 
@@ -98,14 +100,20 @@ class Intake:
                 foreign.close()
 
 
-def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
-    """What is wrong with a request's head, or None. Looks at nothing but the head and awaits nothing."""
+def inspect_head(scope: Scope, limits: Limits, received: float = inf) -> HttpError | None:
+    """What is wrong with a request's head, or None. Looks at nothing but the head and awaits nothing.
+
+    Args:
+        scope: what the head says.
+        limits: bounds on it.
+        received: bytes that the head is known not to exceed.
+    """
     if scope["http_version"] not in ("1.1", "1.0"):
         return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
     if scope["method"] not in METHODS:
         return RequestError("this method is not served here", status=405, kind="method_not_allowed")
     target: bytes = scope["raw_path"]
-    if target[:1] != b"/" or b"#" in target or b"#" in scope["query_string"]:
+    if target[:1] != b"/" or _HASH in target or _HASH in scope["query_string"]:
         return RequestError("the request target must be a path that starts with `/`, without a fragment")
     if len(target) + len(scope["query_string"]) > limits.target_bytes:
         return RequestError(f"the request target is longer than {limits.target_bytes} bytes", status=414)
@@ -118,7 +126,7 @@ def inspect_head(scope: Scope, limits: Limits) -> HttpError | None:
         for name in names:
             if name in SINGLE and names.count(name) > 1:
                 return RequestError(f"the header `{name.decode('ascii')}` stands more than once")
-    if sum(map(len, chain.from_iterable(headers))) > limits.header_bytes:
+    if received > limits.header_bytes < sum(map(len, chain.from_iterable(headers))):
         return RequestError(
             f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
         )

@@ -66,7 +66,7 @@ class Observer:
 
     __slots__ = ("_api", "_head", "_marker", "_tail", "ended", "events", "is_stream", "size")
 
-    def __init__(self, api: Api, *, is_stream: bool) -> None:
+    def __init__(self, api: Api, is_stream: bool) -> None:
         self._api = api
         #: The answer is a stream of events.
         self.is_stream = is_stream
@@ -105,7 +105,7 @@ class Observer:
     def is_aborted(self) -> bool:
         """The engine ended the answer before its end; the client did not ask for that."""
         tail = self._tail
-        return ABORTED[0] in tail or ABORTED[1] in tail
+        return tail.find(b'"abort"') >= 0 and (ABORTED[0] in tail or ABORTED[1] in tail)
 
     def usage(self) -> Usage | None:
         """The last usage object seen, or None."""

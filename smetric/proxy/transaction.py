@@ -18,7 +18,7 @@ import structlog
 
 from smetric.proxy.asgi import App, Message, Scope
 from smetric.proxy.client import ClientGone, Room, too_large
-from smetric.proxy.headers import Headers
+from smetric.proxy.headers import Headers, breaks_out
 from smetric.proxy.limits import Limits
 from smetric.proxy.watchdog import Watchdog
 
@@ -76,6 +76,11 @@ class Stage(Enum):
     ENDED = auto()
 
 
+# They are compared a dozen times for each request, and a look into an enumeration costs as much as a call.
+_LENGTH, _CHUNKED, _CLOSE, _NO_BODY = Framing
+_WAITING, _STARTED, _ENDED = Stage
+
+
 class Transaction:
     """One request and its answer.
 
@@ -117,7 +122,7 @@ class Transaction:
         self._is_awaited = False
         self._is_watched = False
         self._delivered = False
-        self._framing = Framing.NO_BODY
+        self._framing = _NO_BODY
         self._head = b""
         self._remaining = 0
         self.scope = scope
@@ -129,7 +134,7 @@ class Transaction:
         self.gone = False
         #: The connection ends behind the answer.
         self.is_last = not keep_alive
-        self.stage = Stage.WAITING
+        self.stage = _WAITING
         #: Of the answer, once the app has begun it; 0 until then.
         self.status = 0
         #: In which the app answers, and what holds its deadline; from `run` on.
@@ -148,7 +153,7 @@ class Transaction:
         finally:
             watchdog.close()
             self._is_watched = False
-            if self.stage is not Stage.ENDED and not self.gone:
+            if self.stage is not _ENDED and not self.gone:
                 self._wire.failed(self)
 
     def watch(self) -> None:
@@ -163,13 +168,13 @@ class Transaction:
         self._pieces.clear()
         self.buffered = 0
         self._wake()
-        if self._is_watched and self.stage is not Stage.ENDED:
+        if self._is_watched and self.stage is not _ENDED:
             self._is_watched = False
             self.task.cancel()
 
     def feed(self, piece: bytes) -> None:
         """*piece* of the body has arrived."""
-        if self.stage is not Stage.ENDED:
+        if self.stage is not _ENDED:
             self._pieces.append(piece)
             self.buffered += len(piece)
             self._wake()
@@ -210,10 +215,10 @@ class Transaction:
         """Wait until there is something of the body to take, or its end; False once the client has left."""
         if not self._is_awaited:
             self._is_awaited = True
-            if not (self.buffered or self.complete or self.gone) and self.stage is Stage.WAITING:
+            if not (self.buffered or self.complete or self.gone) and self.stage is _WAITING:
                 self._ask_on()
         while True:
-            if self.gone or self.stage is Stage.ENDED:
+            if self.gone or self.stage is _ENDED:
                 return False
             if self._pieces or (self.complete and not self._delivered):
                 return True
@@ -283,37 +288,36 @@ class Transaction:
         self.status = status
         if self.gone:
             return
-        if self.stage is not Stage.WAITING:
+        if self.stage is not _WAITING:
             raise RuntimeError(f"http.response.start is out of place: the answer is {self.stage.name.lower()}")
         # Where an unread request ends is not known before it has been read.
         is_last = self.is_last or not self.complete or self._wire.is_ending
-        http11 = self.scope["http_version"] == "1.1"
-        framing = Framing.CHUNKED if http11 else Framing.CLOSE
+        framing = _CHUNKED if self.scope["http_version"] == "1.1" else _CLOSE
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
-        fields = list(headers)
-        values = dict(fields)
-        if not _OURS.isdisjoint(values):
-            is_last = is_last or b"close" in values.get(b"connection", b"").lower()
-            fields = [field for field in fields if field[0] not in _OURS]
-        lines += map(b": ".join, fields)
-        length = values.get(b"content-length")
-        if length is not None:
-            framing = Framing.LENGTH
-            self._remaining = int(length)
+        for field in headers:
+            name = field[0]
+            if name in _OURS:
+                is_last = is_last or (name == b"connection" and b"close" in field[1].lower())
+                continue
+            if name == b"content-length":
+                framing = _LENGTH
+                self._remaining = int(field[1])
+            lines.append(b": ".join(field))
         if self.scope["method"] == "HEAD" or status in (204, 304):
-            framing = Framing.NO_BODY
-        elif framing is Framing.CHUNKED:
+            framing = _NO_BODY
+        elif framing is _CHUNKED:
             lines.append(b"transfer-encoding: chunked")
-        elif framing is Framing.CLOSE:
+        elif framing is _CLOSE:
             is_last = True
         if is_last:
             lines.append(b"connection: close")
-        head = b"\r\n".join(lines) + b"\r\n\r\n"
-        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1 or b"\0" in head:
+        if breaks_out(b"".join(lines)):
             raise ValueError("a header field of the answer holds a line break or a NUL")
+        lines.append(b"\r\n")
+        head = b"\r\n".join(lines)
         self._framing = framing
         self.is_last = is_last
-        self.stage = Stage.STARTED
+        self.stage = _STARTED
         if is_held:
             self._head = head
         else:
@@ -326,11 +330,11 @@ class Transaction:
         """
         if self.gone:
             return
-        if self.stage is not Stage.STARTED:
+        if self.stage is not _STARTED:
             raise RuntimeError(f"http.response.body is out of place: the answer is {self.stage.name.lower()}")
         head, self._head = self._head, b""
         framing = self._framing
-        if framing is Framing.CHUNKED:
+        if framing is _CHUNKED:
             if body:
                 frame = b"%b%x\r\n" % (head, len(body))
                 end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
@@ -340,11 +344,11 @@ class Transaction:
                     self._wire.write(frame + body + end)
             elif head or is_last:
                 self._wire.write(head + b"0\r\n\r\n" if is_last else head)
-        elif framing is Framing.NO_BODY or not body:
+        elif framing is _NO_BODY or not body:
             if head:
                 self._wire.write(head)
         else:
-            if framing is Framing.LENGTH:
+            if framing is _LENGTH:
                 self._remaining -= len(body)
                 if self._remaining < 0:
                     raise RuntimeError("the answer is longer than its Content-Length")
@@ -355,7 +359,7 @@ class Transaction:
             else:
                 self._wire.write(head + body)
         if is_last:
-            if framing is Framing.LENGTH and self._remaining:
+            if framing is _LENGTH and self._remaining:
                 raise RuntimeError("the answer is shorter than its Content-Length")
-            self.stage = Stage.ENDED
+            self.stage = _ENDED
             self._wire.answered(self)

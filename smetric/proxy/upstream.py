@@ -9,64 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from smetric.fleet.instance import Instance
 from smetric.proxy.addresses import Resolve, resolve
-from smetric.proxy.headers import with_key
+from smetric.proxy.answer import Answer
+from smetric.proxy.headers import Headers, breaks_out, with_key
 from smetric.proxy.pool import Ages, Pool
-from smetric.proxy.reply import Headers, Reply
-from smetric.proxy.wire import READ_BYTES, UpstreamFailed, Wire
+from smetric.proxy.wire import READ_BYTES, UpstreamFailed
 
 #: Methods whose lack of a body is told: some servers wait for one otherwise.
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-
-
-class Answer:
-    """One response: its head, then its body piece by piece. `close` or `finish` must be called, whatever happens."""
-
-    __slots__ = ("_is_over", "_reply", "_wire", "headers", "status")
-
-    def __init__(self, wire: Wire, reply: Reply) -> None:
-        self._wire = wire
-        self._reply = reply
-        #: Afterwards the connection is somebody else's.
-        self._is_over = False
-        self.status = reply.status
-        #: As received: order, case and duplicates kept.
-        self.headers: Sequence[tuple[bytes, bytes]] = reply.fields
-
-    def read(self) -> Coroutine[Any, Any, bytes]:
-        """Whatever has arrived of the body; empty at its end.
-
-        Raises:
-            AnswerBroken: the connection ended or spoke nonsense in the middle.
-        """
-        return self._wire.read(self._reply)
-
-    @property
-    def has_piece(self) -> bool:
-        """`read` gives something without waiting."""
-        return self._reply.has_piece
-
-    @property
-    def is_whole(self) -> bool:
-        """All of the body has been read."""
-        return self._reply.is_whole
-
-    def finish(self) -> None:
-        """The body was read to its end: the connection may serve another request."""
-        if not self._is_over:
-            self._is_over = True
-            self._wire.finish()
-
-    def close(self) -> None:
-        """Give the answer up: the connection is closed, which tells the engine to stop."""
-        if not self._is_over:
-            self._is_over = True
-            self._wire.abort()
+_SPACE = 0x20
 
 
 class Upstream:
@@ -119,15 +74,16 @@ class Upstream:
         is_head = method == "HEAD"
         wire = pool.reuse()
         if wire is not None:
+            answer = Answer(wire, is_head)
             try:
-                return Answer(wire, await wire.ask(head, body, is_head=is_head))
+                return await wire.ask(answer, head, body)
             except UpstreamFailed as failed:
-                if failed.reason != "closed" or wire.reply is None or not wire.reply.is_silent:
+                if failed.reason != "closed" or not answer.is_silent:
                     raise
             if on_resend is not None:
                 on_resend()
         wire = await pool.connect()
-        return Answer(wire, await wire.ask(head, body, is_head=is_head))
+        return await wire.ask(Answer(wire, is_head), head, body)
 
     def _open(self, url: str) -> Pool:
         pool = Pool(
@@ -156,17 +112,16 @@ def request_head(authority: bytes, method: str, target: bytes, headers: Headers,
         UpstreamFailed: protocol: a value holds a line break or the target a space, which would let it say more than it
             may. Servers refuse such requests; this does not rely on it.
     """
-    lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (method.encode("ascii"), target, authority)]
+    lines = [b"%b %b HTTP/1.1" % (method.encode("ascii"), target), b"Host: " + authority]
     lines += map(b": ".join, headers)
     if body is not None:
         lines.append(b"Content-Length: %d" % len(body))
     elif method in WITH_BODY:
         lines.append(b"Content-Length: 0")
-    head = b"\r\n".join(lines) + b"\r\n\r\n"
-    breaks = len(lines) + 2
-    if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b" " in target or b"\0" in head:
+    if breaks_out(b"".join(lines)) or _SPACE in target:
         raise UpstreamFailed("protocol")
-    return head
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)
 
 
 def _tls() -> ssl.SSLContext:

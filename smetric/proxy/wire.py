@@ -1,6 +1,6 @@
 """One keep-alive connection to an instance: a request goes out over it, in pieces, and its answer comes in.
 
-A connection that did anything odd is never used again. What comes is read by `reply.py`; where connections come from
+A connection that did anything odd is never used again. What comes is read by `answer.py`; where connections come from
 and wait between requests is `pool.py`; deadlines are the caller's.
 """
 
@@ -11,7 +11,7 @@ import select
 from collections.abc import Callable
 from typing import cast
 
-from smetric.proxy.reply import Reply
+from smetric.proxy.answer import Answer
 
 #: Reading pauses while this much of an answer waits for its reader, and so much is read at a time: a client that never
 #: reads holds less than four times as much, on both sides together.
@@ -70,9 +70,9 @@ class Wire(asyncio.BufferedProtocol):
         "_transport",
         "_unsent",
         "_waiter",
+        "answer",
         "born_at",
         "idle_since",
-        "reply",
     )
 
     def __init__(
@@ -96,7 +96,7 @@ class Wire(asyncio.BufferedProtocol):
         #: It must not carry another request.
         self._is_spoilt = False
         #: To the request that is under way, None while there is none.
-        self.reply: Reply | None = None
+        self.answer: Answer | None = None
         #: Seconds on the loop's clock.
         self.born_at = loop.time()
         self.idle_since = 0.0
@@ -108,18 +108,18 @@ class Wire(asyncio.BufferedProtocol):
         """Still open, and nothing has come that nobody asked for, neither bytes nor its end."""
         return not self._is_lost and not self._poll.poll(0)
 
-    async def ask(self, head: bytes, body: bytes | None, *, is_head: bool) -> Reply:
-        """Send a request and wait for the head of its answer; the connection is given up where none comes.
+    async def ask(self, answer: Answer, head: bytes, body: bytes | None) -> Answer:
+        """Send a request and wait for the head of its *answer*; the connection is given up where none comes.
 
         Args:
+            answer: what is to come.
             head: request line and fields, with the empty line.
             body: what follows; None for nothing.
-            is_head: the method is HEAD, so that the answer has no body.
 
         Raises:
             UpstreamFailed: closed or protocol.
         """
-        self.reply = reply = Reply(is_head=is_head)
+        self.answer = answer
         transport = self._transport
         assert transport is not None
         try:
@@ -131,49 +131,47 @@ class Wire(asyncio.BufferedProtocol):
                 self._unsent = memoryview(body)
                 transport.write(head)
                 self._push()
-            while not reply.has_head:
+            while not answer.has_head:
                 if self._is_lost:
-                    reply.close()
-                if reply.reason:
-                    raise UpstreamFailed(reply.reason)
+                    answer.cut()
+                if answer.reason:
+                    raise UpstreamFailed(answer.reason)
                 self._waiter = self._loop.create_future()
                 await self._waiter
-            if reply.reason == "protocol" and not reply.has_piece:
+            if answer.reason == "protocol" and not answer.pieces:
                 raise UpstreamFailed("protocol")
         except BaseException:
             self.abort()
             raise
-        return reply
+        return answer
 
-    async def read(self, reply: Reply) -> bytes:
+    async def read(self, answer: Answer) -> bytes:
         """Whatever has arrived of the body; empty at its end.
 
         Raises:
             AnswerBroken: the connection ended or spoke nonsense in the middle.
         """
-        while not reply.has_piece:
-            if reply.is_done:
+        while not answer.pieces:
+            if answer.is_done:
                 return b""
-            if reply.reason:
-                raise AnswerBroken(reply.reason)
+            if answer.reason:
+                raise AnswerBroken(answer.reason)
             self._waiter = self._loop.create_future()
             await self._waiter
-        data = reply.take()
+        data = answer.take()
         if self._is_paused and not self._is_lost:
             assert self._transport is not None
             self._is_paused = False
             self._transport.resume_reading()
         return data
 
-    def finish(self) -> None:
-        """The answer has been read to its end; keep the connection if it may be kept."""
-        reply, transport = self.reply, self._transport
-        assert reply is not None
+    def finish(self, answer: Answer) -> None:
+        """The *answer* has been read to its end; keep the connection if it may be kept."""
+        transport = self._transport
         assert transport is not None
         is_sent = self._unsent is None and not transport.get_write_buffer_size()
-        if reply.is_whole and reply.is_reusable and is_sent and not (self._is_spoilt or self._is_lost):
-            reply.close()
-            self.reply = None
+        if answer.is_whole and answer.is_reusable and is_sent and not (self._is_spoilt or self._is_lost):
+            self._let_go()
             self._on_idle(self)
         else:
             self.abort()
@@ -183,8 +181,15 @@ class Wire(asyncio.BufferedProtocol):
         self._unsent = None
         self._is_paused = False
         self._is_spoilt = True
+        self._let_go()
         if self._transport is not None and not self._is_lost:
             self._transport.abort()
+
+    def _let_go(self) -> None:
+        """No more of an answer will come; it refers back to this."""
+        if self.answer is not None:
+            self.answer.cut()
+            self.answer = None
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -226,32 +231,32 @@ class Wire(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Hand on what has arrived, and wake who waits."""
-        reply = self.reply
-        if reply is None or not reply.feed(self._just_read[:nbytes]):
+        answer = self.answer
+        if answer is None or not answer.feed(self._just_read[:nbytes]):
             self.abort()
-        elif reply.size >= HIGH_BYTES and not (self._is_paused or reply.is_done):
+        elif answer.size >= HIGH_BYTES and not (self._is_paused or answer.is_done):
             assert self._transport is not None
             self._is_paused = True
             self._transport.pause_reading()
-        if reply is None:
+        if answer is None:
             return
-        if reply.status >= 400 and self._unsent is not None:
+        if answer.status >= 400 and self._unsent is not None:
             # It has been refused: what is left need not be sent, and so no other request can follow.
             self._unsent = None
             self._is_spoilt = True
-        if reply.has_head or reply.reason:
+        if answer.has_head or answer.reason:
             self._wake()
 
     def eof_received(self) -> None:
         """The instance sends no more."""
-        if self.reply is not None:
-            self.reply.end()
+        if self.answer is not None:
+            self.answer.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._is_lost = True
         self._unsent = None
-        if self.reply is not None:
-            self.reply.close()
+        if self.answer is not None:
+            self.answer.close()
         self._wake()
         self._on_lost(self)

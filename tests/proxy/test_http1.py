@@ -269,6 +269,19 @@ async def test_a_request_behind_one_that_is_malformed_is_never_begun() -> None:
     assert paths == ["/good"]
 
 
+@pytest.mark.parametrize("before", [b"", request("GET", "/"), request("POST", "/", b"a" * 2000)])
+async def test_a_head_is_held_to_its_limit_whatever_came_with_it(before: bytes) -> None:
+    """Fields, not the bytes between them, are what the limit is on; a head of just as much is served."""
+    limits = Limits(header_bytes=1024)
+    fits = b"GET / HTTP/1.1\r\nHost: x\r\nA: %b\r\n\r\n" % (b"a" * (1024 - 6))
+    async with serving(echo, limits) as url, await RawClient.connect(url) as client:
+        await client.send(before + fits + fits.replace(b"aaa", b"aaaa", 1))
+        for _ in range(2 if before else 1):
+            await told(client)
+        assert (await client.response()).status == 431
+        assert await client.at_end()
+
+
 async def test_empty_lines_between_requests_are_bounded() -> None:
     async with (
         serving(echo, Limits(header_bytes=1024, target_bytes=1024)) as url,

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from smetric.fleet.instance import Instance
 from smetric.proxy import addresses
+from smetric.proxy.answer import Answer
+from smetric.proxy.headers import Headers
 from smetric.proxy.pool import Ages
-from smetric.proxy.reply import Headers
-from smetric.proxy.upstream import Answer, Upstream, request_head
+from smetric.proxy.upstream import Upstream, request_head
 from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Unreachable, UpstreamFailed
 from tests.fakes import Call, FakeEngine, Script, chunk, head, until
 

@@ -11,7 +11,8 @@ import pytest
 import trustme
 
 from smetric.fleet.instance import Instance
-from smetric.proxy.upstream import Answer, Upstream
+from smetric.proxy.answer import Answer
+from smetric.proxy.upstream import Upstream
 from smetric.proxy.wire import AnswerBroken, Unreachable, UpstreamFailed
 from tests.fakes import chunk, head, until
 

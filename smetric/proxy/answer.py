@@ -6,7 +6,13 @@ the connection they come over is `wire.py`'s.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
 import httptools
+
+if TYPE_CHECKING:
+    from smetric.proxy.wire import Wire
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -22,10 +28,11 @@ class _Refused(Exception):
     """Raised within the parser's callbacks to stop it."""
 
 
-class Reply:
-    """One answer.
+class Answer:
+    """One answer: its head, then its body piece by piece. `close` or `finish` must be called, whatever happens.
 
     Args:
+        wire: over which it comes.
         is_head: the request's method is HEAD, so that the answer has no body.
     """
 
@@ -36,30 +43,36 @@ class Reply:
         "_is_chunked",
         "_is_head",
         "_is_interim",
+        "_is_over",
         "_parser",
-        "_pieces",
         "_unspent",
-        "fields",
+        "_wire",
         "has_head",
+        "headers",
         "is_done",
         "is_reusable",
         "is_silent",
+        "pieces",
         "reason",
         "size",
         "status",
     )
 
-    def __init__(self, *, is_head: bool) -> None:
+    def __init__(self, wire: Wire, is_head: bool) -> None:
+        self._wire = wire
         self._is_head = is_head
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._pieces: list[bytes] = []
         self._field_bytes = self._field_count = 0
         self._has_length = self._is_chunked = self._is_interim = False
         #: Bytes received since the last that belonged to a body.
         self._unspent = 0
+        #: Finished or closed: the connection may be somebody else's.
+        self._is_over = False
         self.status = 0
         #: As received: order, case and duplicates kept.
-        self.fields: Headers = []
+        self.headers: Headers = []
+        #: What has come of the body since it was last read.
+        self.pieces: list[bytes] = []
         #: The head has come; all of the answer has come.
         self.has_head = self.is_done = False
         #: By its framing and fields, another answer may follow on its connection.
@@ -68,8 +81,37 @@ class Reply:
         self.is_silent = True
         #: Why no more will come, though it is not done: closed or protocol; empty while more may.
         self.reason = ""
-        #: Bytes that wait to be taken, the cost of their objects included.
+        #: Bytes that wait to be read, the cost of their objects included.
         self.size = 0
+
+    # What is done with it.
+
+    def read(self) -> Coroutine[Any, Any, bytes]:
+        """Whatever has arrived of the body; empty at its end.
+
+        Raises:
+            AnswerBroken: the connection ended or spoke nonsense in the middle.
+        """
+        return self._wire.read(self)
+
+    @property
+    def is_whole(self) -> bool:
+        """All of it has come and been read."""
+        return self.is_done and not self.pieces
+
+    def finish(self) -> None:
+        """The body was read to its end: the connection may serve another request."""
+        if not self._is_over:
+            self._is_over = True
+            self._wire.finish(self)
+
+    def close(self) -> None:
+        """Give the answer up: the connection is closed, which tells the engine to stop."""
+        if not self._is_over:
+            self._is_over = True
+            self._wire.abort()
+
+    # What its connection does.
 
     def feed(self, data: bytes | memoryview) -> bool:
         """Take in what has arrived; False when nothing more may come over this connection."""
@@ -96,27 +138,17 @@ class Reply:
         if self.has_head and not (self._has_length or self._is_chunked or self.reason):
             self.is_done = True
 
-    def close(self) -> None:
+    def cut(self) -> None:
         """No more will come: the connection is gone, or another request's."""
         self._parser = None  # it refers back to this
         self.is_reusable = False
         if not self.is_done and not self.reason:
             self.reason = "closed"
 
-    @property
-    def has_piece(self) -> bool:
-        """There is something to take."""
-        return bool(self._pieces)
-
-    @property
-    def is_whole(self) -> bool:
-        """All of it has come and been taken."""
-        return self.is_done and not self._pieces
-
     def take(self) -> bytes:
         """What has come of the body since the last time."""
-        pieces = self._pieces
-        self._pieces = []
+        pieces = self.pieces
+        self.pieces = []
         self.size = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -136,7 +168,7 @@ class Reply:
             raise _Refused
         if self.has_head:
             return  # a trailer; these are dropped
-        self.fields.append((name, value))
+        self.headers.append((name, value))
         if length == 14 and name.lower() == b"content-length":
             self._has_length = True
         elif length == 17 and name.lower() == b"transfer-encoding":
@@ -154,7 +186,7 @@ class Reply:
             raise _Refused
         if status < 200:
             self._is_interim = True
-            self.fields = []
+            self.headers = []
             self._has_length = self._is_chunked = False
             return
         self.status = status
@@ -167,7 +199,7 @@ class Reply:
         """A piece of the body."""
         if self.is_done:
             raise _Refused
-        self._pieces.append(data)
+        self.pieces.append(data)
         self.size += len(data) + PIECE_OVERHEAD
         self._unspent = 0
 
