@@ -26,7 +26,7 @@ from smetric.screening import STRIDE, Screened
 #: Bytes that all of it may take; what was used longest ago goes first.
 MOST_BYTES = 32 * 1024 * 1024
 #: Smaller bodies are read as soon as their messages are found again.
-LEAST_BYTES = 24 * 1024
+LEAST_BYTES = 64 * 1024
 #: Ends of messages that are remembered of a body, the last ones. Claude Code moves marks in the last two messages.
 MOST_ENDS = 3
 #: Bytes looked through for the beginning of one of these messages, and places tried.
