@@ -295,30 +295,28 @@ class Decision:
 
     def _best_other(self) -> int:
         """The same, -1 for nobody."""
-        chosen, score, pick = self.index, self.score, self.pick
+        chosen, pick, ids = self.index, self.pick, self.snapshot.ids
         candidates = self._left_to(pick)
         if chosen < 0 or len(candidates) < 2:
             return -1
-        if score is None:
-            others = [i for i in candidates if i != chosen]
+        score = [0.0] * len(ids) if self.score is None else self.score
+        lowest = pick is None or pick.direction != "max"
+        worst = math.inf if lowest else -math.inf
+        if len(candidates) == len(score):  # no loop of our own: it is asked of every decision
+            values = score.copy()
+            values[chosen] = worst
         else:
-            lowest = pick is None or pick.direction != "max"
-            worst = math.inf if lowest else -math.inf
-            if len(candidates) == len(score):  # no loop of our own: it is asked of every decision
-                values = list(score)
-                values[chosen] = worst
-            else:
-                values = [worst] * len(score)
-                for i in candidates:
-                    values[i] = score[i] if i != chosen else worst
-            best = min(values) if lowest else max(values)
-            if best != worst and values.count(best) == 1:
-                return values.index(best)
-            others = [i for i in candidates if values[i] == best and i != chosen]
-        ids, first = self.snapshot.ids, others[0]
-        for i in others:
-            if ids[i] < ids[first]:
-                first = i
+            values = [worst] * len(score)
+            for i in candidates:
+                values[i] = score[i] if i != chosen else worst
+        best = min(values) if lowest else max(values)
+        if best == worst:  # as bad as a score can be
+            return min((i for i in candidates if i != chosen), key=ids.__getitem__)
+        first = values.index(best)
+        if values.count(best) > 1:
+            for i in range(first + 1, len(values)):
+                if values[i] == best and ids[i] < ids[first]:
+                    first = i
         return first
 
     @property
