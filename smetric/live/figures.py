@@ -9,6 +9,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from smetric.fleet.instance import Instance
@@ -16,6 +17,7 @@ from smetric.telemetry import names
 
 if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
+    from smetric.telemetry.shadowed import Shadowed
 
 #: Seconds over which rates and percentiles are taken, and hit rates.
 WINDOW_S, HIT_WINDOW_S = 10, 60
@@ -39,6 +41,13 @@ class _Second:
     prompts: int = 0
     #: By policy in shadow: how often it agreed, and how often it had an answer.
     shadows: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def compare(self, shadowed: Iterable[Shadowed]) -> None:
+        """Count how often the policies in shadow agreed."""
+        for one in shadowed:
+            if one.decision is not None:
+                agreed, answered = self.shadows.get(one.policy.name, (0, 0))
+                self.shadows[one.policy.name] = (agreed + (one.answer == names.AGREES), answered + 1)
 
 
 @dataclass(slots=True)
@@ -77,29 +86,28 @@ class Figures:
         self._history: deque[_Sample] = deque()
         self._state: dict[str, Any] = {}
 
-    def add(self, decided: Iterable[DecisionRecord], ended: Iterable[DecisionRecord]) -> None:
+    def add(self, decided: Sequence[DecisionRecord], ended: Sequence[DecisionRecord]) -> None:
         """Count what happened."""
         second = self._second
-        for record in decided:
-            second.decisions += 1
-            second.outcomes[record.outcome] += 1
-            if record.instance is not None:
-                second.instances[record.instance.id] += 1
-            if record.decision is not None and len(second.evaluations) < _MOST_TIMES:
-                second.evaluations.append(record.evaluate_s)
+        second.decisions += len(decided)
+        second.outcomes.update([record.outcome for record in decided])
+        second.instances.update([record.instance.id for record in decided if record.instance is not None])
+        evaluations = (record.evaluate_s for record in decided if record.decision is not None)
+        second.evaluations.extend(islice(evaluations, _MOST_TIMES - len(second.evaluations)))
+        ttfts = (record.ttft_s for record in ended if record.ttft_s is not None)
+        second.ttfts.extend(islice(ttfts, _MOST_TIMES - len(second.ttfts)))
+        predicted = actual = prompts = 0
         for record in ended:
-            if record.ttft_s is not None and len(second.ttfts) < _MOST_TIMES:
-                second.ttfts.append(record.ttft_s)
-            for one in record.shadowed:
-                if one.decision is not None:
-                    agreed, answered = second.shadows.get(one.policy.name, (0, 0))
-                    second.shadows[one.policy.name] = (agreed + (one.answer == names.AGREES), answered + 1)
+            if record.shadowed:
+                second.compare(record.shadowed)
             usage, hit = record.usage, record.hit
-            if hit is None or usage is None or usage.cached_tokens is None or not usage.prompt_tokens:
-                continue
-            second.predicted += hit[0]
-            second.actual += usage.cached_tokens
-            second.prompts += usage.prompt_tokens
+            if hit is not None and usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
+                predicted += hit[0]
+                actual += usage.cached_tokens
+                prompts += usage.prompt_tokens
+        second.predicted += predicted
+        second.actual += actual
+        second.prompts += prompts
 
     def close_second(self) -> None:
         """A second has passed: compute its figures."""
