@@ -113,7 +113,7 @@ class Parts(Struct, frozen=True):
 
     def is_beginning_of(self, other: Parts) -> bool:
         """Whether *other* goes on where these end."""
-        return self.shared_with(other) == len(self.hashes)
+        return self.hashes == other.hashes[: len(self.hashes)]
 
     def first(self, kind: Kind) -> int | None:
         """Hash of the first message of *kind*, None without one."""

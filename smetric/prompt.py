@@ -101,11 +101,16 @@ class Prompt:
         # A whole number of tokens must survive the division by a ratio that was itself a quotient.
         return int(rendered_bytes / self.bytes_per_token + 1e-6)
 
+    def tokens_within(self, rendered_bytes: int) -> int:
+        """The same, at most the whole prompt."""
+        tokens = int(rendered_bytes / self.bytes_per_token + 1e-6)
+        return tokens if tokens < self.length else self.length
+
     def whole_blocks(self, rendered_bytes: int, block_size: int) -> int:
         """How many tokens *rendered_bytes* of this prompt are, floored to blocks of *block_size* tokens."""
         if not rendered_bytes:
             return 0
-        tokens = min(self.tokens(rendered_bytes), self.length)
+        tokens = self.tokens_within(rendered_bytes)
         return tokens - tokens % block_size
 
     def count(self, tokens: int) -> None:

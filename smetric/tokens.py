@@ -13,8 +13,10 @@ LEAST, MOST = 1.0, 16.0
 MIN_TOKENS = 64
 #: Models remembered; the one learned from longest ago goes first.
 MAX_MODELS = 256
-#: Weight of a sample once there are many, and how far one sample may lie from the average before it is clipped.
+#: Weight of a sample once there are many, how many that is, and how far one sample may lie from the average before it
+#: is clipped.
 WEIGHT = 0.05
+MANY = round(1 / WEIGHT) - 1
 CLIP = 1.5
 
 
@@ -45,7 +47,7 @@ class TokenRatio:
         """
         if prompt_tokens < MIN_TOKENS or rendered_bytes <= 0:
             return
-        sample = min(max(rendered_bytes / prompt_tokens, LEAST), MOST)
+        sample = _within(rendered_bytes / prompt_tokens, LEAST, MOST)
         learned = self._learned.pop(model, None)
         if learned is None:
             if len(self._learned) >= MAX_MODELS:
@@ -53,6 +55,10 @@ class TokenRatio:
             self._learned[model] = (sample, 1)
             return
         ratio, samples = learned
-        sample = min(max(sample, ratio / CLIP), ratio * CLIP)
-        ratio += (sample - ratio) * max(WEIGHT, 1 / (samples + 1))
+        sample = _within(sample, ratio / CLIP, ratio * CLIP)
+        ratio += (sample - ratio) * (WEIGHT if samples >= MANY else 1 / (samples + 1))
         self._learned[model] = (ratio, samples + 1)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return least if value < least else most if value > most else value

@@ -137,10 +137,10 @@ class CacheBreaks:
         keys = _keys(request, parts)
         if not keys:
             return
-        trail = self._previous(keys, parts, request.turn) if request.turn else None
+        trail, goes_on = self._previous(keys, parts, request.turn) if request.turn else (None, False)
         if trail is not None and hit_share is not None:
             is_short = self._compare(trail, request, parts, hit_share, client)
-            if not (is_short or trail.parts.is_beginning_of(parts)):
+            if not (is_short or goes_on):
                 trail = None  # another conversation with the same beginning, which has its own place in the cache
         if trail is None:
             trail = _Trail(parts, instance, instance.incarnation)
@@ -156,10 +156,11 @@ class CacheBreaks:
         while len(self._trails) > MOST_TRAILS or self._parts > MOST_PARTS:
             self._drop(next(iter(self._trails.values())))
 
-    def _previous(self, keys: tuple[int, ...], parts: Parts, turn: int) -> _Trail | None:
-        """The conversation that *parts* shares most messages with, then the cache salt, then the longest beginning.
+    def _previous(self, keys: tuple[int, ...], parts: Parts, turn: int) -> tuple[_Trail | None, bool]:
+        """The conversation that *parts* share most messages with, then the cache salt, then the longest beginning.
 
         A second turn may share none, if the first message was edited: then the one that shares its tools or system.
+        Returns also whether they go on where it ended.
         """
         longest = -1
         for key in keys:
@@ -170,7 +171,7 @@ class CacheBreaks:
                 if theirs.salt == parts.salt and theirs.is_beginning_of(parts) and len(theirs.hashes) > longest:
                     going_on, longest = trail, len(theirs.hashes)
             if going_on is not None:
-                return going_on
+                return going_on, True
         alike = list({id(trail): trail for key in keys for trail in self._by_key.get(key, ())}.values())
         best: _Trail | None = None
         most = (0, False, 0)
@@ -182,7 +183,7 @@ class CacheBreaks:
             shared = (messages, theirs.salt == parts.salt, theirs.shared_with(parts))
             if shared > most and (messages or (is_second and shared[2])):
                 best, most = trail, shared
-        return best
+        return best, best is not None and best.parts.is_beginning_of(parts)
 
     def _compare(self, trail: _Trail, request: InferenceRequest, parts: Parts, hit_share: float, client: str) -> bool:
         """Blame the first difference to the last request, if the hit fell short and ended there; whether it fell short.

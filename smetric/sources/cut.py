@@ -90,12 +90,13 @@ class TextCut(Cut):
 
     def tokens(self, units: int) -> int:
         """By that ratio, at most the whole prompt."""
-        return min(self._prompt.tokens(units), self._prompt.length)
+        return self._prompt.tokens_within(units)
 
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
         """The blocks, or the whole history where the question before it was answered there."""
         reach, question = depth * BLOCK_BYTES, self.answered(depth)
-        return max(reach, self._prompt.history_bytes) if question and held((question,)) else reach
+        history = self._prompt.history_bytes
+        return history if history > reach and question and held((question,)) else reach
 
     def answered(self, depth: int) -> int:
         """The question."""
