@@ -195,7 +195,7 @@ class Instance:
         """
         hit = min(hit_len, prompt_len) if hit_len else 0
         fetched = max(0, min(stored, prompt_len) - hit) if stored else 0
-        return Lease(self, prompts, prompt_len, hit, fetched, is_hit_known=hit_len is not None)
+        return Lease(self, prompts, prompt_len, hit, fetched, hit_len is not None)
 
     def load_changed(self) -> None:
         """It may have more room than before."""

@@ -41,7 +41,7 @@ class Lease:
     )
 
     def __init__(
-        self, instance: Instance, prompts: int, prompt_len: int, hit_len: int, fetched: int, *, is_hit_known: bool
+        self, instance: Instance, prompts: int, prompt_len: int, hit_len: int, fetched: int, is_hit_known: bool
     ) -> None:
         self.instance = instance
         self.incarnation = instance.incarnation

@@ -41,45 +41,36 @@ class Belief:
         table: where its blocks are.
         grain: units (bytes of text, or tokens) of a block.
         units_per_token: units that a token is, until its prompts show it.
-        warm_up_s: seconds after a loss of knowledge from which a miss counts as one in any case.
-        now: monotonic seconds.
+        sure_at: when a miss counts as one in any case, monotonic seconds.
     """
 
     __slots__ = (
         "_entered_then",
         "_grain",
-        "_has_lost",
         "_instance",
         "_replies_found",
         "_reports",
         "_shown_room",
         "_table",
-        "_warm_up_s",
         "_zero_tick",
         "_zeros",
-        "bit",
         "held",
         "incarnation",
         "sure_at",
         "units_per_token",
     )
 
-    def __init__(
-        self, instance: Instance, table: Holdings, grain: int, units_per_token: float, *, warm_up_s: float, now: float
-    ) -> None:
+    def __init__(self, instance: Instance, table: Holdings, grain: int, units_per_token: float, sure_at: float) -> None:
         self._instance = instance
         self._table = table
         self._grain = grain
         self.units_per_token = units_per_token
         self.incarnation = instance.incarnation
         self.held = table.open()
-        self.bit = self.held.bit
-        self._warm_up_s = warm_up_s
-        #: Count of blocks entered at the last loss of knowledge, since which it may hold what is not known here; when
-        #: that is past; and whether it was after the beginning, when the instance itself may say that it was empty.
-        self._entered_then = 0
-        self.sure_at = now + warm_up_s
-        self._has_lost = False
+        #: Count of blocks entered at the last loss of knowledge, since which it may hold what is not known here; None
+        #: for the beginning, when the instance itself may say that it was empty; and when that is past.
+        self._entered_then: int | None = None
+        self.sure_at = sure_at
         #: Blocks it has room for, where answers have shown that to be less than its capacity.
         self._shown_room: int | None = None
         #: Share of replies that were held when their session went on; 1 before there was one.
@@ -111,23 +102,23 @@ class Belief:
         if capacity is None:
             return self._table.enter(self.held, blocks, self._table.most_blocks)
         runs = self._table.enter(self.held, blocks, self._room_of(capacity))
-        if self.held.entered - self._entered_then >= capacity and self.sure_at > -math.inf:
+        if self.held.entered - (self._entered_then or 0) >= capacity and self.sure_at > -math.inf:
             # It forgets what was used longest ago first, so by now everything from before has made room.
             self.sure_at = -math.inf
             self._table.surprises += 1
         return runs
 
-    def lost(self, now: float) -> None:
-        """From now on it may hold what is not known here."""
-        self._entered_then, self.sure_at, self._has_lost = self.held.entered, now + self._warm_up_s, True
+    def lost(self, sure_at: float) -> None:
+        """From now on it may hold what is not known here, until *sure_at* at the latest."""
+        self._entered_then, self.sure_at = self.held.entered, sure_at
         self._table.surprises += 1
 
-    def misses_are_known(self, now: float) -> bool:
+    def misses_are_known(self, now: float, warm_up_s: float) -> bool:
         """Whether what is not known to be held is not held."""
         if self.held.pressed:
             self.held.pressed = False
-            self.lost(now)
-        return now >= self.sure_at or (self._instance.seen_empty and not self._has_lost)
+            self.lost(now + warm_up_s)
+        return now >= self.sure_at or (self._instance.seen_empty and self._entered_then is None)
 
     def reach(self, cut: Cut, depth: int) -> int:
         """Units of *cut* held where its leading *depth* blocks are, with the reply where replies are found again."""

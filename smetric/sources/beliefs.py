@@ -25,16 +25,16 @@ class Beliefs:
     def __init__(self, each: Sequence[Belief], table: Holdings) -> None:
         self.each = each
         #: Where each is, by its bit.
-        self.place = {known.bit: at for at, known in enumerate(each)}
+        self.place = {known.held.bit: at for at, known in enumerate(each)}
         self._table = table
         self._misses: Sequence[float | None] = ()
         self._surprises = -1
         self._until = -math.inf
 
-    def misses(self, now: float) -> Sequence[float | None]:
+    def misses(self, now: float, warm_up_s: float) -> Sequence[float | None]:
         """What is to be said of each if nothing is known to be held: 0 where that means that nothing is, else None."""
         if self._surprises != self._table.surprises or now >= self._until:
-            self._misses = [0 if known.misses_are_known(now) else None for known in self.each]
+            self._misses = [0 if known.misses_are_known(now, warm_up_s) else None for known in self.each]
             self._surprises = self._table.surprises
             self._until = min([known.sure_at for known in self.each if known.sure_at > now], default=math.inf)
         return self._misses

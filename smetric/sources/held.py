@@ -103,6 +103,8 @@ class Held:
         first, runs_at = self._first, self.runs_at
         place, end = 0, len(blocks)
         while place < end and (run := first.get(blocks[place])) is not None and run in runs_at:
+            if place + 1 == end:
+                return end
             place += run.common(blocks, place)
         return place
 

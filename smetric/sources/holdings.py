@@ -118,13 +118,14 @@ class Holdings:
             self._count(held, len(rest), len(rest))
         elif rest:
             path.append(self._add(rest))
+        runs_at = held.runs_at
         for run in path:
-            at = held.runs_at.get(run)
+            at = runs_at.get(run)
             if at is None:
                 self._take(held, run)
             else:
                 self._leave(held, run, at)
-            held.runs_at[run] = tick
+            runs_at[run] = tick
         if path:
             held.ticks[tick] = path[:]  # as large as it need be, which a list that has grown is not
         held.entered += held.size - before
@@ -202,8 +203,10 @@ class Holdings:
     def _take(self, held: Held, run: Run) -> None:
         """*held*, which did not hold *run*, holds it."""
         run.bits |= held.bit
+        size = len(run.keys)
+        held.size += size
+        self._holdings += size
         self._held_runs += 1
-        self._count(held, len(run.keys), 0)
 
     @staticmethod
     def _leave(held: Held, run: Run, tick: int) -> None:

@@ -118,7 +118,7 @@ class PrefixIndex:
         asked = self._all_of(instances)
         cells: list[float | None] = [None] * len(instances)
         if self._sees_all:
-            cells = list(asked.misses(self._clock()))
+            cells = list(asked.misses(self._clock(), self._warm_up_s))
         for at, hit in self._hits(cut, asked):
             if cells[at] is not None or (hit and not (self._yields and is_part(hit, request))):
                 cells[at] = hit
@@ -140,19 +140,18 @@ class PrefixIndex:
 
     def _hits(self, cut: Cut, asked: Beliefs) -> list[tuple[int, int]]:
         """The places in *asked* of those that hold some of *cut*, and the tokens that can hit."""
-        table = self.table
-        groups = table.depths(cut.blocks) if cut.blocks else []
-        question = cut.answered(0)
-        if question and (holders := table.holders(question)):
-            # They have answered what it follows, which fills no block.
+        holders = self.table.holders
+        groups = self.table.depths(cut.blocks) if cut.blocks else []
+        if question := cut.answered(0):
+            # What it follows fills no block: who has answered that need hold none.
+            others = holders(question)
             for bits, _ in groups:
-                holders &= ~bits
-            groups.append((holders, 0))
+                others &= ~bits
+            groups.append((others, 0))
         hits: list[tuple[int, int]] = []
         for bits, depth in groups:
-            question = cut.answered(depth)
-            answered = table.holders(question) if question else 0
-            hit = cut.tokens(depth * cut.grain) if bits & ~answered else 0
+            answered = holders(question) & bits if bits and (question := cut.answered(depth)) else 0
+            hit = cut.tokens(depth * cut.grain) if bits != answered else 0
             while bits:
                 bit = bits & -bits
                 bits ^= bit
@@ -206,9 +205,9 @@ class PrefixIndex:
 
     def missed(self, instances: Iterable[Instance]) -> None:
         """Placements on *instances* never arrived here: what is not known to be held may be held all the same."""
-        now = self._clock()
+        sure_at = self._clock() + self._warm_up_s
         for known in map(self._of, instances):
-            known.lost(now)
+            known.lost(sure_at)
 
     def images(self) -> Iterator[InstanceImage]:
         """What each instance holds, one after the other, so that others may run in between.
@@ -242,9 +241,8 @@ class PrefixIndex:
         if known is None or known.incarnation != instance.incarnation:
             self.forget(instance)
             units = 1.0 if self.cutting.tokens else INITIAL
-            known = self._known[instance] = Belief(
-                instance, self.table, self.cutting.grain, units, warm_up_s=self._warm_up_s, now=self._clock()
-            )
+            sure_at = self._clock() + self._warm_up_s
+            known = self._known[instance] = Belief(instance, self.table, self.cutting.grain, units, sure_at)
         if self._restoring.waiting:
             self._take_in(instance, known)
         return known
@@ -269,7 +267,7 @@ class PrefixIndex:
 
     def misses_are_known(self, instance: Instance) -> bool:
         """Whether *instance* holds nothing but what it is known to hold."""
-        return self._sees_all and self._of(instance).misses_are_known(self._clock())
+        return self._sees_all and self._of(instance).misses_are_known(self._clock(), self._warm_up_s)
 
     def _place(self, instance: Instance, known: Belief, blocks: Sequence[int]) -> list[tuple[int, int]]:
         """It holds *blocks* from now on; returns what of them it held before, as of `Held.runs`."""
