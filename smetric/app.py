@@ -58,6 +58,7 @@ from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import Gauges
+from smetric.telemetry.log_lines import LogLines
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.overload_gauges import OverloadGauges
@@ -158,6 +159,7 @@ class Application:
                 instances=lambda: self.fleet.instances,
                 policies=self.policies.in_force,
                 dropped=lambda: self.tracing.dropped,
+                unlogged=lambda: LogLines.lost,
                 panics=lambda: self.fleet.panics,
                 index=self.knows.index_figures if self.knows.indexes else None,
                 peers=self.knows.peers.figures if self.knows.peers is not None else None,

@@ -51,6 +51,7 @@ class Policies:
             PolicyFile(policy_path(one.policy), VOCABULARY, one.params, self._reloaded, name=f"observe-{number}")
             for number, one in enumerate(settings.observe, start=1)
         ]
+        self._files = [*self.routes.files(), *self._observed]
         #: Undoes changes; None for never.
         self.guardrail: Guardrail | None = None
         if settings.guardrail.enabled:
@@ -76,11 +77,16 @@ class Policies:
         files = [(file.name, file.current) for file in self.routes.files()]
         return [(name, one.policy.name, one.policy.digest, one.number) for name, one in files]
 
+    def refresh(self) -> None:
+        """Read the files again if they have changed, without waiting until somebody tells."""
+        for file in self._files:
+            file.refresh()
+
     async def start(self) -> None:
         """Begin to watch the files, and what comes of their changes."""
         if self.guardrail is not None:
             await self.guardrail.start()
-        self._watch = asyncio.create_task(watch([*self.routes.files(), *self._observed]), name="policy-watch")
+        self._watch = asyncio.create_task(watch(self._files), name="policy-watch")
 
     async def stop(self) -> None:
         """End it."""

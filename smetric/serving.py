@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 import uvloop
@@ -30,7 +33,7 @@ log = structlog.get_logger("smetric.serving")
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, drain, and return the exit code."""
+    """Serve until SIGTERM or SIGINT, drain, and return the exit code. SIGHUP has changed files read again."""
     logs.configure(settings.log.level, settings.log.format)
     application = Application(settings)
     _spare_the_collector()
@@ -39,8 +42,29 @@ def run(settings: Settings) -> int:
     admin = given.get(ADMIN) or listen(settings.admin.host, settings.admin.port)
     refuse_open_admin(admin, has_token=application.admin_token is not None)
     refuse_self([one.url for one in settings.instances], [data, admin])
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve_ports(application, data, admin, is_admin_shared=ADMIN in given))
+    tls = Tls(settings.listen.cert_file, settings.listen.key_file) if settings.listen.cert_file else None
+
+    def look() -> None:
+        log.info("smetric.files.looked_at", reason="SIGHUP")
+        application.policies.refresh()
+        if tls is not None:
+            tls.refresh()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _at_hangup(runner.get_loop(), look):
+        return runner.run(serve_ports(application, data, admin, tls, is_admin_shared=ADMIN in given))
+
+
+@contextmanager
+def _at_hangup(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Iterator[None]:
+    """Have *loop* call *look* at each SIGHUP.
+
+    The loop's own handlers go with it, and the signal would end the process then.
+    """
+    before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(look))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _spare_the_collector() -> None:
@@ -55,14 +79,18 @@ def _spare_the_collector() -> None:
 
 
 async def serve_ports(
-    application: Application, data: socket.socket, admin: socket.socket, *, is_admin_shared: bool = False
+    application: Application,
+    data: socket.socket,
+    admin: socket.socket,
+    tls: Tls | None = None,
+    *,
+    is_admin_shared: bool = False,
 ) -> int:
-    """Both ports, until a signal; returns the exit code.
+    """Both ports, the data port by *tls* if given, until a signal; returns the exit code.
 
     The admin port stays up while the data port drains, unless its socket is shared: then the next process has it.
     """
     settings = application.settings
-    tls = Tls(settings.listen.cert_file, settings.listen.key_file) if settings.listen.cert_file else None
     shutdown = Shutdown()
     shutdown.install()
     drained = asyncio.Event()

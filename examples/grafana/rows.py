@@ -232,6 +232,7 @@ ROUTER = Row(
         gauge(names.CONNECTIONS, "Connections"),
         gauge(names.BODY_BYTES, "Bodies kept"),
         counter(names.SPANS_DROPPED, "Spans lost"),
+        counter(names.LOG_LINES_LOST, "Log lines lost"),
     ),
 )
 

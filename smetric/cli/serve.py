@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import click
@@ -16,12 +17,14 @@ from smetric.errors import ConfigError
 def serve(config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> None:
     """Route requests to vLLM instances until SIGTERM.
 
-    Settings come from FILE, from SMETRIC_… variables and from these options; the later win.
+    Settings come from FILE, from SMETRIC_… variables and from these options; the later win. SIGHUP has policies and
+    certificates that have changed read again.
 
     \b
     smetric serve --policy smetric --instance http://127.0.0.1:9101 --instance http://127.0.0.1:9102
     smetric serve --config smetric.yaml --port 8080
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing is to be read again yet, and it is no reason to end
     settings = from_table(settings_table(config, params, **options))
     if not settings.instances:
         raise ConfigError(

@@ -50,6 +50,7 @@ class Gauges(Collector):
         instances: all instances.
         policies: route, name, hash and generation of each policy.
         dropped: spans lost so far.
+        unlogged: log lines lost so far.
         panics: times candidates were taken whatever their health.
         index: the prefix index's figures, where there is one.
         peers: the figures of the exchange with other routers, where there is one.
@@ -62,6 +63,7 @@ class Gauges(Collector):
         instances: Callable[[], Sequence[Instance]],
         policies: Callable[[], Iterable[tuple[str, str, str, int]]],
         dropped: Callable[[], int],
+        unlogged: Callable[[], int],
         panics: Callable[[], int],
         index: Callable[[], IndexFigures] | None = None,
         peers: Callable[[], PeerFigures] | None = None,
@@ -70,6 +72,7 @@ class Gauges(Collector):
         self._instances = instances
         self._policies = policies
         self._dropped = dropped
+        self._unlogged = unlogged
         self._panics = panics
         self._index = index
         self._peers = peers
@@ -90,6 +93,7 @@ class Gauges(Collector):
             info.add_metric([route, name, digest, str(generation)], 1)
         yield info
         yield _counter(names.SPANS_DROPPED, self._dropped())
+        yield _counter(names.LOG_LINES_LOST, self._unlogged())
         yield _counter(names.PANICS, self._panics())
         if self._index is not None:
             figures = self._index()

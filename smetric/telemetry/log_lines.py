@@ -1,13 +1,14 @@
 """Where log lines end up: a text stream, written at once for most lines, a few times a second for those that can wait.
 
-What a line says is decided elsewhere.
+A log that cannot be written, as its terminal is gone or its disk full, costs its lines and nothing else. What a line
+says is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 #: Longest that a line waits, seconds, and most lines that do. One write of the kernel costs more than making a line.
 WAIT_S = 0.05
@@ -20,6 +21,9 @@ class LogLines:
     Args:
         out: where they are written.
     """
+
+    #: Lines that could not be written, of all streams of this process.
+    lost: ClassVar[int] = 0
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -36,8 +40,11 @@ class LogLines:
         with self._lock:
             waiting, self._waiting = self._waiting, []
             if waiting:
-                self._out.write("".join(waiting))
-                self._out.flush()
+                try:
+                    self._out.write("".join(waiting))
+                    self._out.flush()
+                except OSError:
+                    LogLines.lost += len(waiting)
 
     def write_soon(self, text: str) -> None:
         """Write *text* within `WAIT_S`, together with others; at once where no event loop runs."""

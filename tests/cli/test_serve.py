@@ -1,12 +1,18 @@
 """`smetric serve` as a process: it starts from flags alone, ends on SIGTERM, and says in one go why it cannot start."""
 
+import errno
 import http.client
+import os
+import pty
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -20,31 +26,43 @@ def free_port() -> int:
         return port
 
 
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "smetric", "serve", *INSTANCE, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(*arguments: str, before: Sequence[str] = (), terminal: int = subprocess.PIPE) -> "subprocess.Popen[str]":
+    """`smetric serve`, run by the command *before*, on a *terminal* if given."""
+    command = [*before, sys.executable, "-m", "smetric", "serve", *INSTANCE, *arguments]
+    return subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, text=True)
 
 
-def status(port: int, path: str) -> int | None:
+def fetch(port: int, path: str) -> tuple[int | None, bytes]:
+    """Status and body of what is at *path*; no status where nobody answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status
+        answer = connection.getresponse()
+        return answer.status, answer.read()
     except OSError:
-        return None
+        return None, b""
     finally:
         connection.close()
+
+
+def status(port: int, path: str) -> int | None:
+    return fetch(port, path)[0]
+
+
+def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait for *condition*, as long as *process* runs."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_it_serves_from_flags_alone_until_sigterm() -> None:
     port, admin_port = free_port(), free_port()
     with start("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port)) as process:
         try:
-            deadline = time.monotonic() + 20
-            while status(port, "/healthz") != 200:
-                assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: status(port, "/healthz") == 200, process)
             assert status(admin_port, "/admin/decisions") == 200
             assert status(port, "/admin/decisions") == 404
             process.send_signal(signal.SIGTERM)
@@ -54,6 +72,57 @@ def test_it_serves_from_flags_alone_until_sigterm() -> None:
     assert process.returncode == 0, logged
     assert '"smetric.serving"' in logged
     assert "Traceback" not in logged
+
+
+def writer_of(pipe: Path, process: "subprocess.Popen[str]") -> TextIO:
+    """Writes into *pipe*, once *process* reads it."""
+    found: list[TextIO] = []
+
+    def is_read() -> bool:
+        try:
+            found.append(os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w"))
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nobody reads it yet
+                raise
+        return bool(found)
+
+    until(is_read, process)
+    return found[0]
+
+
+def test_a_hangup_while_it_starts_does_not_end_it(tmp_path: Path) -> None:
+    port, pipe = free_port(), tmp_path / "smetric.yaml"
+    os.mkfifo(pipe)
+    with start("--config", str(pipe), "--port", str(port), "--admin-port", "0") as process:
+        try:
+            with writer_of(pipe, process) as writer:
+                process.send_signal(signal.SIGHUP)
+                writer.write("policy: load_only\n")
+            until(lambda: status(port, "/healthz") == 200, process)
+            process.send_signal(signal.SIGTERM)
+            _, logged = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0, logged
+
+
+def test_it_outlives_its_terminal_and_counts_the_lines_that_went_with_it() -> None:
+    port, admin_port = free_port(), free_port()
+    ours, theirs = pty.openpty()
+    arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
+    with start(*arguments, before=("setsid", "--ctty"), terminal=theirs) as process:
+        try:
+            os.close(theirs)
+            until(lambda: status(port, "/readyz") == 200, process)
+            os.close(ours)
+            until(
+                lambda: re.search(rb"\nsmetric_log_lines_lost_total [1-9]", fetch(admin_port, "/metrics")[1]), process
+            )
+            assert status(port, "/readyz") == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
 
 
 def refused(*arguments: str) -> tuple[int, str]:

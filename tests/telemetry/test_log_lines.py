@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import os
 
 from smetric.telemetry import log_lines
 from smetric.telemetry.log_lines import LogLines
@@ -61,3 +63,27 @@ def test_without_an_event_loop_nothing_waits() -> None:
     out = io.StringIO()
     LogLines(out).write_soon("x\n")
     assert out.getvalue() == "x\n"
+
+
+class Full(io.StringIO):
+    """A stream on a disk that is full for as long as a test likes."""
+
+    is_full = True
+
+    def flush(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_log_that_cannot_be_written_costs_its_lines_alone() -> None:
+    out = Full()
+    lines, before = LogLines(out), LogLines.lost
+    lines.write_soon("1\n")
+    for number in (2, 3):
+        lines.write(f"{number}\n")
+        lines.flush()
+    assert LogLines.lost - before == 3
+    out.is_full = False
+    lines.write_soon("4\n")
+    assert out.getvalue().endswith("4\n")
+    assert LogLines.lost - before == 3

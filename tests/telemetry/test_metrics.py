@@ -26,6 +26,7 @@ def gauges(instances: list[Instance], now: float = 100.0) -> Gauges:
         instances=lambda: instances,
         policies=lambda: [("default", "sticky", "abc", 2)],
         dropped=lambda: 5,
+        unlogged=lambda: 6,
         panics=lambda: 7,
         index=lambda: IndexFigures(10, 640, 3),
         peers=lambda: PeerFigures({"http://10.0.0.2:9464": True}, {"sent": 4}),
@@ -139,6 +140,7 @@ async def test_gauges_show_the_fleet_and_absent_is_not_zero() -> None:
     assert read("smetric_load_imbalance_ratio", {"model": "m"}) == 2.0
     assert read("smetric_policy_info", {"route": "default", "name": "sticky", "hash": "abc", "generation": "2"}) == 1
     assert read("smetric_trace_spans_dropped_total") == 5
+    assert read("smetric_log_lines_lost_total") == 6
     assert read("smetric_prefix_index_blocks") == 10
     assert read("smetric_prefix_index_evictions_total") == 3
 

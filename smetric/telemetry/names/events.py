@@ -24,6 +24,9 @@ SHADOW_FAILED_EVENT = Event(
     "smetric.shadow.failed",
     "Error: a policy in shadow raised: a bug. Once a minute for each; `kept_back` counts the rest.",
 )
+LOOKED_AT_EVENT = Event(
+    "smetric.files.looked_at", "Info: SIGHUP came, and policies and certificates are read again if they have changed."
+)
 COMPARED_EVENT = Event(
     "smetric.files.compared",
     "Warning: the system does not tell of changed files, and why: policies or certificates are compared now and then.",

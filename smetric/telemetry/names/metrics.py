@@ -359,4 +359,7 @@ PLACEMENTS = Metric(
     "instance or a process of it that is not known here.",
 )
 SPANS_DROPPED = Metric("smetric_trace_spans_dropped_total", "counter", (), "Spans lost: queue full or export failed.")
+LOG_LINES_LOST = Metric(
+    "smetric_log_lines_lost_total", "counter", (), "Lines of the log that could not be written: a full disk, say."
+)
 BUILD_INFO = Metric("smetric_build_info", "gauge", ("version", "python"), "1 for the running version.")

@@ -1,0 +1,91 @@
+"""The serving process and its signals; how it drains is in faults/test_end_rows.py."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.fakes import Call, FakeEngine, RawClient, Response, healthy, request, until
+from tests.faults.harness import chat
+from tests.faults.process import Process, process
+
+
+class Site:
+    """A policy and a certificate behind links: changes of what they lead to are in folders that nobody watches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("away", "here"):
+            (folder / name).mkdir()
+        for name in ("one.policy", "cert.pem", "key.pem"):
+            (folder / "here" / name).symlink_to(folder / "away" / name)
+        self.policy = folder / "here" / "one.policy"
+        self.environ = {
+            "SMETRIC_LISTEN__CERT_FILE": str(folder / "here" / "cert.pem"),
+            "SMETRIC_LISTEN__KEY_FILE": str(folder / "here" / "key.pem"),
+        }
+
+    def write(self, name: str) -> ssl.SSLContext:
+        """A policy of that *name*, and a certificate of a new authority; trusts that alone."""
+        (self.folder / "away" / "one.policy").write_text(f"policy {name}\n\nroute argmin(requests)\n")
+        authority, trusting = trustme.CA(), ssl.create_default_context()
+        authority.configure_trust(trusting)
+        made = authority.issue_cert("localhost")
+        made.cert_chain_pems[0].write_to_path(self.folder / "away" / "cert.pem")
+        made.private_key_pem.write_to_path(self.folder / "away" / "key.pem")
+        return trusting
+
+
+async def connected(router: Process, trusting: ssl.SSLContext) -> RawClient:
+    port = int(router.data.rpartition(":")[2])
+    return RawClient(*await asyncio.open_connection("localhost", port, ssl=trusting, limit=1 << 22))
+
+
+async def ask(router: Process, trusting: ssl.SSLContext) -> Response:
+    async with await connected(router, trusting) as client:
+        await client.send(request("POST", "/v1/chat/completions", chat()))
+        return await client.response()
+
+
+async def test_a_hangup_has_changed_files_read_again_at_once_and_ends_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    trusting = site.write("before")
+    go_on = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await go_on.wait()
+        await healthy(call)
+
+    engine = FakeEngine()
+    await engine.start()
+    started = process(tmp_path / "log", "--instance", engine.url, policy=str(site.policy), environ=site.environ)
+    async with started as router:
+        assert (await ask(router, trusting)).value("x-smetric-policy").startswith("before")
+        renewed = site.write("after")
+        router.process.send_signal(signal.SIGHUP)
+        await until(lambda: bool(router.lines("smetric.tls.reloaded")), within_s=3.0)
+        events = [
+            line["event"] for name in ("files.looked_at", "policy.reloaded") for line in router.lines(f"smetric.{name}")
+        ]
+        assert events == ["smetric.files.looked_at", "smetric.policy.reloaded"]
+        assert (await ask(router, renewed)).value("x-smetric-policy").startswith("after")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await ask(router, trusting)
+        # Now while it drains.
+        engine.script = slow
+        async with await connected(router, renewed) as client:
+            await client.send(request("POST", "/v1/chat/completions", chat()))
+            await until(lambda: len(engine.calls) == 3)
+            router.terminate()
+            await until(lambda: bool(router.lines("smetric.draining")))
+            router.process.send_signal(signal.SIGHUP)
+            await until(lambda: len(router.lines("smetric.files.looked_at")) == 2)
+            go_on.set()
+            assert (await client.response()).status == 200
+        assert await router.ended() == 0
+    await engine.stop()
