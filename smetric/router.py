@@ -177,7 +177,8 @@ class Router:
             if snapshot is None:
                 snapshot, fresh = self.fleet.snapshot(candidates, policy.reads), asked
             for name, column in fresh.items():
-                self.fleet.fill(snapshot, name, *column.over(candidates), request.prompt_len)
+                cells, origins = column.over(candidates)
+                self.fleet.fill(snapshot, name, cells, origins, request.prompt_len)
             started = time.perf_counter()
             try:
                 decision = policy.decide(snapshot, request, arm.cursors, seed)
@@ -198,9 +199,9 @@ class Router:
             hit = snapshot.cell("hit_len", decision.index)
             stored = 0
             if not TIERS.isdisjoint(asked):
-                stored = max(snapshot.cell(name, decision.index) or 0 for name in TIERS)
+                stored = int(max(snapshot.cell(name, decision.index) or 0 for name in TIERS))
             instance = candidates[decision.index]
-            lease = instance.charge(request.prompts, request.prompt_len, None if hit is None else int(hit), int(stored))
+            lease = instance.charge(request.prompts, request.prompt_len, None if hit is None else int(hit), stored)
             self._lookups.sent(request, lease)
             return Routing(route, arm, generation, decision, lease, None, "routed", evaluate_s, lookup_s, beside)
         if decision.outcome is Outcome.REJECT:

@@ -54,18 +54,18 @@ class _Window:
         self._total = 0
 
     def add(self, second: int) -> None:
-        self._move_to(second)
+        if second > self._newest:
+            self._move_to(second)
         self._counts[second % WINDOW_S] += 1
         self._total += 1
 
     def total(self, second: int) -> int:
-        self._move_to(second)
+        if second > self._newest:
+            self._move_to(second)
         return self._total
 
     def _move_to(self, second: int) -> None:
-        """Forget what has left the window."""
-        if second <= self._newest:
-            return
+        """Forget what has left the window by *second*, which is newer than all in it."""
         for passed in range(self._newest + 1, min(second, self._newest + WINDOW_S) + 1):
             self._total -= self._counts[passed % WINDOW_S]
             self._counts[passed % WINDOW_S] = 0
