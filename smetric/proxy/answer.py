@@ -86,6 +86,14 @@ class Answer:
 
     # What is done with it.
 
+    def take(self) -> bytes:
+        """What has arrived of the body since the last time; empty if nothing has."""
+        pieces = self.pieces
+        self.pieces = []
+        self.size = 0
+        self._wire.taken()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
     def read(self) -> Coroutine[Any, Any, bytes]:
         """Whatever has arrived of the body; empty at its end.
 
@@ -144,13 +152,6 @@ class Answer:
         self.is_reusable = False
         if not self.is_done and not self.reason:
             self.reason = "closed"
-
-    def take(self) -> bytes:
-        """What has come of the body since the last time."""
-        pieces = self.pieces
-        self.pieces = []
-        self.size = 0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     # What the parser calls.
 

@@ -7,6 +7,7 @@ connection, its task and its buffers otherwise. What our own server makes of a c
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from smetric.proxy.asgi import Message, Receive, Send
@@ -37,6 +38,7 @@ class AsgiClient:
         "_receive",
         "_send",
         "_settled",
+        "_unsent",
         "_watcher",
         "answered",
         "complete",
@@ -57,6 +59,7 @@ class AsgiClient:
         self._dropped = 0
         self._settled: asyncio.Event | None = None
         self._lingers = False
+        self._unsent: deque[Message] = deque()
         self.task: asyncio.Task[Any] = task
         self.watchdog = Watchdog(task, timer)
         #: Nothing is left to read: the whole body has come, or none was announced.
@@ -105,15 +108,20 @@ class AsgiClient:
         if not self.answered:
             self.task.cancel()
 
-    async def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> None:
-        """Send the head of an answer, and its first piece if there is one already."""
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        if piece or is_last:
-            await self.pass_on(piece, is_last=is_last)
+    def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> bool:
+        """Have the head of an answer sent, and its first piece if there is one already, while waiting in `drained`."""
+        self._unsent.append({"type": "http.response.start", "status": status, "headers": headers})
+        return not (piece or is_last) or self.pass_on(piece, is_last=is_last)
 
-    async def pass_on(self, piece: bytes, *, is_last: bool = False) -> None:
-        """Send *piece* of an answer that has begun; *is_last*: nothing follows."""
-        await self.send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+    def pass_on(self, piece: bytes, *, is_last: bool = False) -> bool:
+        """Have *piece* of an answer that has begun sent in `drained`; *is_last*: nothing follows."""
+        self._unsent.append({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        return True
+
+    async def drained(self) -> None:
+        """Send what is to be sent, each message within the deadline."""
+        while self._unsent:
+            await self.send(self._unsent.popleft())
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message within its deadline."""

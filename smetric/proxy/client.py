@@ -70,7 +70,7 @@ class Client(Protocol):
     def watch(self) -> None:
         """From now on, cancel the request's task as soon as the client leaves, unless the whole answer was sent."""
 
-    async def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> None:
+    def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> bool:
         """Send the head of an answer, and its first piece if there is one already: one write for both, where it can be.
 
         Args:
@@ -78,10 +78,16 @@ class Client(Protocol):
             headers: its fields.
             piece: the first of its body; empty if that is still to come.
             is_last: nothing follows *piece*.
+
+        Returns:
+            Whether the client takes less than it is sent: then wait until it is `drained` before more is sent.
         """
 
-    async def pass_on(self, piece: bytes, *, is_last: bool = False) -> None:
-        """Send *piece* of an answer that has begun; *is_last*: nothing follows."""
+    def pass_on(self, piece: bytes, *, is_last: bool = False) -> bool:
+        """Send *piece* of an answer that has begun; *is_last*: nothing follows. Returns what `begin` does."""
+
+    async def drained(self) -> None:
+        """Wait, within a deadline, until the client has taken most of what it was sent, or has left."""
 
 
 def too_large(limits: Limits) -> RequestError:

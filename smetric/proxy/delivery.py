@@ -101,17 +101,15 @@ class Delivery:
         try:
             for piece in held:
                 observer.passed(piece)
-                if has_begun:
-                    await client.pass_on(piece)
-                else:
-                    has_begun = True
-                    await client.begin(answer.status, headers, piece)
+                if client.pass_on(piece) if has_begun else client.begin(answer.status, headers, piece):
+                    await client.drained()
+                has_begun = True
             if not answer.pieces:
-                if not has_begun:
-                    has_begun = True
-                    await client.begin(answer.status, headers)
+                if not has_begun and client.begin(answer.status, headers):
+                    await client.drained()
+                has_begun = True
                 watchdog.arm(deadlines.first_byte_s, "first_byte")
-            while not is_sent and (piece := await answer.read()):
+            while not is_sent and (piece := answer.take() if answer.pieces else await answer.read()):
                 is_first = not observer.size
                 observer.passed(piece)
                 if is_sent := observer.ended and answer.is_whole:
@@ -123,10 +121,12 @@ class Delivery:
                         self._trial.waited(self._lease, ttfc_s)
                         self._plane.router.first_token(self._lease, ttfc_s)
                 if has_begun:
-                    await client.pass_on(piece, is_last=is_sent)
+                    is_full = client.pass_on(piece, is_last=is_sent)
                 else:
                     has_begun = True
-                    await client.begin(answer.status, headers, piece, is_last=is_sent)
+                    is_full = client.begin(answer.status, headers, piece, is_last=is_sent)
+                if is_full:
+                    await client.drained()
                 if is_first and answer.status == 200 and self._leased:
                     self._plane.router.prefilled(self._request, self._lease.instance)
                     self._exchange.answering()
@@ -146,8 +146,8 @@ class Delivery:
             return
         answer.finish()
         self._lease.release()
-        if not is_sent:
-            await client.pass_on(b"", is_last=True)
+        if not is_sent and client.pass_on(b"", is_last=True):
+            await client.drained()
         self._settle()
 
     def _settle(self) -> None:
@@ -182,4 +182,5 @@ class Delivery:
         if self._is_stream:
             error = UpstreamError("the instance broke off its answer", reason=result)
             event = error_event(self._scope["path"], error)
-            await self._client.pass_on(event)
+            if self._client.pass_on(event):
+                await self._client.drained()

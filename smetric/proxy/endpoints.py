@@ -190,7 +190,8 @@ class Inference:
                     await send_error(client.send, path, CUT_OFF)
                 elif forwarding is not None and forwarding.awaits_events:
                     event = error_event(path, CUT_OFF)
-                    await client.pass_on(event)
+                    if client.pass_on(event):
+                        await client.drained()
         except TimeoutError:
             pass  # it does not read; the connection is closed over its head
 

@@ -259,7 +259,8 @@ class Forwarding:
         if failure.error is not None:
             raise failure.error
         assert failure.headers is not None
-        await self._client.begin(failure.status, failure.headers, failure.body, is_last=True)
+        if self._client.begin(failure.status, failure.headers, failure.body, is_last=True):
+            await self._client.drained()
         self._exchange.end(failure.status, bytes_out=len(failure.body), error_type="upstream_status")
 
     async def _fail(self, error: HttpError) -> None:

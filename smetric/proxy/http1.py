@@ -67,8 +67,8 @@ class Http1(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self._peers: tuple[Any, Any] = (None, None)
-        self._scheme = "http"
+        #: What all scopes begin as: what is None is each request's own.
+        self._scope: dict[str, Any] = {}
         #: The head being read; None between its end and the next request.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._url = b""
@@ -105,8 +105,22 @@ class Http1(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
         self._transport = cast(asyncio.Transport, transport)
-        self._peers = (_address(transport, "peername"), _address(transport, "sockname"))
-        self._scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": None,
+            "method": None,
+            "scheme": "http" if transport.get_extra_info("ssl_object") is None else "https",
+            "path": None,
+            "raw_path": None,
+            "query_string": None,
+            "root_path": "",
+            "headers": None,
+            "client": _address(transport, "peername"),
+            "server": _address(transport, "sockname"),
+            "state": None,
+            "extensions": {},
+        }
         self._await_request(self._limits.idle_timeout_s)
 
     def data_received(self, data: bytes) -> None:
@@ -191,22 +205,14 @@ class Http1(asyncio.Protocol):
         raw_path, _, query = self._url.partition(b"?")
         path = raw_path.decode("ascii")
         version = parser.get_http_version()
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": version,
-            "method": parser.get_method().decode("ascii"),
-            "scheme": self._scheme,
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "root_path": "",
-            "headers": headers,
-            "client": self._peers[0],
-            "server": self._peers[1],
-            "state": dict(self._state),
-            "extensions": {},
-        }
+        scope = self._scope.copy()
+        scope["http_version"] = version
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        scope["query_string"] = query
+        scope["headers"] = headers
+        scope["state"] = dict(self._state)
         problem = self._inspect(scope)
         if problem is not None:
             self._refuse(problem, scope)

@@ -199,7 +199,7 @@ class Transaction:
         pieces: list[bytes] = []
         size = 0
         while True:
-            if not await self.arrival():
+            if self.gone or not (self.complete or await self.arrival()):
                 raise ClientGone
             size += self.buffered
             pieces += self.take()
@@ -242,23 +242,21 @@ class Transaction:
         self._wire.taken()
         return pieces
 
-    async def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> None:
+    def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> bool:
         """Send the head of an answer, in one write with its first piece if there is one already; as of `Client`."""
         is_held = bool(piece) or is_last
         self.start(status, headers, is_held=is_held)
         if is_held:
             self.write(piece, is_last=is_last)
-        if self._wire.is_full:
-            await self._drained()
+        return self._wire.is_full
 
-    async def pass_on(self, piece: bytes, *, is_last: bool = False) -> None:
-        """Send *piece* of an answer that has begun; *is_last*: nothing follows."""
+    def pass_on(self, piece: bytes, *, is_last: bool = False) -> bool:
+        """Send *piece* of an answer that has begun; *is_last*: nothing follows. As of `Client`."""
         self.write(piece, is_last=is_last)
-        if self._wire.is_full:
-            await self._drained()
+        return self._wire.is_full
 
-    async def _drained(self) -> None:
-        """A write takes time only where the client is slow to read."""
+    async def drained(self) -> None:
+        """Wait, within a deadline, until the client has taken most of what it was sent, or has left."""
         self.watchdog.arm(self._limits.send_timeout_s, "send")
         await self._wire.drained()
 

@@ -158,12 +158,14 @@ class Wire(asyncio.BufferedProtocol):
                 raise AnswerBroken(answer.reason)
             self._waiter = self._loop.create_future()
             await self._waiter
-        data = answer.take()
+        return answer.take()
+
+    def taken(self) -> None:
+        """What had come of the answer has been taken."""
         if self._is_paused and not self._is_lost:
             assert self._transport is not None
             self._is_paused = False
             self._transport.resume_reading()
-        return data
 
     def finish(self, answer: Answer) -> None:
         """The *answer* has been read to its end; keep the connection if it may be kept."""

@@ -64,7 +64,7 @@ async def test_an_answer_that_is_whole_goes_out_in_one_write(size: int) -> None:
         connection = Connection()
         transaction = asked(connection)
         transaction.end_body()
-        await transaction.begin(200, headers, body, is_last=True)
+        transaction.begin(200, headers, body, is_last=True)
         assert [b"".join(pieces) for pieces in connection.writes] == [expected]
 
 
@@ -72,10 +72,10 @@ async def test_the_head_waits_for_no_piece_that_is_not_there() -> None:
     connection = Connection()
     transaction = asked(connection)
     transaction.end_body()
-    await transaction.begin(200, [])
+    transaction.begin(200, [])
     assert connection.writes == [(CHUNKED,)]
-    await transaction.pass_on(b"a")
-    await transaction.pass_on(b"", is_last=True)
+    transaction.pass_on(b"a")
+    transaction.pass_on(b"", is_last=True)
     assert connection.writes[1:] == [(b"1\r\na\r\n",), (b"0\r\n\r\n",)]
 
 
@@ -83,7 +83,7 @@ async def test_the_answer_to_head_is_its_head_alone() -> None:
     connection = Connection()
     transaction = asked(connection, "HEAD")
     transaction.end_body()
-    await transaction.begin(200, [(b"content-length", b"3")], b"abc", is_last=True)
+    transaction.begin(200, [(b"content-length", b"3")], b"abc", is_last=True)
     assert connection.writes == [(HEAD % 3,)]
 
 
@@ -92,8 +92,8 @@ async def test_nothing_is_written_once_the_client_has_left() -> None:
     transaction = asked(connection)
     transaction.end_body()
     transaction.leave()
-    await transaction.begin(200, [], b"a")
-    await transaction.pass_on(b"b", is_last=True)
+    transaction.begin(200, [], b"a")
+    transaction.pass_on(b"b", is_last=True)
     assert connection.writes == []
 
 
@@ -101,10 +101,10 @@ async def test_no_piece_is_written_before_the_head_or_behind_the_end() -> None:
     transaction = asked(Connection())
     transaction.end_body()
     with pytest.raises(RuntimeError, match="waiting"):
-        await transaction.pass_on(b"a")
-    await transaction.begin(200, [], is_last=True)
+        transaction.pass_on(b"a")
+    transaction.begin(200, [], is_last=True)
     with pytest.raises(RuntimeError, match="ended"):
-        await transaction.pass_on(b"a")
+        transaction.pass_on(b"a")
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
