@@ -66,7 +66,6 @@ class Delivery:
         attempt: Attempt,
         answer: Answer,
         trial: Trial,
-        *,
         leased: bool,
     ) -> None:
         self._plane = plane
@@ -82,7 +81,7 @@ class Delivery:
         self._headers = response_headers(answer.headers)
         self._is_stream = (first(self._headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
         #: What passes.
-        self.observer = Observer(request.api, is_stream=self._is_stream and answer.status == 200)
+        self.observer = Observer(request.api, self._is_stream and answer.status == 200)
         lease.answer = self.observer
 
     async def run(self, held: list[bytes]) -> None:

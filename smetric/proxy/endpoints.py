@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -64,23 +64,16 @@ class UnderWay:
     """The requests that are being served, so that what outlives the drain deadline can be cut off."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Each serves one.
+        self.tasks: set[asyncio.Task[Any]] = set()
         #: How many were cut off.
         self.cut = 0
 
-    def begin(self, task: asyncio.Task[Any]) -> None:
-        """*task* serves a request from now on, until `end`."""
-        self._tasks.add(task)
-
-    def end(self, task: asyncio.Task[Any]) -> None:
-        """It serves none any more."""
-        self._tasks.discard(task)
-
     def cut_off(self) -> int:
         """End all of them, each client being told in its API's own shape; returns how many there are."""
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        return len(self._tasks)
+        return len(self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +131,7 @@ class Inference:
         peer = scope.get("client")
         is_trusted = peer is not None and self._is_trusted(peer[0])
         exchange = door.telemetry.begin(scope, self._route, trusted=is_trusted)
-        door.under_way.begin(client.task)
+        door.under_way.tasks.add(client.task)
         forwarding: Forwarding | None = None
         permit: Permit | None = None
         try:
@@ -153,7 +146,7 @@ class Inference:
                 body = patch_model(body, request.model)
             if scope["method"] in ("GET", "HEAD", "DELETE") and not body:
                 body = None
-            forwarding = Forwarding(door.plane, scope, client, exchange, request, body, permit, leased=self._leased)
+            forwarding = Forwarding(door.plane, scope, client, exchange, request, body, permit, self._leased)
             del body  # it is let go as soon as an answer begins
             await forwarding.run()
         except HttpError as error:
@@ -177,7 +170,7 @@ class Inference:
         finally:
             if permit is not None:
                 permit.end()
-            door.under_way.end(client.task)
+            door.under_way.tasks.discard(client.task)
             exchange.end(client.status or 500, error_type="internal_error")  # only if nothing above has ended it
 
     async def _cut_off(self, path: str, client: Client, forwarding: Forwarding | None) -> None:
@@ -233,7 +226,7 @@ def data_app(
 
 
 class _Routed:
-    """Starlette's router, and answers in the API's own shape where it finds no endpoint or one fails.
+    """Starlette's router, and answers in the API's own shape where it finds no endpoint.
 
     Starlette's application would wrap every request, and every message of its answer, in two middlewares for that.
 
@@ -246,21 +239,16 @@ class _Routed:
         self._router = router
         self._posted = posted
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        endpoint = self._posted.get(scope["path"]) if scope.get("method") == "POST" else None
+        return endpoint(scope, receive, send) if endpoint is not None else self._route(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # the router then raises what it cannot serve
         try:
-            endpoint = self._posted.get(scope["path"]) if scope.get("method") == "POST" else None
-            if endpoint is not None:
-                await endpoint(scope, receive, send)
-            else:
-                scope["app"] = self  # the router then raises what it cannot serve
-                await self._router(scope, receive, send)
+            await self._router(scope, receive, send)
         except HTTPException as error:
             known = {404: "this path is not served here", 405: "this path does not take this method"}
             told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
             fields = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
             await send_error(send, scope["path"], told, fields)
-        except Exception:
-            if scope["type"] == "http" and not cast(Client, receive).status:
-                told = HttpError(500, "a fault in the router; its log says where", "internal_error")
-                await send_error(send, scope["path"], told)
-            raise

@@ -12,6 +12,9 @@ import orjson
 from smetric.errors import HttpError
 from smetric.proxy.asgi import Send
 
+#: What went wrong is for the router's own log.
+FAULT = HttpError(500, "a fault in the router; its log says where", "internal_error")
+
 
 def is_messages(path: str) -> bool:
     """Whether *path* belongs to the Anthropic API."""

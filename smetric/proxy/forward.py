@@ -54,8 +54,7 @@ class Forwarding:
         request: InferenceRequest,
         body: bytes | None,
         permit: Permit,
-        *,
-        leased: bool = True,
+        leased: bool,
     ) -> None:
         self._leased = leased
         self._plane = plane
@@ -249,7 +248,7 @@ class Forwarding:
             attempt,
             answer,
             self._trial,
-            leased=self._leased,
+            self._leased,
         )
         await self._delivery.run(held)
         return None

@@ -51,7 +51,7 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
         if name in NOT_FORWARDED:
             if name == b"connection":
                 named = {*named, *_named(value)}
-        elif name[:1] == b"x" and name.replace(b"_", b"-").startswith(RESERVED):
+        elif name >= b"x" and name.replace(b"_", b"-").startswith(RESERVED):  # few names come so late
             if name == VIA:
                 passed_by += value.replace(b" ", b"").split(b",")
         else:
@@ -83,7 +83,7 @@ def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
         if name in HOP_BY_HOP:
             if name == b"connection":
                 named = {*named, *_named(value)}
-        elif not name.startswith(b"x-smetric-"):
+        elif name < b"x" or not name.startswith(b"x-smetric-"):
             passed.append((name, value))
     return [field for field in passed if field[0] not in named] if named else passed
 

@@ -20,6 +20,7 @@ import structlog
 from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Scope
 from smetric.proxy.client import LINGER_BYTES, LINGER_S
+from smetric.proxy.error_response import FAULT
 from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
 from smetric.proxy.limits import Limits
 from smetric.proxy.refusal import explain, refusal
@@ -218,7 +219,7 @@ class Http1(asyncio.Protocol):
             self._refuse(problem, scope)
             return
         transaction = self._receiving = Transaction(
-            self, scope, self._limits, keep_alive=version == "1.1" and parser.should_keep_alive()
+            self, scope, self._limits, version == "1.1" and parser.should_keep_alive()
         )
         if self._current is None and not self._waiting:
             self._start(transaction)
@@ -319,7 +320,7 @@ class Http1(asyncio.Protocol):
         self._current = None
         if transaction.stage is Stage.WAITING:
             transaction.stage = Stage.ENDED
-            self._say(HttpError(500, "a fault in the router; its log says where", "internal_error"), transaction.scope)
+            self._say(FAULT, transaction.scope)
         else:
             transaction.stage = Stage.ENDED
             self._close(CLOSE_TIMEOUT_S)

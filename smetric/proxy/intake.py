@@ -17,7 +17,7 @@ from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.asgi_client import AsgiClient
 from smetric.proxy.client import Client, ClientGone, too_large
-from smetric.proxy.error_response import send_error
+from smetric.proxy.error_response import FAULT, send_error
 from smetric.proxy.limits import Limits
 from smetric.proxy.transaction import Transaction
 from smetric.proxy.watchdog import Timer
@@ -77,8 +77,10 @@ class Intake:
         except ClientGone:
             pass
         except Exception:
-            # The app has answered 500 if nothing had been answered yet. The request is the only one to suffer.
+            # The request is the only one to suffer.
             log.exception("smetric.request.failed", method=scope["method"])
+            if not client.status:
+                await send_error(client.send, scope["path"], FAULT)
         except asyncio.CancelledError:
             expired = watchdog.expired
             if not client.gone and expired is None:

@@ -113,7 +113,7 @@ class Transaction:
         "watchdog",
     )
 
-    def __init__(self, wire: Wire, scope: Scope, limits: Limits, *, keep_alive: bool) -> None:
+    def __init__(self, wire: Wire, scope: Scope, limits: Limits, keep_alive: bool) -> None:
         self._wire = wire
         self._limits = limits
         self._pieces: list[bytes] = []
