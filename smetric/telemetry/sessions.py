@@ -50,14 +50,18 @@ class Sessions:
 
     def served(self, request: InferenceRequest, instance: str, policy: str) -> None:
         """*instance* has begun to answer *request*, which *policy* sent there."""
-        if (last := self.last(request)) is not None:
-            self.turns.series[policy, names.SAME_INSTANCE if last == instance else names.OTHER_INSTANCE].value += 1
-        if request.session:
-            self._remember(hash(request.session), instance)
-        if request.prompt is not None and request.prompt.is_hashed:
-            hashes = request.prompt.hashes
-            if request.turn:
-                self._places.pop(hashes.question, None)
+        prompt, session, places = request.prompt, request.session, self._places
+        hashes = prompt.hashes if prompt is not None and prompt.is_hashed else None
+        if request.turn:
+            last = places.pop(hashes.question, None) if hashes is not None else None
+            if last is None and session:
+                last = places.get(hash(session))
+            if last is not None:
+                same = names.SAME_INSTANCE if last == instance else names.OTHER_INSTANCE
+                self.turns.series[policy, same].value += 1
+        if session:
+            self._remember(hash(session), instance)
+        if hashes is not None:
             self._remember(hashes.whole, instance)
 
     def _remember(self, key: int, instance: str) -> None:

@@ -42,6 +42,15 @@ def test_one_whose_history_was_edited_is_followed_by_its_session() -> None:
     assert (read(sessions, "same"), read(sessions, "other")) == (0, 1)
 
 
+def test_a_turn_whose_prompt_nobody_hashed_while_its_text_was_there_is_followed_by_its_session() -> None:
+    sessions = Sessions()
+    pinned = request(turn=1, prompt=prompt(b"continued", 2))  # no policy ran, and no index is kept
+    pinned.answering()
+    sessions.served(pinned, "gpu-1", "p")
+    assert sessions.last(request(turn=2)) == "gpu-1"
+    assert len(sessions) == 1
+
+
 def test_no_more_are_remembered_than_told_and_no_text_of_them() -> None:
     sessions = Sessions(most=10)
     for number in range(100):
