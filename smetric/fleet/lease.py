@@ -81,14 +81,10 @@ class Lease:
     def first_byte(self) -> None:
         """The prompt has been prefilled."""
         if self._prefilling:
-            self._prefilling = False
+            self._end_prefill()
             instance = self.instance
-            instance.unprefilled -= self.new_tokens
-            instance.uncomputed -= self.computed
-            instance.uncomputed_pairs -= self._pairs
-            if not self._released:
-                instance.decoding_tokens += self.prompt_len
-                instance.decoding.add(self)
+            instance.decoding_tokens += self.prompt_len
+            instance.decoding.add(self)
             instance.load_changed()
 
     def release(self) -> None:
@@ -96,10 +92,19 @@ class Lease:
         if self._released:
             return
         self._released = True
-        if not self._prefilling:
-            self.instance.decoding_tokens -= self.prompt_len
-            self.instance.decoding.discard(self)
-        self.instance.own -= self.prompts
-        self.instance.sent_tokens -= self.prompt_len
-        self.first_byte()
-        self.instance.load_changed()
+        instance = self.instance
+        if self._prefilling:
+            self._end_prefill()
+        else:
+            instance.decoding_tokens -= self.prompt_len
+            instance.decoding.discard(self)
+        instance.own -= self.prompts
+        instance.sent_tokens -= self.prompt_len
+        instance.load_changed()
+
+    def _end_prefill(self) -> None:
+        self._prefilling = False
+        instance = self.instance
+        instance.unprefilled -= self.new_tokens
+        instance.uncomputed -= self.computed
+        instance.uncomputed_pairs -= self._pairs
