@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import msgspec
 from msgspec import Raw
@@ -46,6 +47,7 @@ class Reading:
 SESSION_HEADERS = (b"x-claude-code-session-id", b"session-id", b"x-session-id", b"x-dynamo-session-id")
 #: These, and all others that are read whatever is configured.
 _READ_HEADERS = frozenset({*SESSION_HEADERS, b"x-request-id", b"x-vllm-priority", b"x-session-turn"})
+_NAME = itemgetter(0)
 #: Longest value taken from a header, in bytes.
 MAX_HEADER_VALUE = 256
 #: Most sequences one request is counted as; the engine judges whether it takes that many.
@@ -193,10 +195,10 @@ def _refuse_engines_own(found: dict[str, Raw]) -> None:
 def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], reading: Reading) -> int | None:
     """Fill what headers say; returns the turn if a trusted header overrides it."""
     turn = None
-    tenant_header = reading.tenant_header.encode()
     headers = list(headers)
-    names = dict(headers)
-    if _READ_HEADERS.isdisjoint(names) and tenant_header not in names:
+    tenant_header = reading.tenant_header.encode()
+    wanted = _READ_HEADERS | {tenant_header} if tenant_header else _READ_HEADERS
+    if wanted.isdisjoint(map(_NAME, headers)):
         return None  # as of most clients
     session_rank = len(SESSION_HEADERS)
     for name, value in headers:

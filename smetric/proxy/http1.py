@@ -24,6 +24,7 @@ from smetric.proxy.error_response import FAULT
 from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
 from smetric.proxy.limits import Limits
 from smetric.proxy.refusal import explain, refusal
+from smetric.proxy.scope import scope_over
 from smetric.proxy.transaction import HIGH_WATER, Stage, Transaction
 from smetric.proxy.watchdog import Timer, Watchdog
 
@@ -52,6 +53,39 @@ class Http1(asyncio.Protocol):
         timer: of deadlines; shared with other connections of the loop, None for one of its own.
     """
 
+    __slots__ = (
+        "_app",
+        "_body_bytes",
+        "_current",
+        "_deadline",
+        "_deadlines",
+        "_drains",
+        "_dropped",
+        "_has_left",
+        "_headers",
+        "_is_closing",
+        "_is_deaf",
+        "_is_paused",
+        "_limits",
+        "_loop",
+        "_lost",
+        "_next",
+        "_overhead",
+        "_parser",
+        "_received",
+        "_receiving",
+        "_scope",
+        "_state",
+        "_timer",
+        "_transport",
+        "_turn",
+        "_url",
+        "_waiting",
+        "is_ending",
+        "is_full",
+        "task",
+    )
+
     def __init__(
         self,
         app: App,
@@ -68,7 +102,7 @@ class Http1(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        #: What all scopes begin as: what is None is each request's own.
+        #: What each scope begins as.
         self._scope: dict[str, Any] = {}
         #: The head being read; None between its end and the next request.
         self._headers: list[tuple[bytes, bytes]] | None = None
@@ -106,22 +140,7 @@ class Http1(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
         self._transport = cast(asyncio.Transport, transport)
-        self._scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": None,
-            "method": None,
-            "scheme": "http" if transport.get_extra_info("ssl_object") is None else "https",
-            "path": None,
-            "raw_path": None,
-            "query_string": None,
-            "root_path": "",
-            "headers": None,
-            "client": _address(transport, "peername"),
-            "server": _address(transport, "sockname"),
-            "state": None,
-            "extensions": {},
-        }
+        self._scope = scope_over(transport)
         self._await_request(self._limits.idle_timeout_s)
 
     def data_received(self, data: bytes) -> None:
@@ -477,8 +496,3 @@ class Http1(asyncio.Protocol):
         self._is_closing = True
         self._leave()
         self._transport.abort()
-
-
-def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
-    address = transport.get_extra_info(name)
-    return (address[0], address[1]) if isinstance(address, tuple) else None

@@ -92,7 +92,7 @@ class Observer:
         if self.is_stream:
             self.events += tail.count(b"\n\n", before - 1)
         if not self.ended and self._marker is not None:
-            self.ended = self._marker.search(tail, max(0, before - _OVERLAP)) is not None
+            self.ended = self._marker.search(tail, before - _OVERLAP) is not None  # from 0 if that is less
         if len(tail) > TAIL_BYTES + HEAD_BYTES:
             del tail[:-TAIL_BYTES]
 

@@ -334,12 +334,11 @@ class Transaction:
         framing = self._framing
         if framing is _CHUNKED:
             if body:
-                frame = b"%b%x\r\n" % (head, len(body))
                 end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
                 if len(body) > COPIED_BYTES:
-                    self._wire.write(frame, body, end)
+                    self._wire.write(b"%b%x\r\n" % (head, len(body)), body, end)
                 else:
-                    self._wire.write(frame + body + end)
+                    self._wire.write(b"%b%x\r\n%b%b" % (head, len(body), body, end))
             elif head or is_last:
                 self._wire.write(head + b"0\r\n\r\n" if is_last else head)
         elif framing is _NO_BODY or not body:
