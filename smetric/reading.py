@@ -48,6 +48,8 @@ SESSION_HEADERS = (b"x-claude-code-session-id", b"session-id", b"x-session-id", 
 #: These, and all others that are read whatever is configured.
 _READ_HEADERS = frozenset({*SESSION_HEADERS, b"x-request-id", b"x-vllm-priority", b"x-session-turn"})
 _NAME = itemgetter(0)
+# Asked for each request: a look into an enumeration costs as much as a call.
+_COMPLETIONS, _RESPONSES, _OTHER = Api.COMPLETIONS, Api.RESPONSES, Api.OTHER
 #: Longest value taken from a header, in bytes.
 MAX_HEADER_VALUE = 256
 #: Most sequences one request is counted as; the engine judges whether it takes that many.
@@ -107,7 +109,7 @@ def parse(
     try:
         screened = screen(body)
     except RequestError:
-        if api is Api.OTHER:
+        if api is _OTHER:
             return request
         raise
     carried = memory.find(screened) if len(body) >= memory.least_bytes and api in _CONVERSATIONS else None
@@ -141,7 +143,7 @@ def _read_body(
     try:
         found = members(text)
     except RequestError:
-        if api is Api.OTHER:
+        if api is _OTHER:
             return
         raise
     names = "".join(found)
@@ -149,7 +151,7 @@ def _read_body(
         _refuse_engines_own(found)
     request.model = string(found, "model")
     request.stream = bytes(found.get("stream", b"")) in _TRUE
-    if api is Api.OTHER:
+    if api is _OTHER:
         return
     if "priority" in found and not is_null(found["priority"]):
         request.priority = -number("priority", found["priority"])
@@ -160,7 +162,7 @@ def _read_body(
     if salt[:1] == b'"':
         request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
     key = b"%b\0%b" % (served.encode(), salt)
-    if api is Api.COMPLETIONS:
+    if api is _COMPLETIONS:
         prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
     else:
         prompts = 1
@@ -175,7 +177,7 @@ def _read_body(
     if turn is not None:
         request.turn = turn
         request.est_hit = request.est_hit if turn else 0
-    if api is Api.RESPONSES:
+    if api is _RESPONSES:
         request.pinned_to = _pinned_to(found)
         if request.pinned_to:
             request.turn = request.est_hit = None
@@ -305,11 +307,11 @@ _CONVERSATIONS = {
 def _listed(found: dict[str, Raw], name: str, api: Api) -> Raw:
     """The messages; in the Responses API a string is one of the user's."""
     if name not in found:
-        if api is not Api.RESPONSES:
+        if api is not _RESPONSES:
             raise RequestError(f"`{name}` is missing; this API needs it", param=name)
         return Raw(b"[]")
     items = found[name]
-    if api is Api.RESPONSES and memoryview(items)[0] == _QUOTE:
+    if api is _RESPONSES and memoryview(items)[0] == _QUOTE:
         return Raw(b'[{"role":"user","content":%b}]' % bytes(items))
     return items
 
