@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from smetric.proxy.asgi import Message, Receive, Scope, Send
-from smetric.proxy.asgi_client import AsgiClient
+from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
-from smetric.proxy.watchdog import Timer
-from tests.fakes import RawClient, until
+from tests.fakes import RawClient
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -112,26 +110,3 @@ async def test_a_connection_whose_answer_began_before_the_end_may_bring_one_more
         last = await client.response("GET")
         assert (begun.values("connection"), last.values("connection"), last.body) == ([], ["close"], b"ok")
         assert await client.at_end()
-
-
-async def test_a_watch_behind_an_answer_ends_by_itself_and_cancels_nobody() -> None:
-    ended = asyncio.Event()
-
-    async def receive() -> Message:
-        await ended.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(_: Message) -> None: ...
-
-    task = asyncio.current_task()
-    assert task is not None
-    before = asyncio.all_tasks()
-    client = AsgiClient(receive, send, Limits(), Timer(), has_body=False)
-    client.watch()
-    (watch,) = asyncio.all_tasks() - before
-    client.answered = True
-    client.close()
-    ended.set()
-    await until(watch.done)
-    assert not watch.cancelled()
-    assert task.cancelling() == 0

@@ -327,6 +327,44 @@ async def test_connections_leave_no_task_behind() -> None:
         await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
+async def test_one_task_answers_what_a_connection_asks() -> None:
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        tasks.append(asyncio.current_task())
+        await echo(scope, receive, send)
+
+    async with serving(noting) as url:
+        async with await RawClient.connect(url) as client:
+            await client.send(GET)
+            await told(client)
+            await client.send(GET + GET)
+            await told(client)
+            await told(client)
+        assert len(tasks) == 3
+        assert len(set(tasks)) == 1
+        await until(lambda: tasks[0] not in asyncio.all_tasks())
+
+
+async def test_a_task_that_is_cancelled_behind_its_answer_leaves_what_comes_next_to_another() -> None:
+    busy: list[asyncio.Task[Any]] = []
+
+    async def lingering(scope: Scope, receive: Receive, send: Send) -> None:
+        await echo(scope, receive, send)
+        task = asyncio.current_task()
+        assert task is not None
+        if scope["path"] == "/first":
+            busy.append(task)
+            await asyncio.Event().wait()
+
+    async with serving(lingering) as url, await RawClient.connect(url) as client:
+        await client.send(request("GET", "/first") + request("GET", "/second"))
+        assert (await told(client))["path"] == "/first"
+        await until(lambda: len(busy) == 1)
+        busy[0].cancel()
+        assert (await told(client))["path"] == "/second"
+
+
 async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         assert isinstance(receive, Transaction)
