@@ -47,7 +47,7 @@ _MESSAGES = msgspec.json.Decoder(list[Message])
 
 def render(
     field: str,
-    messages: Raw,
+    messages: Raw | list[Message],
     *,
     tools: Raw | None = None,
     system: Raw | None = None,
@@ -64,7 +64,7 @@ def render(
 
     Args:
         field: name of the list, for errors.
-        messages: JSON text of the list, without those that are *carried*.
+        messages: the list, or its JSON text, without those that are *carried*.
         tools: JSON text of the tools.
         system: JSON text of the system prompt or instructions, a string or a list of text parts.
         is_plain: whether there is no choice of escapes in any of them, as `smetric.screening` says.
@@ -76,12 +76,7 @@ def render(
         RequestError: *messages* is not a list of objects with string roles.
         Unfit: these messages do not go on from what is carried.
     """
-    try:
-        decoded = _MESSAGES.decode(messages)
-    except msgspec.DecodeError:
-        raise RequestError(
-            f"`{field}` must be a list of objects, each with its role as a string", param=field
-        ) from None
+    decoded = messages if isinstance(messages, list) else _decoded(field, messages)
     messages_before, turns_before, size, previous = 0, 0, 0, ""
     if carried is not None:
         mark = carried[0].mark
@@ -123,6 +118,15 @@ def render(
         history_bytes = question_bytes + sum(map(len, pieces[begin:end]))
     outline = Outline(field, parts, messages_from)
     return Conversation(pieces, turns_before + len(turns), history_bytes, question_bytes, outline, lead, marks)
+
+
+def _decoded(field: str, messages: Raw) -> list[Message]:
+    try:
+        return _MESSAGES.decode(messages)
+    except msgspec.DecodeError:
+        raise RequestError(
+            f"`{field}` must be a list of objects, each with its role as a string", param=field
+        ) from None
 
 
 def _lead(field: str, pieces: list[Text], seed: int) -> Lead:

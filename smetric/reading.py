@@ -17,6 +17,7 @@ from smetric.body import beginning, is_null, members
 from smetric.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
 from smetric.conversation import render
 from smetric.errors import RequestError
+from smetric.excerpt import LEAST_BYTES, Excerpt, excerpt
 from smetric.fields import decode, number, string
 from smetric.json_text import text_of
 from smetric.parts import hash_of
@@ -140,12 +141,19 @@ def _read_body(
     """
     api = request.api
     text = screened.body if carried is None else carried.shortened(screened.body)
+    brief: Excerpt | None = None
+    if carried is None and len(text) >= LEAST_BYTES and api in _CONVERSATIONS:
+        brief = excerpt(text, _CONVERSATIONS[api][0])
     try:
-        found = members(text)
+        found = members(text if brief is None else brief.body)
     except RequestError:
         if api is _OTHER:
             return
-        raise
+        if brief is None:
+            raise
+        brief, found = None, members(text)
+    if brief is not None:
+        text = brief.body
     names = "".join(found)
     if "_transfer_params" in names or "bootstrap_" in names:  # as hardly ever
         _refuse_engines_own(found)
@@ -169,7 +177,9 @@ def _read_body(
         if not _TEMPLATE_FIELDS.isdisjoint(found):
             given = [b"%b:%b" % (name.encode(), bytes(found[name])) for name in sorted(_TEMPLATE_FIELDS & found.keys())]
             request.template_args = b",".join(given)
-        request.prompt = prompt = _conversation_prompt(request, text, found, screened, key, carried, bytes_per_token)
+        request.prompt = prompt = _conversation_prompt(
+            request, text, found, screened, key, carried, brief, bytes_per_token
+        )
         request.prompt_len = prompt.length
         request.est_hit = prompt.whole_blocks(prompt.history_bytes, reading.block_size)
     if prompts * copies != 1:
@@ -227,6 +237,7 @@ def _conversation_prompt(
     screened: Screened,
     key: bytes,
     carried: Carried | None,
+    brief: Excerpt | None,
     bytes_per_token: float,
 ) -> Prompt:
     """The prompt of a conversation, whose number of turns goes into *request*."""
@@ -235,7 +246,7 @@ def _conversation_prompt(
     messages = _listed(found, list_of, request.api)
     conversation = render(
         list_of,
-        messages,
+        messages if brief is None else brief.messages,
         tools=found.get("tools"),
         system=found.get(lead) if lead else None,
         is_plain=screened.is_plain,
@@ -246,7 +257,8 @@ def _conversation_prompt(
     request.turn = conversation.turn
     carrying = None
     if is_remembered:
-        begin = beginning(text, found, list_of) if carried is None else carried.begin
+        known = carried or brief
+        begin = beginning(text, found, list_of) if known is None else known.begin
         if begin is not None:
             end = begin + len(messages) - 2 + len(screened.body) - len(text)
             carrying = Carrying(memory, screened, (begin, end), conversation.lead, conversation.marks, carried)

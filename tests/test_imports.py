@@ -20,7 +20,7 @@ LAYERS = (
     {"router", "routes", "root", "shadow", "trial", "guardrail", "arm_load", "policies", "policy_file"},
     {"sources", "fleet", "features", "telemetry", "records", "policy_folder", "policy_text"}
     | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}
-    | {"body", "marks", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},
+    | {"body", "marks", "excerpt", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.
