@@ -5,11 +5,10 @@ Which file that is `resources` says; what the text means is the language's busin
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 from smetric.errors import ConfigError
+from smetric.file_bytes import read_regular
 from smetric.policy.parser import MAX_BYTES
 
 
@@ -17,10 +16,10 @@ def read_policy(path: Path) -> str:
     """The text of a policy file.
 
     Raises:
-        OSError: it cannot be opened.
-        ConfigError: it is no regular file, too large, or not UTF-8.
+        OSError: it cannot be read, or is no regular file.
+        ConfigError: it is too large, or not UTF-8.
     """
-    raw = _read(path)
+    raw = read_regular(path, MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes; put what it shares into a library")
     try:
@@ -33,23 +32,11 @@ def read_whatever(path: Path) -> str:
     """The same of a file that may be too large or not UTF-8, which the language reports as it does other errors.
 
     Raises:
-        OSError: it cannot be opened.
-        ConfigError: it is no regular file.
+        OSError: it cannot be read, or is no regular file.
     """
-    return decoded(_read(path))
+    return decoded(read_regular(path, MAX_BYTES + 1))
 
 
 def decoded(raw: bytes) -> str:
     """The text, with lone surrogates for what is no UTF-8, so that its place can be told."""
     return raw.decode("utf-8", "surrogateescape")
-
-
-def _read(path: Path) -> bytes:
-    """What is in a regular file, one byte more than `MAX_BYTES` at most."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ConfigError(f"policy {path}: not a regular file")
-        return os.read(fd, MAX_BYTES + 1)
-    finally:
-        os.close(fd)

@@ -13,11 +13,12 @@ import click
 
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.file_bytes import read_once
 from smetric.policy import Policy, PolicyError, Reader, Source, load
 from smetric.policy.library import no_libraries
 from smetric.policy.parser import MAX_BYTES, read
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
-from smetric.policy_text import decoded, read_whatever
+from smetric.policy_text import decoded
 from smetric.resources import policy_path, shipped_policies
 
 _NONE: Mapping[str, float | str | bool] = {}
@@ -51,7 +52,7 @@ class PolicySource:
         if self.file is None:
             return decoded(sys.stdin.buffer.read(MAX_BYTES + 1))
         try:
-            return read_whatever(self.file)
+            return decoded(read_once(self.file, MAX_BYTES + 1))
         except OSError as error:
             raise ConfigError(f"policy {self.file}: cannot be read: {error.strerror}") from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from smetric.errors import ConfigError
+from smetric.file_bytes import read_regular
 
 log = structlog.get_logger("smetric.credential")
 
@@ -70,10 +71,10 @@ class Credential:
     def _read(self) -> str:
         try:
             self._seen = self._state()
-            with Path(self._path).open("rb") as file:
-                text = file.read(_MOST_BYTES + 1).decode("ascii", "replace").strip()
+            data = read_regular(Path(self._path), _MOST_BYTES + 1)
         except OSError as error:
             raise ConfigError(f"{self._name}: cannot read {self._path}: {error.strerror}") from error
+        text = data.decode("ascii", "replace").strip()
         if not _TEXT.fullmatch(text) or len(text) < self._least:
             raise ConfigError(
                 f"{self._name}: expected {self._least} to {_MOST_BYTES} printable ASCII characters without spaces in "

@@ -14,6 +14,7 @@ import yaml
 
 from smetric.config.raw import Items, Raw, Scalar, Table
 from smetric.errors import ConfigError
+from smetric.file_bytes import read_once
 
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000  # aliases can make a small file large
@@ -29,8 +30,7 @@ def read(path: Path, env: Mapping[str, str]) -> Table:
             set and has no default.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_once(path, _MOST_BYTES + 1)
         text = data.decode()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name another file with --config") from error

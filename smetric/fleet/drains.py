@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from smetric.file_bytes import read_regular
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 
@@ -83,8 +84,7 @@ def _read(path: Path) -> list[str]:
         OSError: it cannot be read; FileNotFoundError: there is none.
         ValueError: it is not such a file.
     """
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
+    data = read_regular(path, MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     try:

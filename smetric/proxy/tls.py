@@ -15,6 +15,7 @@ from typing import cast
 import structlog
 
 from smetric.errors import ConfigError
+from smetric.file_bytes import require_regular
 
 log = structlog.get_logger("smetric.tls")
 
@@ -79,6 +80,8 @@ class Tls:
         context.set_alpn_protocols(["http/1.1"])
         context.sslobject_class = Handshake
         try:
+            for file in self._files:
+                require_regular(file)
             context.load_cert_chain(self._cert_file, self._key_file or None, password=_no_password)
         except (OSError, ValueError) as error:
             if isinstance(error, ssl.SSLError):

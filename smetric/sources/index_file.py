@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from smetric.file_bytes import read_regular
 from smetric.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, UnreadableImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
@@ -113,9 +114,8 @@ class IndexFile:
         """The file's image, None where there is no file. Runs in a thread."""
         most = sum(index.table.max_bytes for index in self._indexes)
         try:
-            with (self._folder / NAME).open("rb") as file:
-                # Each holding takes eight bytes of the file, and counts for more in memory.
-                data = file.read(most + 1)
+            # Each holding takes eight bytes of the file, and counts for more in memory.
+            data = read_regular(self._folder / NAME, most + 1)
         except FileNotFoundError:
             return None
         if len(data) > most:

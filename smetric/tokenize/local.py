@@ -19,6 +19,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from smetric.errors import ConfigError
+from smetric.file_bytes import read_regular
 from smetric.tokenize.cache import CachedTokenizer
 from smetric.tokenize.chat import Chat, Text, Unsupported
 from smetric.tokenize.template import ChatTemplate
@@ -127,14 +128,16 @@ class LocalEncoder:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise ConfigError(f"{path}: larger than {MAX_FILE >> 20} MiB")
-        return path.read_text("utf-8")
+        data = read_regular(path, MAX_FILE + 1)
+        text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({error}); tokenizer.folders needs each model's tokenizer.json and "
             "tokenizer_config.json"
         ) from None
+    if len(data) > MAX_FILE:
+        raise ConfigError(f"{path}: larger than {MAX_FILE >> 20} MiB")
+    return text
 
 
 def _read_config(path: Path) -> dict[str, Any]:

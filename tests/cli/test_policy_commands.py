@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -417,8 +418,17 @@ def test_a_file_of_tests_stops_no_other_file_either(tmp_path: Path, good: str, t
     beside.mkdir()
     unread = run("check", good, str(other))
     assert unread.exit_code == 2
-    assert "good.test.policy: not a regular file" in unread.stderr
+    assert "good.test.policy: cannot be read: not a regular file" in unread.stderr
     assert "did you mean `route`?" in unread.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "test"])
+def test_a_policy_may_come_through_a_pipe(command: str) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, GOOD.encode())
+    os.close(writing)
+    assert run(command, f"/dev/fd/{reading}").exit_code == 0
+    os.close(reading)
 
 
 def test_the_shipped_library_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

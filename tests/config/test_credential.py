@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_what_can_be_no_secret_is_refused_and_not_shown(tmp_path: Path, text: st
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"admin\.token_file: cannot read .*/nowhere: No such file"):
         Credential("admin.token_file", "", str(tmp_path / "nowhere"))
+
+
+def test_a_pipe_would_block_and_is_refused(tmp_path: Path) -> None:
+    clock, file = Clock(), tmp_path / "secret"
+    file.write_text("first")
+    secret = Credential("x", "", str(file), clock=clock)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=r"admin\.token_file: cannot read .*/secret: not a regular file"):
+        Credential("admin.token_file", "", str(file))
+    clock.now = 1.0
+    assert secret.text == "first"
 
 
 def test_its_representation_does_not_show_it() -> None:

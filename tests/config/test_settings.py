@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from smetric import file_bytes
 from smetric.config import Flagged, Settings
 from smetric.config.section import ListOf, MapOf, Section
 from smetric.config.settings import SETTINGS, schema
@@ -278,6 +279,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_bytes(b"#" * (2 << 20))
     with pytest.raises(ConfigError, match="longer than 1 MiB"):
         Settings.load(tmp_path / "long.yaml", {})
+
+
+def test_a_file_may_be_a_pipe_unless_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_bytes, "PATIENCE_S", 0.05)
+    reading, writing = os.pipe()
+    os.write(writing, b"policy: round_robin\n")
+    os.close(writing)
+    assert Settings.load(Path(f"/dev/fd/{reading}"), {}).policy == "round_robin"
+    os.close(reading)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: cannot be read: nothing was written into it .*; name another file"):
+        Settings.load(tmp_path / "pipe", {})
 
 
 def test_aliases_cannot_make_a_small_file_large(load: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,10 @@ def test_a_file_that_cannot_be_read_drains_nothing(tmp_path: Path, content: byte
         Drains(fleet, tmp_path).restore()
     assert [(line["event"], line["reason"]) for line in lines] == [("smetric.drains.unreadable", reason)]
     assert draining(fleet) == []
+
+
+def test_a_pipe_in_its_place_holds_nothing_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / NAME)
+    with capture_logs() as lines:
+        Drains(fleet_of("a"), tmp_path).restore()
+    assert [(line["event"], line["reason"]) for line in lines] == [("smetric.drains.unreadable", "not a regular file")]

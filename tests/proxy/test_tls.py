@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -37,6 +38,8 @@ from tests.fakes import RawClient, until
         ("key", "key", "no certificate or no key is there"),
         ("cert", "", "no certificate or no key is there"),
         ("cert", "locked", "the key is encrypted"),
+        ("pipe", "key", "not a regular file"),
+        ("cert", "pipe", "not a regular file"),
     ],
 )
 def test_a_certificate_that_cannot_be_used_is_told_with_its_file(
@@ -49,9 +52,16 @@ def test_a_certificate_that_cannot_be_used_is_told_with_its_file(
     secret = load_pem_private_key(made.private_key_pem.bytes(), None)
     locked = secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     (tmp_path / "locked").write_bytes(locked)
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=rf"listen\.cert_file: cannot be used \({reason}\): .*/{cert}") as told:
         Tls(str(tmp_path / cert), str(tmp_path / key) if key else "")
     assert "\n" not in str(told.value)
+
+
+def with_a_pipe(file: Path) -> None:
+    """Put a pipe in the place of *file*."""
+    file.unlink()
+    os.mkfifo(file)
 
 
 class Issued:
@@ -66,6 +76,8 @@ class Issued:
         authority, trusting = trustme.CA(), ssl.create_default_context()
         authority.configure_trust(trusting)
         made = authority.issue_cert("localhost")
+        for file in (self.cert, self.key):
+            file.unlink(missing_ok=True)
         made.cert_chain_pems[0].write_to_path(self.cert)
         made.private_key_pem.write_to_path(self.key)
         return trusting
@@ -106,9 +118,10 @@ def test_a_new_certificate_is_shown_to_those_who_come_after_it(tmp_path: Path) -
         (lambda issued: issued.cert.write_text(issued.cert.read_text()[:100]), "no certificate or no key is there"),
         (lambda issued: issued.key.write_text(""), "no certificate or no key is there"),
         (lambda issued: issued.key.unlink(), "no such file or directory"),
+        (lambda issued: with_a_pipe(issued.key), "not a regular file"),
         (lambda issued: trustme.CA().issue_cert("x").private_key_pem.write_to_path(issued.key), "key values mismatch"),
     ],
-    ids=["half a certificate", "no key", "a missing file", "another's key"],
+    ids=["half a certificate", "no key", "a missing file", "a pipe", "another's key"],
 )
 def test_files_that_cannot_be_used_leave_the_old_certificate_in_force_and_say_so_once(
     tmp_path: Path, harm: Callable[[Issued], object], reason: str

@@ -157,6 +157,16 @@ async def test_a_file_that_cannot_be_read_is_a_log_line_and_written_anew(
     assert len(decode((tmp_path / NAME).read_bytes()).instances) == 1
 
 
+async def test_a_pipe_in_its_place_holds_nothing_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / NAME)
+    with capture_logs() as logs:
+        index, file = await started(tmp_path)
+    assert [line["reason"] for line in logs] == ["not a regular file"]
+    index.prefilled(ASKED, engine())
+    await file.stop()
+    assert len(decode((tmp_path / NAME).read_bytes()).instances) == 1
+
+
 async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / NAME).open("wb") as file:
         file.truncate(2**20 + 1)

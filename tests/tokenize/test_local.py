@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -76,6 +77,15 @@ def test_a_folder_that_lacks_a_file_is_a_configuration_error_that_names_it(tmp_p
     folder = model_folder(tmp_path, "plain")
     (folder / missing).unlink()
     with pytest.raises(ConfigError, match=rf"{missing}: cannot be read .* tokenizer\.folders"):
+        LocalEncoder({ANY_MODEL: folder}, max_bytes=ROOM)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pipe_in_a_folder_is_one_too(tmp_path: Path, name: str) -> None:
+    folder = model_folder(tmp_path, "plain")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigError, match=rf"{name}: cannot be read .*not a regular file"):
         LocalEncoder({ANY_MODEL: folder}, max_bytes=ROOM)
 
 
