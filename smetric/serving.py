@@ -56,15 +56,16 @@ def run(settings: Settings) -> int:
 
 @contextmanager
 def _at_hangup(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Iterator[None]:
-    """Have *loop* call *look* at each SIGHUP.
+    """Have *loop* call *look* at each SIGHUP, also at one that came while it was blocked; later ones are ignored.
 
     The loop's own handlers go with it, and the signal would end the process then.
     """
-    before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(look))
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(look))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _spare_the_collector() -> None:

@@ -24,7 +24,7 @@ def serve(config: Path | None, params: tuple[str, ...], **options: str | tuple[s
     smetric serve --policy smetric --instance http://127.0.0.1:9101 --instance http://127.0.0.1:9102
     smetric serve --config smetric.yaml --port 8080
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing is to be read again yet, and it is no reason to end
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # no reason to end; it is answered when we serve
     settings = from_table(settings_table(config, params, **options))
     if not settings.instances:
         raise ConfigError(

@@ -90,7 +90,7 @@ def writer_of(pipe: Path, process: "subprocess.Popen[str]") -> TextIO:
     return found[0]
 
 
-def test_a_hangup_while_it_starts_does_not_end_it(tmp_path: Path) -> None:
+def test_a_hangup_while_it_starts_is_answered_when_it_serves(tmp_path: Path) -> None:
     port, pipe = free_port(), tmp_path / "smetric.yaml"
     os.mkfifo(pipe)
     with start("--config", str(pipe), "--port", str(port), "--admin-port", "0") as process:
@@ -104,6 +104,7 @@ def test_a_hangup_while_it_starts_does_not_end_it(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 0, logged
+    assert logged.count('"smetric.files.looked_at"') == 1
 
 
 def test_it_outlives_its_terminal_and_counts_the_lines_that_went_with_it() -> None:
