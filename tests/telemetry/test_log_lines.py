@@ -4,6 +4,10 @@ import asyncio
 import errno
 import io
 import os
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
 
 from smetric.telemetry import log_lines
 from smetric.telemetry.log_lines import LogLines
@@ -87,3 +91,63 @@ def test_a_log_that_cannot_be_written_costs_its_lines_alone() -> None:
     lines.write_soon("4\n")
     assert out.getvalue().endswith("4\n")
     assert LogLines.lost - before == 3
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, TextIO]]:
+    """Who reads the log, and what it is written to; the test writes more than is read."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as out:
+        yield reading, out
+        os.close(reading)
+
+
+async def test_a_reader_who_stops_keeps_nobody_waiting_and_gets_all_lines_in_order_later(
+    pipe: tuple[int, TextIO],
+) -> None:
+    reading, out = pipe
+    lines, before = LogLines(out), LogLines.lost
+    expected = "".join(f"{number} {'x' * 90}é\n" for number in range(3000))
+    for number, line in enumerate(expected.splitlines(keepends=True)):
+        if number % 2:
+            lines.write_soon(line)
+        else:
+            lines.write(line)
+            lines.flush()
+    read = b""
+    async with asyncio.timeout(10):
+        while len(read) < len(expected.encode()):
+            read += await asyncio.to_thread(os.read, reading, 1 << 16)
+    assert read.decode() == expected
+    assert LogLines.lost == before
+
+
+def test_the_oldest_lines_are_lost_where_too_many_wait_for_a_reader(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_lines, "MOST_KEPT", 10)
+    reading, out = pipe
+    lines, before = LogLines(out), LogLines.lost
+    for number in range(200):
+        lines.write(f"{number} {'x' * 995}\n")
+        lines.flush()
+    read, lost = b"", LogLines.lost - before
+    while len(read.splitlines()) < 200 - lost:
+        read += os.read(reading, 1 << 16)
+        lines.flush()
+    numbers = [int(line.split()[0]) for line in read.decode().splitlines()]
+    assert 0 < lost < 190
+    assert numbers == [*range(190 - lost), *range(190, 200)]
+
+
+def test_a_log_whose_reader_is_gone_costs_its_lines_alone() -> None:
+    reading, writing = os.pipe()
+    out = os.fdopen(writing, "w")
+    lines, before = LogLines(out), LogLines.lost
+    os.close(reading)
+    for _ in range(3):
+        lines.write("x\n")
+        lines.flush()
+    assert LogLines.lost - before == 3
+    with pytest.raises(BrokenPipeError):
+        out.close()
