@@ -14,7 +14,7 @@ from msgspec import Struct
 from smetric.rendering import Message
 
 #: Smaller bodies are read twice as soon.
-LEAST_BYTES = 16 * 1024
+LEAST_BYTES = 24 * 1024
 #: Bytes of a text that is worth leaving out, and how many of them it is looked for by.
 LONG, HEAD = 1024, 64
 
