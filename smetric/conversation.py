@@ -22,6 +22,7 @@ class Conversation(Struct, frozen=True):
 
     Args:
         pieces: rendered, in order.
+        size: length, with what was carried.
         turn: the number of assistant turns among them.
         history_bytes: length up to the end of the last of these turns; 0 without one.
         question_bytes: length up to its beginning.
@@ -31,6 +32,7 @@ class Conversation(Struct, frozen=True):
     """
 
     pieces: list[Text]
+    size: int
     turn: int
     history_bytes: int
     question_bytes: int
@@ -111,13 +113,14 @@ def render(
         raise Unfit  # the last turn, or the last message, is not among these
     if is_begun:
         turns.pop()
+    size += sum(map(len, pieces))
     question_bytes = history_bytes = 0
     if turns:
-        begin, end = turns[-1]
-        question_bytes = size + sum(map(len, pieces[:begin]))
-        history_bytes = question_bytes + sum(map(len, pieces[begin:end]))
+        begin, end = turns[-1]  # from behind, where little has to be counted
+        history_bytes = size - sum(map(len, pieces[end:]))
+        question_bytes = history_bytes - sum(map(len, pieces[begin:end]))
     outline = Outline(field, parts, messages_from)
-    return Conversation(pieces, turns_before + len(turns), history_bytes, question_bytes, outline, lead, marks)
+    return Conversation(pieces, size, turns_before + len(turns), history_bytes, question_bytes, outline, lead, marks)
 
 
 def _decoded(field: str, messages: Raw) -> list[Message]:

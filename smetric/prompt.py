@@ -36,6 +36,7 @@ class Prompt:
     Args:
         pieces: its rendered text in order, UTF-8, escaped as in JSON.
         bytes_per_token: the ratio all its lengths are converted by.
+        size: its length in bytes; None where it is still to be counted.
         history_bytes: length of the carried history, a prefix of the prompt.
         question_bytes: length up to the last assistant turn of that history: the whole prompt of the request that this
             one follows. 0 where there is no such turn.
@@ -68,6 +69,7 @@ class Prompt:
         pieces: Sequence[Text],
         bytes_per_token: float,
         *,
+        size: int | None = None,
         history_bytes: int = 0,
         question_bytes: int = 0,
         key: bytes = b"",
@@ -92,7 +94,7 @@ class Prompt:
         #: Rendered bytes before the pieces, whole blocks.
         self._known_bytes = carried.mark.size // BLOCK_BYTES * BLOCK_BYTES if carried is not None else 0
         #: Rendered bytes.
-        self.size = self._known_bytes + sum(map(len, pieces))
+        self.size = self._known_bytes + sum(map(len, pieces)) if size is None else size
         #: Tokens, at least 1.
         self.length = self.tokens(self.size) or 1
 

@@ -166,9 +166,11 @@ def _read_body(
     copies = number("n", found["n"]) if "n" in found and not is_null(found["n"]) else 1.0
     request.served = served = reading.aliases.get(request.model, request.model)
     bytes_per_token = ratio.of(served)
-    salt = bytes(found.get("cache_salt", b""))
-    if salt[:1] == b'"':
-        request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
+    salt = b""
+    if "cache_salt" in found:
+        salt = bytes(found["cache_salt"])
+        if salt[:1] == b'"':
+            request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
     key = b"%b\0%b" % (served.encode(), salt)
     if api is _COMPLETIONS:
         prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
@@ -265,6 +267,7 @@ def _conversation_prompt(
     return Prompt(
         conversation.pieces,
         bytes_per_token,
+        size=conversation.size,
         history_bytes=conversation.history_bytes,
         question_bytes=conversation.question_bytes,
         key=key,

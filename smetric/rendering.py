@@ -75,6 +75,8 @@ _SYSTEM_MARK = _ROLES["system"][2]
 _QUOTE, _LIST = ord('"'), ord("[")
 #: Of a string, what is between the quotes.
 _INSIDE = slice(1, -1)
+#: Bytes of a text up to which a copy of it is sooner made, and read, than a view of it.
+SHORT = 448
 #: Contents in contents that are taken apart; tool results hold text and images, and nothing nests deeper.
 MOST_NESTED = 2
 
@@ -150,7 +152,7 @@ class Rendering:
             if (
                 is_plain
                 and content
-                and (text := memoryview(content))[0] == _QUOTE
+                and (text := bytes(content) if len(content) <= SHORT else memoryview(content))[0] == _QUOTE
                 and not message.reasoning
                 and not message.reasoning_content
             ):

@@ -25,6 +25,7 @@ UNCOUNTED_BYTES = 256 * 1024
 MAX_VALUES = 65536
 
 _ALL_BUT_MARKS = bytes(byte for byte in range(256) if byte not in b'"{[')
+_BACKSLASH = ord("\\")
 #: How gzip and Zstandard begin.
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 _ENCODINGS = (
@@ -71,7 +72,7 @@ class Screen:
                 body.decode()
             except UnicodeDecodeError:
                 _refuse_other_encodings(body, 0)
-            return Screened(body, _is_plain(body, 0, len(body)), [])
+            return Screened(body, _BACKSLASH not in body or CHOSEN_ESCAPE.search(body) is None, [])
         places, is_counted = _places(body), len(body) > UNCOUNTED_BYTES
         known, found = self._deepest(places)
         start, marks, is_plain = known * STRIDE, found >> 1, bool(found & 1)

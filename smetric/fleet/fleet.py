@@ -194,8 +194,11 @@ class Fleet:
         """
         feature = self._features[name]
         values, known = feature.fill(cells)
-        if min(values) < 0 or max(values) > prompt_len:
-            values, known = feature.fill([None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells])
+        for value in values:  # sooner than their `min` and `max`
+            if value < 0 or value > prompt_len:
+                within = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
+                values, known = feature.fill(within)
+                break
         snapshot.columns[name], snapshot.known[name], snapshot.origins[name] = values, known, origins
 
     def _measured_now(

@@ -193,7 +193,7 @@ class Instance:
             hit_len: tokens of them known to be in this instance's cache; None, which counts as 0, where nobody knows.
             stored: tokens of them known to be in some tier that it can fetch from, 0 if not looked up.
         """
-        hit = min(hit_len, prompt_len) if hit_len else 0
+        hit = (hit_len if hit_len < prompt_len else prompt_len) if hit_len else 0
         fetched = max(0, min(stored, prompt_len) - hit) if stored else 0
         return Lease(self, prompts, prompt_len, hit, fetched, hit_len is not None)
 

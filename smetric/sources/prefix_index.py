@@ -116,9 +116,8 @@ class PrefixIndex:
         if cut is None:
             return {"hit_len": [None] * len(instances)}
         asked = self._all_of(instances)
-        cells: list[float | None] = [None] * len(instances)
-        if self._sees_all:
-            cells = list(asked.misses(self._clock(), self._warm_up_s))
+        misses = asked.misses(self._clock(), self._warm_up_s) if self._sees_all else [None] * len(instances)
+        cells: list[float | None] = [*misses]
         for at, hit in self._hits(cut, asked):
             if cells[at] is not None or (hit and not (self._yields and is_part(hit, request))):
                 cells[at] = hit
@@ -141,16 +140,18 @@ class PrefixIndex:
     def _hits(self, cut: Cut, asked: Beliefs) -> list[tuple[int, int]]:
         """The places in *asked* of those that hold some of *cut*, and the tokens that can hit."""
         holders = self.table.holders
-        groups = self.table.depths(cut.blocks) if cut.blocks else []
+        groups = [
+            (bits, depth, holders(question) & bits if (question := cut.answered(depth)) else 0)
+            for bits, depth in (self.table.depths(cut.blocks) if cut.blocks else ())
+        ]
         if question := cut.answered(0):
             # What it follows fills no block: who has answered that need hold none.
             others = holders(question)
-            for bits, _ in groups:
+            for bits, _, _ in groups:
                 others &= ~bits
-            groups.append((others, 0))
+            groups.append((others, 0, others))
         hits: list[tuple[int, int]] = []
-        for bits, depth in groups:
-            answered = holders(question) & bits if bits and (question := cut.answered(depth)) else 0
+        for bits, depth, answered in groups:
             hit = cut.tokens(depth * cut.grain) if bits != answered else 0
             while bits:
                 bit = bits & -bits
