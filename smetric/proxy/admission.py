@@ -98,7 +98,7 @@ class Admission:
             raise
         if retry and self._on_retry is not None:
             self._on_retry(True)
-        return Permit(self, min(length, STEP_BYTES))
+        return Permit(self, length if length < STEP_BYTES else STEP_BYTES)
 
     def _spare(self, *, retry: bool) -> None:
         """Refuse what the router's own state forbids. Where nothing is under way one is let in, come what may."""

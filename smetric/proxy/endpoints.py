@@ -144,7 +144,7 @@ class Inference:
             if request.model in door.aliases:
                 request.model = door.aliases[request.model]
                 body = patch_model(body, request.model)
-            if scope["method"] in ("GET", "HEAD", "DELETE") and not body:
+            if not body and scope["method"] in ("GET", "HEAD", "DELETE"):
                 body = None
             forwarding = Forwarding(door.plane, scope, client, exchange, request, body, permit, self._leased)
             del body  # it is let go as soon as an answer begins

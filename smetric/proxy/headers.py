@@ -56,7 +56,7 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
                 passed_by += value.replace(b" ", b"").split(b",")
         else:
             passed.append(field)
-    if router in passed_by or len(passed_by) >= MOST_ROUTERS:
+    if passed_by and (router in passed_by or len(passed_by) >= MOST_ROUTERS):
         raise HttpError(
             508,
             "the request goes round in circles: an instance leads back to a router; take it out of `instances`",
@@ -64,7 +64,7 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
         )
     if named:
         passed = [field for field in passed if field[0] not in named]
-    passed.append((VIA, b", ".join([*passed_by, router])))
+    passed.append((VIA, b", ".join([*passed_by, router]) if passed_by else router))
     return passed
 
 

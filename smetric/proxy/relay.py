@@ -51,8 +51,6 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
 
 
-#: An object that holds objects, but none of them another, and no braces in strings: so are usage objects.
-_OBJECT = re.compile(rb"\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 _decode_usage = msgspec.json.Decoder(_Usage).decode
 
 
@@ -140,10 +138,27 @@ class Observer:
 def _last_usage(text: bytes | bytearray) -> _Usage | None:
     at = len(text)
     while (at := text.rfind(b'"usage":', 0, at)) >= 0:
-        found = _OBJECT.match(text, at + 8)
-        if found is not None:
+        end = _object_end(text, at + 8)
+        if end:
             try:
-                return _decode_usage(found[1])
+                return _decode_usage(text[at + 8 : end])
             except msgspec.DecodeError:
                 continue
     return None
+
+
+def _object_end(text: bytes | bytearray, start: int) -> int:
+    """The end of the object that begins at *start*; 0 if it is not whole, or holds what no usage object does.
+
+    It may hold objects, but none of them another, and no braces in strings.
+    """
+    depth = 0
+    while close := text.find(b"}", start) + 1:
+        depth += text.count(b"{", start, close)
+        if depth == 1:
+            return close
+        if depth != 2:
+            return 0
+        depth = 1
+        start = close
+    return 0

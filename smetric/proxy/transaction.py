@@ -30,8 +30,8 @@ HIGH_WATER = 256 * 1024
 COPIED_BYTES = 16 * 1024
 
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}".encode() for each in HTTPStatus}
-#: Fields that are this server's to say.
-_OURS = frozenset({b"connection", b"transfer-encoding"})
+#: Fields that say where the answer or its connection ends.
+_FRAMING = frozenset({b"connection", b"transfer-encoding", b"content-length"})
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -294,10 +294,10 @@ class Transaction:
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
         for field in headers:
             name = field[0]
-            if name in _OURS:
-                is_last = is_last or (name == b"connection" and b"close" in field[1].lower())
-                continue
-            if name == b"content-length":
+            if name in _FRAMING:
+                if name != b"content-length":  # this server's to say
+                    is_last = is_last or (name == b"connection" and b"close" in field[1].lower())
+                    continue
                 framing = _LENGTH
                 self._remaining = int(field[1])
             lines.append(b": ".join(field))
