@@ -163,9 +163,9 @@ class Answer:
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head or of the trailer section."""
         length = len(name)
-        self._field_count += 1
-        self._field_bytes += length + len(value)
-        if self._field_count > MAX_FIELDS or self._field_bytes > MAX_HEAD_BYTES:
+        self._field_count = count = self._field_count + 1
+        self._field_bytes = size = self._field_bytes + length + len(value)
+        if count > MAX_FIELDS or size > MAX_HEAD_BYTES:
             raise _Refused
         if self.has_head:
             return  # a trailer; these are dropped

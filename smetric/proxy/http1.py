@@ -233,7 +233,9 @@ class Http1(asyncio.Protocol):
         scope["query_string"] = query
         scope["headers"] = headers
         scope["state"] = dict(self._state)
-        problem = self._inspect(scope)
+        problem = self._oddity(scope) if version == "0.9" or parser.should_upgrade() else None
+        if problem is None:
+            problem = inspect_head(scope, self._limits, self._received)
         if problem is not None:
             self._refuse(problem, scope)
             return
@@ -271,14 +273,14 @@ class Http1(asyncio.Protocol):
         if len(self._waiting) >= PIPELINE_MOST:
             receiving.is_last = self._is_deaf = True
 
-    def _inspect(self, scope: Scope) -> HttpError | None:
+    @staticmethod
+    def _oddity(scope: Scope) -> HttpError | None:
+        """What is wrong with a request of another protocol, or that asks for one."""
         if scope["http_version"] == "0.9":
             return RequestError("the request line lacks its HTTP version")
-        if self._parser.should_upgrade() and any(
-            name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]
-        ):
+        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
             return RequestError("WebSockets are not spoken here")
-        return inspect_head(scope, self._limits, self._received)
+        return None
 
     def _ignore_upgrade(self) -> None:
         """Go on with HTTP/1.1 behind a request to change to another protocol, with its body first if it has one."""

@@ -50,17 +50,17 @@ class Intake:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard one request."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1003})
-            return
         client: Client
         foreign: AsgiClient | None = None
         problem: HttpError | None = None
         if isinstance(receive, Transaction):  # then its head has been inspected
             client = receive
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
         else:
             client = foreign = AsgiClient(receive, send, self.limits, self._timer, has_body=has_body(scope))
             problem = inspect_head(scope, self.limits)
@@ -110,14 +110,16 @@ def inspect_head(scope: Scope, limits: Limits, received: float = inf) -> HttpErr
         limits: bounds on it.
         received: bytes that the head is known not to exceed.
     """
-    if scope["http_version"] not in ("1.1", "1.0"):
+    version: str = scope["http_version"]
+    if version not in ("1.1", "1.0"):
         return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
     if scope["method"] not in METHODS:
         return RequestError("this method is not served here", status=405, kind="method_not_allowed")
     target: bytes = scope["raw_path"]
-    if target[:1] != b"/" or _HASH in target or _HASH in scope["query_string"]:
+    query: bytes = scope["query_string"]
+    if target[:1] != b"/" or _HASH in target or _HASH in query:
         return RequestError("the request target must be a path that starts with `/`, without a fragment")
-    if len(target) + len(scope["query_string"]) > limits.target_bytes:
+    if len(target) + len(query) > limits.target_bytes:
         return RequestError(f"the request target is longer than {limits.target_bytes} bytes", status=414)
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     if len(headers) > limits.header_count:
@@ -133,14 +135,14 @@ def inspect_head(scope: Scope, limits: Limits, received: float = inf) -> HttpErr
             f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
         )
     host = values.get(b"host")
-    if (host is None and scope["http_version"] == "1.1") or (host and HOST.fullmatch(host) is None):
+    if (host is None and version == "1.1") or (host and HOST.fullmatch(host) is None):
         return RequestError("the Host header must be one host name or address, with an optional port")
     length = values.get(b"content-length")
     coding = values.get(b"transfer-encoding")
     if coding is not None:
         if length is not None:
             return RequestError("Content-Length and Transfer-Encoding exclude each other")
-        if scope["http_version"] == "1.0":
+        if version == "1.0":
             return RequestError("Transfer-Encoding needs HTTP/1.1")
         if coding.lower() != b"chunked":
             return RequestError("the only Transfer-Encoding taken is `chunked`", status=501, kind="not_implemented")

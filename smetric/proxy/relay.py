@@ -31,6 +31,8 @@ _OVERLAP = 32
 ENGINE_ERROR = (b'\ndata: {"error":', b'\ndata:{"error":')
 #: How an engine that is told to stop ends what it was generating. No text of a model can hold it: JSON escapes quotes.
 ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
+#: The APIs whose answers have an id that nobody refers to.
+_NEVER_REFERRED_TO = frozenset({Api.CHAT, Api.COMPLETIONS, Api.MESSAGES})
 #: Why an answer ended, as each API says it; what it says is a word.
 _REASON = re.compile(rb'"(?:finish_reason|stop_reason)": ?"([a-z_]{1,32})"')
 _RESPONSE_STATUS = re.compile(rb'"status": ?"(completed|incomplete|failed|cancelled)"')
@@ -128,6 +130,8 @@ class Observer:
 
     def response_id(self) -> str:
         """The id of a Responses API answer, or empty."""
+        if self._api in _NEVER_REFERRED_TO:
+            return ""
         start = self._head.find(b'"id":"resp_')
         if start < 0:
             return ""

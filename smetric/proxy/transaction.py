@@ -167,7 +167,8 @@ class Transaction:
         self.gone = True
         self._pieces.clear()
         self.buffered = 0
-        self._wake()
+        if self._waiter is not None:
+            self._wake(self._waiter)
         if self._is_watched and self.stage is not _ENDED:
             self._is_watched = False
             self.task.cancel()
@@ -177,16 +178,19 @@ class Transaction:
         if self.stage is not _ENDED:
             self._pieces.append(piece)
             self.buffered += len(piece)
-            self._wake()
+            if self._waiter is not None:
+                self._wake(self._waiter)
 
     def end_body(self) -> None:
         """The whole body has arrived."""
         self.complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake(self._waiter)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    @staticmethod
+    def _wake(waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
 
     async def __call__(self) -> Message:
         """ASGI `receive`: all that has arrived of the body, then `http.disconnect` once the client leaves."""
@@ -293,13 +297,13 @@ class Transaction:
         framing = _CHUNKED if self.scope["http_version"] == "1.1" else _CLOSE
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
         for field in headers:
-            name = field[0]
-            if name in _FRAMING:
+            if field[0] in _FRAMING:
+                name, value = field
                 if name != b"content-length":  # this server's to say
-                    is_last = is_last or (name == b"connection" and b"close" in field[1].lower())
+                    is_last = is_last or (name == b"connection" and b"close" in value.lower())
                     continue
                 framing = _LENGTH
-                self._remaining = int(field[1])
+                self._remaining = int(value)
             lines.append(b": ".join(field))
         if self.scope["method"] == "HEAD" or status in (204, 304):
             framing = _NO_BODY
