@@ -76,7 +76,7 @@ class Forecasts:
         other, other_ttft_s = self._by_id(id), None
         if other is not None and hit is not None and (prefill := self._prefill(other)) is not None:
             length = record.request.prompt_len
-            new = max(0, length - hit)
+            new = length - hit if hit < length else 0
             own = prefill_cost(new, twice_attended(new, length), other.attention_tokens)
             other_ttft_s = prefill.of(other.unprefilled_cost() + own)
         return Forecast(ttft_s, id, other_ttft_s, hit)

@@ -9,8 +9,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from smetric.telemetry import names
 
@@ -43,7 +44,7 @@ def decision_id(time_ns: int) -> str:
     return _beginning(milliseconds >> 10) + _BY_TEN_BITS[milliseconds & 0x3FF] + chance
 
 
-class Usage(NamedTuple):
+class Usage(Struct, frozen=True):
     """Tokens as the instance counted them; None where it did not say."""
 
     prompt_tokens: int | None = None
@@ -138,8 +139,8 @@ class DecisionRecord:
         hits, known = snapshot.columns.get("hit_len"), snapshot.known.get("hit_len")
         if hits is None:
             return
-        if seen := hits if known is None else list(compress(hits, known)):
-            self.best_hit = int(max(seen))
+        if known is None or True in known:
+            self.best_hit = int(max(hits))  # an unknown hit stands as 0, which none is below
         if self.instance is not None and (known is None or known[at]):
             self.hit = int(hits[at]), snapshot.origin("hit_len", at)
 
