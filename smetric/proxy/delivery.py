@@ -111,7 +111,7 @@ class Delivery:
             while not is_sent and (piece := answer.take() if answer.pieces else await answer.read()):
                 is_first = not observer.size
                 observer.passed(piece)
-                if is_sent := observer.ended and answer.is_whole:
+                if is_sent := observer.ended and answer.is_done:  # *piece* was all there was
                     self._lease.release()  # the engine has ended, however long the client takes to read
                 if is_first:
                     ttfc_s = self._attempt.first_byte()
@@ -154,7 +154,7 @@ class Delivery:
         plane, observer, request = self._plane, self.observer, self._request
         status, instance = self._answer.status, self._lease.instance
         usage = observer.usage() if status == 200 else None
-        if observer.is_aborted:
+        if observer.is_aborted():
             self._trial.aborted(instance)
         prompt = request.prompt
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:

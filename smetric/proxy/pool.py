@@ -75,7 +75,7 @@ class Pool:
         now = self._loop.time()
         while self._idle:
             wire = self._idle.pop()
-            if now - wire.idle_since < self._ages.idle_s and wire.is_fresh:
+            if now - wire.idle_since < self._ages.idle_s and wire.is_fresh():
                 return wire
             wire.abort()
         return None

@@ -101,7 +101,6 @@ class Observer:
         """The stream's tail holds the engine's own error event."""
         return any(marker in self._tail for marker in ENGINE_ERROR)
 
-    @property
     def is_aborted(self) -> bool:
         """The engine ended the answer before its end; the client did not ask for that."""
         tail = self._tail

@@ -103,7 +103,6 @@ class Wire(asyncio.BufferedProtocol):
 
     # What the pool and the answer do with it.
 
-    @property
     def is_fresh(self) -> bool:
         """Still open, and nothing has come that nobody asked for, neither bytes nor its end."""
         return not self._is_lost and not self._poll.poll(0)
