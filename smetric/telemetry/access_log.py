@@ -93,5 +93,5 @@ def _add_decision(fields: dict[str, Any], record: DecisionRecord) -> None:
 
 
 def _rounded(seconds: float) -> float:
-    """To microseconds; `round` to so many places goes through text."""
-    return round(seconds * 1e6) / 1e6
+    """To microseconds, half a one up; `round` costs four times as much, and to so many places goes through text."""
+    return (seconds * 1e6 + 0.5) // 1.0 / 1e6
