@@ -171,7 +171,7 @@ def _read_body(
         salt = bytes(found["cache_salt"])
         if salt[:1] == b'"':
             request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
-    key = b"%b\0%b" % (served.encode(), salt)
+    key = served.encode() + b"\0" + salt
     if api is _COMPLETIONS:
         prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
     else:

@@ -148,6 +148,7 @@ class Rendering:
             turn, part, mark = _ROLES.get(message.role) or _role(message)
             begin = len(pieces)
             parts.append((begin, part, number))
+            pieces.append(mark)
             content = message.content
             if (
                 is_plain
@@ -156,9 +157,8 @@ class Rendering:
                 and not message.reasoning
                 and not message.reasoning_content
             ):
-                pieces += mark, text[_INSIDE]  # as most messages are
+                pieces.append(text[_INSIDE])  # as most messages are
             else:
-                pieces.append(mark)
                 self._add_said(message, part, number)
             if message.tool_calls:
                 pieces.append(memoryview(message.tool_calls))
