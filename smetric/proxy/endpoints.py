@@ -190,9 +190,9 @@ class Inference:
 
     def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
         request = parse(self._api, body, scope["headers"], self._door.plane.tokens, self._door.reading)
-        response_id = scope.get("path_params", {}).get("id")
-        if response_id is not None:
-            request.pinned_to = response_id
+        params = scope.get("path_params")
+        if params and "id" in params:
+            request.pinned_to = params["id"]
         return request
 
 

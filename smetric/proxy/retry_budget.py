@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 
 #: Retries there may be per request of the last seconds, and how many there may be however few requests came. The latter
 #: is more than the failures in a row that eject an instance, so that a quiet router loses no request until then.
@@ -26,6 +27,9 @@ class RetryBudget:
         self._clock = clock
         #: By second modulo the window: which second, requests, retries.
         self._seconds = [[-WINDOW_S, 0, 0] for _ in range(WINDOW_S)]
+        #: The one there is now, and when it ends.
+        self._second = self._seconds[0]
+        self._ends_at = -inf
 
     def arrived(self) -> None:
         """A request came."""
@@ -42,8 +46,10 @@ class RetryBudget:
         return True
 
     def _now(self) -> list[int]:
-        number = int(self._clock())
-        second = self._seconds[number % WINDOW_S]
-        if second[0] != number:
-            second[:] = number, 0, 0
-        return second
+        now = self._clock()
+        if now >= self._ends_at:
+            number = int(now)
+            self._ends_at = number + 1.0
+            self._second = self._seconds[number % WINDOW_S]
+            self._second[:] = number, 0, 0
+        return self._second
