@@ -21,7 +21,7 @@ class Candidates(list[Instance]):
         ids: theirs.
         measured_at: when each one's scrape was true, None where there is none; and the earliest of these, -inf for
             None.
-        others: requests on each that others sent, as of its scrape.
+        others: each with the requests on it that others sent, as of its scrape.
     """
 
     __slots__ = ("earliest", "ids", "measured_at", "others")
@@ -32,4 +32,4 @@ class Candidates(list[Instance]):
         scrapes = [one.scrape for one in self]
         self.measured_at = [None if scrape is None else scrape.measured_at for scrape in scrapes]
         self.earliest = min([-math.inf if at is None else at for at in self.measured_at], default=-math.inf)
-        self.others = [0 if scrape is None else scrape.others for scrape in scrapes]
+        self.others = [(one, 0 if one.scrape is None else one.scrape.others) for one in self]

@@ -151,19 +151,22 @@ class Fleet:
         if not isinstance(candidates, Candidates):
             candidates = Candidates(candidates)
         now = self.clock()
+        oldest = now - self.unknown_after_s
+        is_fresh = candidates.earliest >= oldest
+        # When each candidate's scrape was true; None when it never was or that is too long ago.
+        measured: Sequence[float | None] = candidates.measured_at
+        if not is_fresh:
+            measured = [None if at is None or at < oldest else at for at in measured]
         columns: dict[str, list[Any]] = {}
         known: dict[str, list[bool] | None] = {}
         stamps: dict[str, Sequence[float | None]] = {}
         origins: dict[str, Origins] = {}
-        measured: Sequence[float | None] | None = None
         for name in reads:
             if name in SCRAPED:
-                if measured is None:
-                    measured = self._measured(candidates, now)
                 read, certain = SCRAPED[name]
                 cells = read(candidates)
                 stamps[name] = measured
-                if None in measured:
+                if not is_fresh:
                     cells = [None if at is None else cell for at, cell in zip(measured, cells, strict=True)]
                 if None in cells:
                     columns[name], known[name] = self._features[name].fill(cells, certain and certain(candidates))
@@ -215,13 +218,6 @@ class Fleet:
         instead = self._measured_now(feature.instead, candidates)[0] if feature.instead else None
         return (*feature.fill(cells, instead), at)
 
-    def _measured(self, candidates: Candidates, now: float) -> Sequence[float | None]:
-        """When each candidate's scrape was true; None when it never was or that is too long ago."""
-        oldest = now - self.unknown_after_s
-        if candidates.earliest >= oldest:
-            return candidates.measured_at
-        return [None if at is None or at < oldest else at for at in candidates.measured_at]
-
 
 def _lay_phantoms(columns: dict[str, list[Any]], origins: dict[str, Origins], cold: list[float]) -> None:
     """Add to the load of each candidate in its slow start a part of the mean load of those that are in none.
@@ -253,7 +249,7 @@ def _scraped(of_one: Callable[[Scrape], Any]) -> ColumnOf:
 
 def _requests(candidates: Candidates) -> list[Any]:
     """`Instance.requests` of each, which nearly every decision asks for."""
-    return [one.own + others for one, others in zip(candidates, candidates.others, strict=True)]
+    return [one.own + others for one, others in candidates.others]
 
 
 def _waiting(instance: Instance) -> float:

@@ -32,6 +32,9 @@ class Unknown(enum.Enum):
     MEAN = "the mean of the known, its default when none is known"
 
 
+_MEAN = Unknown.MEAN  # asked for each request: a look into an enumeration costs as much as a call
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """One value per candidate instance.
@@ -87,7 +90,7 @@ class Feature:
             return list(cells), None
         known = [cell is not None for cell in cells]
         mean = None
-        if self.unknown is Unknown.MEAN and any(known):
+        if self.unknown is _MEAN and any(known):
             mean = sum(cell for cell in cells if cell is not None) / sum(known)
         if fallback is None:
             instead = self.default if mean is None else max(mean, self.default)

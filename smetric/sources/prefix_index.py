@@ -140,10 +140,11 @@ class PrefixIndex:
     def _hits(self, cut: Cut, asked: Beliefs) -> list[tuple[int, int]]:
         """The places in *asked* of those that hold some of *cut*, and the tokens that can hit."""
         holders = self.table.holders
-        groups = [
-            (bits, depth, holders(question) & bits if (question := cut.answered(depth)) else 0)
-            for bits, depth in (self.table.depths(cut.blocks) if cut.blocks else ())
-        ]
+        groups: list[tuple[int, int, int]] = []
+        if cut.blocks:
+            for bits, depth in self.table.depths(cut.blocks):
+                answered = holders(question) & bits if (question := cut.answered(depth)) else 0
+                groups.append((bits, depth, answered))
         if question := cut.answered(0):
             # What it follows fills no block: who has answered that need hold none.
             others = holders(question)
