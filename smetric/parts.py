@@ -153,13 +153,15 @@ def hash_of(text: bytes) -> int:
 
 #: The hash of no text.
 NOTHING = hash_of(b"")
+# Asked for each prompt: a look into an enumeration costs as much as a call.
+_TOOLS, _TOOL_RESULT = Kind.TOOLS, Kind.TOOL_RESULT
 
 
 def parts_of(
     pieces: Sequence[Text], outline: Outline, *, salt: int = 0, template: int = 0, before: Parts | None = None
 ) -> Parts:
     """Hash the parts of a conversation rendered as *pieces*, which go on from the parts *before*, in one pass."""
-    digest_of, is_tools, is_result = xxhash.xxh3_64_intdigest, Kind.TOOLS, Kind.TOOL_RESULT  # looked up once
+    digest_of = xxhash.xxh3_64_intdigest
     hashes: list[int] = []
     kinds: list[int] = []
     places: list[int] = []
@@ -173,7 +175,7 @@ def parts_of(
     for number, ((start, kind, place), (stop, next_kind, next_place)) in enumerate(zip(begins, ahead, strict=False)):
         if number == first_message and messages_from is None:
             messages_from = len(hashes)
-        if kind is is_tools:
+        if kind is _TOOLS:
             size = at[start]
             for tool in _tools(pieces[start]):
                 size += len(tool)
@@ -186,7 +188,7 @@ def parts_of(
             stop == start
             # The mark of a message that begins with a tool result says nothing of its own.
             or (
-                next_kind is is_result
+                next_kind is _TOOL_RESULT
                 and next_place == place
                 and (number <= first_message or begins[number - 1][2] != place)
             )

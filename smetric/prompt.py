@@ -270,7 +270,7 @@ def _between(pieces: Sequence[Text], start: int, end: int) -> bytes:
     for piece in pieces:
         after = at + len(piece)
         if after > start:
-            found.append(piece[max(0, start - at) : end - at])
+            found.append(piece[start - at if start > at else 0 : end - at])
         at = after
         if at >= end:
             break

@@ -88,7 +88,7 @@ class Screen:
             end = start + STRIDE
             if is_counted:
                 marks += _marks(body[start:end])
-            is_plain = is_plain and _is_plain(body, max(0, start - 1), end)
+            is_plain = is_plain and _is_plain(body, start - 1 if start else 0, end)
             news.append(marks << 1 | is_plain)
             start = end
         is_plain = is_plain and _is_plain(body, start - 1, len(body))
@@ -136,7 +136,7 @@ def _is_plain(body: bytes, start: int, end: int) -> bool:
 
 def _refuse_other_encodings(body: bytes, start: int) -> None:
     """Refuse *body* unless it is UTF-8; up to *start* it is, where a character may be cut off there."""
-    at = max(0, start - 3)
+    at = start - 3 if start > 3 else 0
     while at < start and body[at] & 0xC0 == 0x80:
         at += 1
     view = memoryview(body)

@@ -150,9 +150,11 @@ class Belief:
         if with_reply - believed > cut.grain:
             is_found = abs(actual - with_reply) < abs(actual - believed)
             self._replies_found += (is_found - self._replies_found) * REPLY_WEIGHT
-        doubt = max(DOUBT_BLOCKS * cut.grain, DOUBT_SHARE * believed)
+        doubt = DOUBT_SHARE * believed
+        if doubt < DOUBT_BLOCKS * cut.grain:
+            doubt = DOUBT_BLOCKS * cut.grain
         capacity = self.capacity
-        if actual - max(believed, with_reply) > doubt:
+        if actual - (with_reply if with_reply > believed else believed) > doubt:
             if capacity is not None and self._shown_room is not None:
                 self._shown_room = min(capacity, int(self._shown_room * REGAIN) + 1)
         elif believed - actual > doubt:
