@@ -69,6 +69,9 @@ SCENARIOS = {
 UNITS = {"cpu_us": "us of CPU", "first_chunk_us": "us to wait", "peak_mb": "MB"}
 WARM = SCENARIOS["1m"]
 
+#: Medians by scenario, router and column.
+Figures = dict[str, dict[str, dict[str, float]]]
+
 
 @dataclass(slots=True)
 class Measured:
@@ -182,7 +185,7 @@ def table(name: str, scenario: Scenario, result: dict[str, Measured], base: str)
     return rows
 
 
-def figures(result: dict[str, dict[str, Measured]]) -> dict[str, dict[str, dict[str, float]]]:
+def figures(result: dict[str, dict[str, Measured]]) -> Figures:
     """The medians, by scenario, router and column."""
     columns = ("cpu_us", "first_chunk_us", "peak_mb")
     return {
@@ -192,6 +195,18 @@ def figures(result: dict[str, dict[str, Measured]]) -> dict[str, dict[str, dict[
         }
         for scenario, by_router in result.items()
     }
+
+
+def save(path: Path, found: Figures, about: dict[str, str], rounds: int) -> None:
+    """Write what was *found* in *rounds* to *path*; scenarios in it that were not run stay, if measured alike."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    alike = kept if kept.get("about") == about else {}
+    whole = {
+        "about": about,
+        "rounds": alike.get("rounds", {}) | dict.fromkeys(found, rounds),
+        "figures": alike.get("figures", {}) | found,
+    }
+    path.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -234,8 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in table(name, SCENARIOS[name], result, options.base):
                 print(row, flush=True)
     if options.save:
-        about = {"python": platform.python_version(), "rounds": options.rounds, "base": options.base}
-        options.save.write_text(json.dumps({"about": about, "figures": figures(results)}, indent=1) + "\n")
+        about = {"python": platform.python_version(), "base": options.base}
+        save(options.save, figures(results), about, options.rounds)
     return int(failed)
 
 
@@ -259,7 +274,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--scenarios", type=some_of(list(SCENARIOS)), default=default, help=f"{', '.join(SCENARIOS)}; or `all`"
     )
     parser.add_argument("--rounds", type=int, default=4, help="rounds that count (default 4)")
-    parser.add_argument("--save", type=Path, help="where the medians are written, as JSON")
+    parser.add_argument("--save", type=Path, help="JSON file for the medians; those of other scenarios stay")
     parser.add_argument("--base", choices=TARGETS, default="sglang-rr", help="the router that ratios are against")
     return parser.parse_args(arguments)
 
