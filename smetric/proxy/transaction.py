@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from enum import Enum, auto
-from http import HTTPStatus
 from typing import Any, Protocol
 
 import structlog
 
 from smetric.proxy.asgi import App, Message, Scope
 from smetric.proxy.client import ClientGone, Room, too_large
-from smetric.proxy.headers import Headers, breaks_out
+from smetric.proxy.framing import CHUNKED, LENGTH, NO_BODY, Framing, head_of
+from smetric.proxy.headers import Headers
 from smetric.proxy.limits import Limits
 from smetric.proxy.watchdog import Watchdog
 
@@ -29,9 +29,6 @@ HIGH_WATER = 256 * 1024
 #: A piece above this size is written beside its framing instead of being copied into one buffer with it.
 COPIED_BYTES = 16 * 1024
 
-_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}".encode() for each in HTTPStatus}
-#: Fields that say where the answer or its connection ends.
-_FRAMING = frozenset({b"connection", b"transfer-encoding", b"content-length"})
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -59,15 +56,6 @@ class Wire(Protocol):
         """The app has ended before its answer was whole."""
 
 
-class Framing(Enum):
-    """How a client knows where the answer ends."""
-
-    LENGTH = auto()
-    CHUNKED = auto()
-    CLOSE = auto()
-    NO_BODY = auto()
-
-
 class Stage(Enum):
     """How far the answer is."""
 
@@ -77,7 +65,6 @@ class Stage(Enum):
 
 
 # They are compared a dozen times for each request, and a look into an enumeration costs as much as a call.
-_LENGTH, _CHUNKED, _CLOSE, _NO_BODY = Framing
 _WAITING, _STARTED, _ENDED = Stage
 
 
@@ -122,7 +109,7 @@ class Transaction:
         self._is_awaited = False
         self._is_watched = False
         self._delivered = False
-        self._framing = _NO_BODY
+        self._framing: Framing = NO_BODY
         self._head = b""
         self._remaining = 0
         self.scope = scope
@@ -294,31 +281,7 @@ class Transaction:
             raise RuntimeError(f"http.response.start is out of place: the answer is {self.stage.name.lower()}")
         # Where an unread request ends is not known before it has been read.
         is_last = self.is_last or not self.complete or self._wire.is_ending
-        framing = _CHUNKED if self.scope["http_version"] == "1.1" else _CLOSE
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
-        for field in headers:
-            if field[0] in _FRAMING:
-                name, value = field
-                if name != b"content-length":  # this server's to say
-                    is_last = is_last or (name == b"connection" and b"close" in value.lower())
-                    continue
-                framing = _LENGTH
-                self._remaining = int(value)
-            lines.append(b": ".join(field))
-        if self.scope["method"] == "HEAD" or status in (204, 304):
-            framing = _NO_BODY
-        elif framing is _CHUNKED:
-            lines.append(b"transfer-encoding: chunked")
-        elif framing is _CLOSE:
-            is_last = True
-        if is_last:
-            lines.append(b"connection: close")
-        if breaks_out(b"".join(lines)):
-            raise ValueError("a header field of the answer holds a line break or a NUL")
-        lines.append(b"\r\n")
-        head = b"\r\n".join(lines)
-        self._framing = framing
-        self.is_last = is_last
+        head, self._framing, self._remaining, self.is_last = head_of(status, headers, self.scope, is_last)
         self.stage = _STARTED
         if is_held:
             self._head = head
@@ -336,7 +299,7 @@ class Transaction:
             raise RuntimeError(f"http.response.body is out of place: the answer is {self.stage.name.lower()}")
         head, self._head = self._head, b""
         framing = self._framing
-        if framing is _CHUNKED:
+        if framing is CHUNKED:
             if body:
                 end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
                 if len(body) > COPIED_BYTES:
@@ -345,11 +308,11 @@ class Transaction:
                     self._wire.write(b"%b%x\r\n%b%b" % (head, len(body), body, end))
             elif head or is_last:
                 self._wire.write(head + b"0\r\n\r\n" if is_last else head)
-        elif framing is _NO_BODY or not body:
+        elif framing is NO_BODY or not body:
             if head:
                 self._wire.write(head)
         else:
-            if framing is _LENGTH:
+            if framing is LENGTH:
                 self._remaining -= len(body)
                 if self._remaining < 0:
                     raise RuntimeError("the answer is longer than its Content-Length")
@@ -360,7 +323,7 @@ class Transaction:
             else:
                 self._wire.write(head + body)
         if is_last:
-            if framing is _LENGTH and self._remaining:
+            if framing is LENGTH and self._remaining:
                 raise RuntimeError("the answer is shorter than its Content-Length")
             self.stage = _ENDED
             self._wire.answered(self)
