@@ -98,22 +98,20 @@ def render(
         parts.clear()
         pieces[:] = rest
         messages_from, size = 0, size - sum(map(len, rest))
+    marked_from = max(0, len(decoded) - ends)
+    text.add_messages(decoded[:marked_from], messages_before)
+    size += sum(map(len, pieces))
     marks: list[Mark] = []
-    if ends:
-        marked_from = max(0, len(decoded) - ends)
-        text.add_messages(decoded[:marked_from], messages_before)
-        for number, message in enumerate(decoded[marked_from:], messages_before + marked_from):
-            text.add_messages((message,), number)
-            rendered = size + sum(map(len, pieces))
-            marks.append(Mark(len(pieces), number + 1, rendered, turns_before + len(turns), text.previous))
-    else:
-        text.add_messages(decoded, messages_before)
+    for number, message in enumerate(decoded[marked_from:], messages_before + marked_from):
+        begin = len(pieces)
+        text.add_messages((message,), number)
+        size += sum(map(len, pieces[begin:]))
+        marks.append(Mark(len(pieces), number + 1, size, turns_before + len(turns), text.previous))
     is_begun = text.previous in ("assistant", "item")
     if carried is not None and (not decoded or is_begun or (turns_before and not turns)):
         raise Unfit  # the last turn, or the last message, is not among these
     if is_begun:
         turns.pop()
-    size += sum(map(len, pieces))
     question_bytes = history_bytes = 0
     if turns:
         begin, end = turns[-1]  # from behind, where little has to be counted

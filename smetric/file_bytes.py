@@ -55,6 +55,16 @@ def require_regular(path: Path) -> None:
     _require_regular(os.stat(path), path)
 
 
+def state_of(path: Path) -> tuple[int, int, int]:
+    """What tells one state of a file from another, without reading it.
+
+    Raises:
+        OSError: it is not there.
+    """
+    state = os.stat(path)
+    return state.st_ino, state.st_mtime_ns, state.st_size
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     # Without O_NONBLOCK a pipe is not even opened before somebody writes.

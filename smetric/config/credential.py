@@ -5,7 +5,6 @@ What such a secret opens is its holder's business.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from smetric.errors import ConfigError
-from smetric.file_bytes import read_regular
+from smetric.file_bytes import read_regular, state_of
 
 log = structlog.get_logger("smetric.credential")
 
@@ -58,19 +57,15 @@ class Credential:
         if self._path and self._clock() - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = self._clock()
             try:
-                if self._state() != self._seen:
+                if state_of(Path(self._path)) != self._seen:
                     self._text = self._read()
             except (ConfigError, OSError):
                 log.warning("smetric.credential.kept", setting=self._name)
         return self._text
 
-    def _state(self) -> tuple[int, ...]:
-        stat = os.stat(self._path)
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
     def _read(self) -> str:
         try:
-            self._seen = self._state()
+            self._seen = state_of(Path(self._path))
             data = read_regular(Path(self._path), _MOST_BYTES + 1)
         except OSError as error:
             raise ConfigError(f"{self._name}: cannot read {self._path}: {error.strerror}") from error

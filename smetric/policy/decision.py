@@ -159,14 +159,14 @@ class Decision:
     @property
     def outcome(self) -> Outcome:
         """How it ends."""
-        kind = self.policy.plan.steps[self.step_index].kind
+        kind = self.step.kind
         # Nearly every decision routes, and a member of an enumeration hashes in Python.
         return Outcome.ROUTE if kind is StatementKind.ROUTE else _OUTCOMES[kind]
 
     @property
     def rule(self) -> str:
         """The label of the statement that fired."""
-        return self.policy.plan.steps[self.step_index].label
+        return self.step.label
 
     @property
     def instance(self) -> str | None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from smetric.proxy.headers import Headers
+
 if TYPE_CHECKING:
     from smetric.proxy.wire import Wire
-
-Headers = list[tuple[bytes, bytes]]
 
 #: Most bytes of an answer's head, and most bytes within its body that bring none of it (chunk extensions, trailers).
 MAX_HEAD_BYTES = 64 * 1024

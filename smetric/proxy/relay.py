@@ -103,8 +103,7 @@ class Observer:
 
     def is_aborted(self) -> bool:
         """The engine ended the answer before its end; the client did not ask for that."""
-        tail = self._tail
-        return tail.find(b'"abort"') >= 0 and (ABORTED[0] in tail or ABORTED[1] in tail)
+        return any(self._tail.find(mark) >= 0 for mark in ABORTED)
 
     def usage(self) -> Usage | None:
         """The last usage object seen, or None."""

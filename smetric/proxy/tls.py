@@ -5,7 +5,6 @@ A connection that has shaken hands is `connection.py`'s.
 
 from __future__ import annotations
 
-import os
 import ssl
 import weakref
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import cast
 import structlog
 
 from smetric.errors import ConfigError
-from smetric.file_bytes import require_regular
+from smetric.file_bytes import require_regular, state_of
 
 log = structlog.get_logger("smetric.tls")
 
@@ -138,12 +137,11 @@ class _Front(ssl.SSLContext):
 
 
 def _state_of(file: Path) -> tuple[int, int, int] | None:
-    """What tells one state of *file* from another; None where it cannot be found."""
+    """As `state_of` says; None where it cannot be found."""
     try:
-        stat = os.stat(file)
+        return state_of(file)
     except OSError:
         return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _no_password() -> str:

@@ -115,7 +115,7 @@ class Metrics:
                 self._lookup_seconds.observe(record.lookup_s)
         if record.instance is None:
             return
-        self._selected[record.instance.id if self._per_instance else _ALL, policy].value += 1
+        self._selected[self._instance(record.instance.id), policy].value += 1
         # A retry routes the same tokens again.
         if record.rank == 0:
             self._prompt_tokens[model].value += record.request.prompt_len
@@ -125,7 +125,7 @@ class Metrics:
 
     def attempted(self, instance: str, result: str) -> None:
         """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""
-        self._attempts[instance if self._per_instance else _ALL, result].value += 1
+        self._attempts[self._instance(instance), result].value += 1
 
     def retry_refused(self) -> None:
         """A failed request was not tried elsewhere, for one of `names.NOT_RETRIED`."""
@@ -149,7 +149,7 @@ class Metrics:
 
     def ejected(self, instance: Instance, reason: str) -> None:
         """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""
-        self._ejections.of(instance.id if self._per_instance else _ALL, reason).inc()
+        self._ejections.of(self._instance(instance.id), reason).inc()
 
     def ended(
         self,
@@ -179,7 +179,7 @@ class Metrics:
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
         """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
-        self._scrapes.of(instance if self._per_instance else _ALL, result).inc()
+        self._scrapes.of(self._instance(instance), result).inc()
         self._scrape_seconds.observe(duration_s)
 
     def looked_up(self, source: str, result: str) -> None:
@@ -206,7 +206,7 @@ class Metrics:
 
     def hit_checked(self, instance: str, source: str, result: str, wrong_tokens: int) -> None:
         """A predicted hit was reported to be *result* (one of `names.HIT_RESULTS`), wrong by *wrong_tokens*."""
-        labels = instance if self._per_instance else _ALL, source, result
+        labels = self._instance(instance), source, result
         self._hit_checks[labels].value += 1
         self._hit_wrong_tokens[labels].value += wrong_tokens
 
@@ -260,6 +260,9 @@ class Metrics:
                 cached = self._clock(), await asyncio.to_thread(encode, self.registry)
                 self._pages[content_type] = cached
         return cached[1], content_type
+
+    def _instance(self, id: str) -> str:
+        return id if self._per_instance else _ALL
 
     def _counts(self, metric: names.Metric) -> Series[Count]:
         counts = Counts(metric)

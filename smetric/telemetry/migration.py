@@ -53,8 +53,7 @@ def migration_of(record: DecisionRecord, last: str | None) -> Migration | None:
         return None
     snapshot, chosen = decision.snapshot, decision.index
     hits, known = snapshot.columns.get("hit_len"), snapshot.known.get("hit_len")
-    hit, most = record.hit, record.best_hit
-    if hits is not None and most is not None and (hit is None or most > hit[0]):
+    if hits is not None and max(hits) >= hits[chosen] + 1:
         best = max(range(len(hits)), key=lambda i: hits[i] if known is None or known[i] else -1.0)
         if hits[best] >= hits[chosen] + 1 and (known is None or known[best]):
             is_known = known is None or known[chosen]

@@ -82,7 +82,8 @@ IMBALANCED = "imbalance"
 OUT_OF_BAND = (ERRORS, IMBALANCED)
 
 # What a request is refused for before it is decided; the first two by the fleet's want of room, the others by our own.
-REFUSALS = ("in_flight", "queue", "bytes", "lag", "memory", "files")
+NO_ROOM = ("in_flight", "queue")
+REFUSALS = (*NO_ROOM, "bytes", "lag", "memory", "files")
 #: The type of the error that clients are told for the latter.
 OVERLOADED = "overloaded"
 #: What becomes of requests that clients send again.
@@ -116,7 +117,7 @@ RESULTS = (OK, CONNECT_ERROR, CONNECT_TIMEOUT, EXHAUSTED, TIMEOUT, CLOSED, PROTO
 
 # Why a failed attempt is not tried elsewhere: retries are bounded, a `reject` rule says so, the last two as refusals.
 BUDGET = "budget"
-NOT_RETRIED = (BUDGET, REJECTED, "queue", "in_flight")
+NOT_RETRIED = (BUDGET, REJECTED, *NO_ROOM)
 
 # What ended an answer where neither the instance nor the request itself was at fault.
 CLIENT_GONE = "client_gone"
