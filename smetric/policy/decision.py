@@ -6,12 +6,11 @@ Sentences and tables are `explain.py`.
 from __future__ import annotations
 
 import enum
-import heapq
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smetric.policy.contest import best_other, candidates_of, count_tied, foremost
 from smetric.policy.guard import NOBODY
 from smetric.policy.plan import StatementKind, Step
 from smetric.policy.term import features_of
@@ -259,16 +258,7 @@ class Decision:
     @property
     def candidates(self) -> Sequence[int]:
         """Indices of those the pick could choose: left by the filters above it and by its `where`."""
-        return self._left_to(self.pick)
-
-    def _left_to(self, pick: Pick | None) -> Sequence[int]:
-        if pick is None:
-            return self.survivors[-1] if self.survivors else range(len(self.snapshot.ids))
-        left = self.survivors[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
-        if pick.where is None:
-            return left
-        mask = self.policy.probe(self, self.step_index, pick.where)
-        return [i for i in left if mask[i]]
+        return candidates_of(self)
 
     @property
     def ranked(self) -> list[int]:
@@ -277,47 +267,14 @@ class Decision:
 
     def foremost(self, most: int) -> list[int]:
         """The first *most* of `ranked`."""
-        score, ids, chosen = self.score, self.snapshot.ids, self.index
-        others = [i for i in self.candidates if i != chosen]
-        if score is None:
-            best = [i for _, i in heapq.nsmallest(most, [(ids[i], i) for i in others])]
-        else:
-            sign = -1 if self.direction == "max" else 1
-            best = [i for _, _, i in heapq.nsmallest(most, [(sign * score[i], ids[i], i) for i in others])]
-        return [chosen, *best][:most] if chosen >= 0 else best
+        return foremost(self, most)
 
     @property
     def runner_up_index(self) -> int | None:
         """Index of the best of those not chosen, ties in order of ids; found once."""
         if self._runner_up == _NOT_SOUGHT:
-            self._runner_up = self._best_other()
+            self._runner_up = best_other(self)
         return self._runner_up if self._runner_up >= 0 else None
-
-    def _best_other(self) -> int:
-        """The same, -1 for nobody."""
-        chosen, pick, ids = self.index, self.pick, self.snapshot.ids
-        candidates = self._left_to(pick)
-        if chosen < 0 or len(candidates) < 2:
-            return -1
-        score = [0.0] * len(ids) if self.score is None else self.score
-        lowest = pick is None or pick.direction != "max"
-        worst = math.inf if lowest else -math.inf
-        if len(candidates) == len(score):  # no loop of our own: it is asked of every decision
-            values = score.copy()
-            values[chosen] = worst
-        else:
-            values = [worst] * len(score)
-            for i in candidates:
-                values[i] = score[i] if i != chosen else worst
-        best = min(values) if lowest else max(values)
-        if best == worst:  # as bad as a score can be
-            return min((i for i in candidates if i != chosen), key=ids.__getitem__)
-        first = values.index(best)
-        if values.count(best) > 1:
-            for i in range(first + 1, len(values)):
-                if values[i] == best and ids[i] < ids[first]:
-                    first = i
-        return first
 
     @property
     def runner_up(self) -> str | None:
@@ -349,17 +306,5 @@ class Decision:
     def tied(self) -> int:
         """How many candidates had the best score, or one that counts as such; 0 when there was no pick; found once."""
         if self._tied == _NOT_SOUGHT:
-            self._tied = self._count_tied()
+            self._tied = count_tied(self)
         return self._tied
-
-    def _count_tied(self) -> int:
-        pick = self.pick
-        if pick is None:
-            return 0
-        score = self.score
-        if score is None:
-            return len(self.candidates)
-        scores = [score[i] for i in self.candidates]
-        best = max(scores) if pick.direction == "max" else min(scores)
-        within = 0 if pick.named is None or not pick.rotates else self.policy.probe(self, self.step_index, pick.named)
-        return sum(abs(each - best) <= within for each in scores)
