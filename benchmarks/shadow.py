@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Scrape
 from smetric.policy import Snapshot
@@ -79,7 +80,7 @@ def records(fleet: Fleet, count: int, turn: int) -> list[DecisionRecord]:
             body=b"{}",
         )
         cells = [float(rng.choice([0, 0, 4000])) for _ in fleet.instances]
-        snapshot = fleet.snapshot(fleet.instances, policy.reads)
+        snapshot = fleet.snapshot(Candidates(fleet.instances), policy.reads)
         if turn:
             fleet.fill(snapshot, "hit_len", cells, "", request.prompt_len)
         decision = policy.decide(snapshot, request, {}, number)
@@ -113,9 +114,9 @@ async def measure(name: str, fleet: Fleet, turn: int, count: int) -> tuple[float
     lookups = Lookups([AtOnce()], deadline=LookupDeadline(), on_failed=lambda _: None)
     observer = Observer(fleet, lookups, [shadow.current.policy])
     judge, metrics = Shadows([Shadow(shadow)]), Metrics()
-    made = records(fleet, count, turn)
+    made, candidates = records(fleet, count, turn), Candidates(fleet.instances)
     acting = made[0].policy
-    on_the_way = cost(lambda: [observer.at_hand(acting, fleet.instances) for _ in made], count)
+    on_the_way = cost(lambda: [observer.at_hand(acting, candidates) for _ in made], count)
     looking: list[float] = []
     for _ in range(ROUNDS):
         for record in made:

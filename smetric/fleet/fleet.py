@@ -138,18 +138,16 @@ class Fleet:
             raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
         return chosen
 
-    def snapshot(self, candidates: Sequence[Instance], reads: Iterable[str]) -> Snapshot:
+    def snapshot(self, candidates: Candidates, reads: Iterable[str]) -> Snapshot:
         """What a policy sees of *candidates* now, before anything is looked up.
 
         Args:
-            candidates: in order of ids.
+            candidates: as `candidates` gave them.
             reads: the features the policy reads.
 
         Returns:
             A snapshot with a column for every feature of *reads* but look-ups.
         """
-        if not isinstance(candidates, Candidates):
-            candidates = Candidates(candidates)
         now = self.clock()
         oldest = now - self.unknown_after_s
         is_fresh = candidates.earliest >= oldest

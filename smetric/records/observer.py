@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy import Decision, Outcome, Policy, Snapshot
@@ -56,7 +57,7 @@ class Observer:
         self._at_hand = reads - self._looked_up
         self.fields = frozenset(name for policy in policies for name in policy.fields)
 
-    def at_hand(self, acting: Policy, candidates: Sequence[Instance]) -> Snapshot | None:
+    def at_hand(self, acting: Policy, candidates: Candidates) -> Snapshot | None:
         """What *acting* has not read of *candidates* though it is at hand; None for nothing. Before the charge."""
         missing = self._at_hand - acting.reads
         return self._fleet.snapshot(candidates, missing) if missing else None

@@ -6,6 +6,7 @@ import pytest
 
 from smetric.errors import NoCandidate
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import CERTAIN, SCRAPED, Fleet
 from smetric.fleet.instance import Instance, Scrape
 
@@ -75,7 +76,7 @@ def test_excluded_instances_and_those_outside_the_subset_are_left_out() -> None:
 
 def test_a_snapshot_holds_a_column_for_every_feature_that_is_no_lookup() -> None:
     fleet = fleet_of(Instance("a", "http://a", role="prefill", pool="p", zone="z"), Instance("b", "http://b"))
-    snapshot = fleet.snapshot(fleet.instances, VOCABULARY.features)
+    snapshot = fleet.snapshot(Candidates(fleet.instances), VOCABULARY.features)
     assert set(snapshot.columns) == {name for name, feature in VOCABULARY.features.items() if not feature.lookup}
     assert snapshot.columns["role"] == ["prefill", "both"]
     assert all(len(column) == 2 for column in snapshot.columns.values())
@@ -93,7 +94,7 @@ def test_a_scraped_value_keeps_its_stamp_and_is_corrected_by_the_ledger() -> Non
     instance = fleet["a"]
     instance.scrape = Scrape(measured_at=998.0, running=4, waiting=2, kv_usage=0.5, own=0)
     instance.charge(1, 10)
-    snapshot = fleet.snapshot([instance], ["requests", "running", "waiting", "kv_usage"])
+    snapshot = fleet.snapshot(Candidates([instance]), ["requests", "running", "waiting", "kv_usage"])
     assert snapshot.columns == {"requests": [7], "running": [5], "waiting": [2], "kv_usage": [0.5]}
     assert snapshot.age("requests") == [2.0]
 
@@ -106,9 +107,9 @@ def test_a_silent_instance_keeps_its_last_load_and_then_takes_the_mean_of_the_kn
     clock.now = 1029.0
     b.scrape = Scrape(measured_at=1029.0, running=6, waiting=0, kv_usage=0.4, own=0)
     c.scrape = Scrape(measured_at=1029.0, running=8, waiting=2, kv_usage=0.6, own=0)
-    assert fleet.snapshot([a, b, c], ["requests"]).columns["requests"] == [1, 6, 10]
+    assert fleet.snapshot(Candidates([a, b, c]), ["requests"]).columns["requests"] == [1, 6, 10]
     clock.now = 1031.0
-    snapshot = fleet.snapshot([a, b, c], ["requests", "kv_usage"])
+    snapshot = fleet.snapshot(Candidates([a, b, c]), ["requests", "kv_usage"])
     assert snapshot.columns == {"requests": [8, 6, 10], "kv_usage": [0.5, 0.4, 0.6]}
     assert snapshot.is_known("requests") == [False, True, True]
 
@@ -119,15 +120,15 @@ def test_what_we_sent_ourselves_is_certain_even_when_nothing_else_is() -> None:
     for _ in range(9):
         a.charge(1, 10)
     # Nobody is known: own counts.
-    assert fleet.snapshot([a, b], ["requests"]).columns["requests"] == [9, 0]
+    assert fleet.snapshot(Candidates([a, b]), ["requests"]).columns["requests"] == [9, 0]
     # The mean of the known never hides what we sent.
     b.scrape = Scrape(measured_at=1000.0, running=2, waiting=0, kv_usage=None, own=0)
-    assert fleet.snapshot([a, b], ["requests"]).columns["requests"] == [9, 2]
+    assert fleet.snapshot(Candidates([a, b]), ["requests"]).columns["requests"] == [9, 2]
 
 
 def test_hits_are_clamped_to_the_prompt_and_carry_their_origin() -> None:
     fleet = fleet_of(Instance("a", "http://a"), Instance("b", "http://b"))
-    snapshot = fleet.snapshot(fleet.instances, ["hit_len"])
+    snapshot = fleet.snapshot(Candidates(fleet.instances), ["hit_len"])
     fleet.fill(snapshot, "hit_len", [5000.0, None], "kv_events", 4096)
     assert snapshot.columns["hit_len"] == [4096, 0]
     assert snapshot.is_known("hit_len") == [True, False]
@@ -137,4 +138,4 @@ def test_hits_are_clamped_to_the_prompt_and_carry_their_origin() -> None:
 
 def test_a_lookup_not_fetched_yet_is_absent() -> None:
     fleet = fleet_of(Instance("a", "http://a"))
-    assert "hit_len" not in fleet.snapshot(fleet.instances, ["hit_len", "requests"]).columns
+    assert "hit_len" not in fleet.snapshot(Candidates(fleet.instances), ["hit_len", "requests"]).columns

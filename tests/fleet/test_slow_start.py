@@ -8,6 +8,7 @@ import random
 import pytest
 
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, Scrape
@@ -97,7 +98,7 @@ def test_without_it_one_that_comes_back_is_flooded() -> None:
     come_back(fleet, fleet.instances[0])
     request = InferenceRequest(turn=0, prompt_len=1000, est_hit=0, model="m", api=Api.CHAT)
     for _ in range(20):
-        decision = policy.decide(fleet.snapshot(fleet.instances, policy.reads), request, {}, 0)
+        decision = policy.decide(fleet.snapshot(Candidates(fleet.instances), policy.reads), request, {}, 0)
         assert isinstance(decision, Decision)
         assert decision.index == 0
         fleet.instances[0].own += 1
@@ -112,11 +113,11 @@ def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
         instance.unprefilled = unprefilled
     come_back(fleet, one)
     clock.now = 15.0
-    snapshot = fleet.snapshot(fleet.instances, ["requests", "unprefilled", "running"])
+    snapshot = fleet.snapshot(Candidates(fleet.instances), ["requests", "unprefilled", "running"])
     assert snapshot.columns == {"requests": [8, 8, 12], "unprefilled": [580, 600, 1000], "running": [2, 8, 12]}
     policy = load("policy p\nroute argmin(requests)", VOCABULARY)
     request = InferenceRequest(turn=0, prompt_len=1, est_hit=0, model="m", api=Api.CHAT)
-    decision = policy.decide(fleet.snapshot(fleet.instances, policy.reads), request, {}, 0)
+    decision = policy.decide(fleet.snapshot(Candidates(fleet.instances), policy.reads), request, {}, 0)
     assert isinstance(decision, Decision)
     assert {row["id"]: row["requests_source"] for row in rows(decision, 3)} == {
         "gpu-0": "slow_start",
@@ -124,8 +125,8 @@ def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
         "gpu-2": "ledger",
     }
     clock.now = 31.0
-    assert fleet.snapshot(fleet.instances, ["unprefilled"]).columns == {"unprefilled": [100, 600, 1000]}
-    assert fleet.snapshot(fleet.instances, ["requests"]).origins == {}
+    assert fleet.snapshot(Candidates(fleet.instances), ["unprefilled"]).columns == {"unprefilled": [100, 600, 1000]}
+    assert fleet.snapshot(Candidates(fleet.instances), ["requests"]).origins == {}
 
 
 def test_where_all_have_come_back_at_once_nothing_is_added() -> None:
@@ -134,4 +135,4 @@ def test_where_all_have_come_back_at_once_nothing_is_added() -> None:
     for instance, own in zip(fleet.instances, (3, 5), strict=True):
         come_back(fleet, instance)
         instance.own = own
-    assert fleet.snapshot(fleet.instances, ["requests"]).columns == {"requests": [3, 5]}
+    assert fleet.snapshot(Candidates(fleet.instances), ["requests"]).columns == {"requests": [3, 5]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources.fetch_rate import KEPT, LEAST_TOKENS, FetchRates
@@ -116,7 +117,7 @@ def test_while_it_is_unknown_the_prefill_rate_stands_in() -> None:
     fleet = Fleet([instance, Instance("b", "http://b")], VOCABULARY, clock=clock)
     fleet.measured_by(known)
     fleet.measured_by(FetchRates(prefill, clock=clock))
-    snapshot = fleet.snapshot(fleet.instances, ["fetch_rate", "prefill_rate"])
+    snapshot = fleet.snapshot(Candidates(fleet.instances), ["fetch_rate", "prefill_rate"])
     assert snapshot.columns["fetch_rate"] == snapshot.columns["prefill_rate"] == [pytest.approx(10_000)] * 2
     assert snapshot.is_known("fetch_rate") == [False, False]
     assert snapshot.is_known("prefill_rate") == [True, False]

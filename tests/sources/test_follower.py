@@ -10,6 +10,7 @@ import pytest
 
 from smetric.config.settings import PrefillSettings, PrefixIndexSettings
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy_file import PolicyFile
@@ -51,7 +52,7 @@ async def test_streams_through_the_router_make_rates_sizes_and_classes(tmp_path:
             answer = await router.ask("POST", "/v1/chat/completions", chat(stream=True, user=str(turn)))
             assert answer.status == 200
         fleet = router.application.fleet
-        snapshot = fleet.snapshot(fleet.instances, MEASURED)
+        snapshot = fleet.snapshot(Candidates(fleet.instances), MEASURED)
         decision = router.application.telemetry.decisions.recent(1)[0]
     columns = {name: column[0] for name, column in snapshot.columns.items()}
     assert snapshot.is_known("prefill_rate") == [True]
@@ -119,7 +120,7 @@ async def test_a_follower_that_fails_fails_no_request(tmp_path: Path) -> None:
 
 def test_what_nobody_measures_is_unknown() -> None:
     fleet = Fleet([Instance("a", "http://a"), Instance("b", "http://b")], VOCABULARY)
-    snapshot = fleet.snapshot(fleet.instances, MEASURED)
+    snapshot = fleet.snapshot(Candidates(fleet.instances), MEASURED)
     assert snapshot.columns["prefill_rate"] == snapshot.columns["fetch_rate"] == [1.0, 1.0]
     assert all(snapshot.is_known(name) == [False, False] for name in MEASURED)
 
