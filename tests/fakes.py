@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from smetric.proxy.asgi import Receive, Send
+
 Headers = list[tuple[bytes, bytes]]
 Script = Callable[["Call"], Awaitable[None]]
 
@@ -36,6 +38,13 @@ async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.01)
+
+
+async def live(receive: Receive, send: Send) -> None:
+    """Answer an ASGI server's lifespan, as an app with nothing to start or to stop does."""
+    for said in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{said}.complete"})
 
 
 @dataclass

@@ -59,7 +59,7 @@ def test_packages_that_the_service_does_not_know_are_told_and_do_not_hide_the_ot
     "last",
     [
         "Tip: your network may be blocking this service. Try another service with `-s SERVICE`",
-        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='advisories.test', port=443): Max retries exceeded",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='audit.test', port=443): Max retries exceeded",
         "requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
         "pip_audit._service.interface.ServiceError",
     ],

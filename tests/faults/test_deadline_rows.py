@@ -11,7 +11,7 @@ from smetric.config.settings import Limits, PeersSettings
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.limits import Limits as IntakeLimits
 from smetric.proxy.server import address_of, listen, serve
-from tests.fakes import FakeEngine, RawClient, request
+from tests.fakes import FakeEngine, RawClient, live, request
 from tests.faults.harness import CANARY, chat, running
 
 
@@ -58,9 +58,7 @@ async def test_b4_a_head_that_trickles_in_is_answered_408_and_a_silent_connectio
 
 async def healthy_app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
-        for said in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{said}.complete"})
+        await live(receive, send)
         return
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body"})

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
-from tests.fakes import RawClient
+from tests.fakes import RawClient, live
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -21,9 +21,7 @@ class Slow:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            for said in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{said}.complete"})
+            await live(receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         if self.cut:

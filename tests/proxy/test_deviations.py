@@ -21,7 +21,7 @@ from smetric.proxy import http1
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
-from tests.fakes import RawClient, until
+from tests.fakes import RawClient, live, until
 
 #: Seconds a connection may wait for a request, and for its head.
 PATIENCE_S = 0.4
@@ -41,9 +41,7 @@ class Recorder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            for said in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{said}.complete"})
+            await live(receive, send)
             return
         self.asked.append(scope["type"])
         path: str = scope["path"]

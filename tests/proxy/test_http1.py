@@ -14,7 +14,7 @@ from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
 from smetric.proxy.transaction import HIGH_WATER, Transaction
-from tests.fakes import RawClient, request, until
+from tests.fakes import RawClient, live, request, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -25,9 +25,7 @@ Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 async def serving(endpoint: Endpoint, limits: Limits | None = None) -> AsyncIterator[str]:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            for said in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{said}.complete"})
+            await live(receive, send)
         else:
             await endpoint(scope, receive, send)
 

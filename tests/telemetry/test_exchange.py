@@ -13,7 +13,7 @@ from smetric.policy import Decision, Snapshot, load
 from smetric.prompt import Prompt
 from smetric.telemetry import names
 from smetric.telemetry.decisions import full
-from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.exchange import Exchange, Telemetry
 from smetric.telemetry.record import DecisionRecord, Usage
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope, telemetry
@@ -23,6 +23,22 @@ TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 
 def parent(flag: bytes = b"01") -> tuple[bytes, bytes]:
     return b"traceparent", b"00-%b-%b-%b" % (TRACE, SPAN, flag)
+
+
+def fail_once(app: Telemetry) -> Exchange:
+    """A request whose first attempt has failed."""
+    exchange = begin(app)
+    exchange.decided(record())
+    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
+    return exchange
+
+
+def retry(app: Telemetry) -> None:
+    """A request that another instance answers."""
+    exchange = fail_once(app)
+    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
+    exchange.attempt(ROUTE).end(names.OK, status=200)
+    exchange.end(200)
 
 
 @pytest.fixture
@@ -129,12 +145,7 @@ async def test_the_span_that_uis_open_first_says_the_same_as_the_last_decision(
     tracing_to: Callable[..., Telemetry], receiver: Receiver
 ) -> None:
     app = tracing_to()
-    exchange = begin(app)
-    exchange.decided(record())
-    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
-    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
-    exchange.attempt(ROUTE).end(names.OK, status=200)
-    exchange.end(200)
+    retry(app)
     assert await app.tracing.shutdown()
     (server,), (_, last) = receiver.named("POST"), receiver.named("route")
     hints = ("openinference.span.kind", "output.value", "session.id")
@@ -145,12 +156,7 @@ async def test_a_retry_makes_a_second_decision_and_a_second_attempt(
     tracing_to: Callable[..., Telemetry], receiver: Receiver
 ) -> None:
     app = tracing_to()
-    exchange = begin(app)
-    exchange.decided(record())
-    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
-    exchange.decided(record(hits=(0, 0), loads=(1, 2)))
-    exchange.attempt(ROUTE).end(names.OK, status=200)
-    exchange.end(200)
+    retry(app)
     assert await app.tracing.shutdown()
     assert [each.attributes["smetric.instance.rank"] for each in receiver.named("route")] == [0, 1]
     first, second = receiver.named("chat")
@@ -166,9 +172,7 @@ async def test_an_attempt_that_is_not_made_elsewhere_is_told_with_the_reason(
     tracing_to: Callable[..., Telemetry], receiver: Receiver
 ) -> None:
     app = tracing_to()
-    exchange = begin(app)
-    exchange.decided(record())
-    exchange.attempt(ROUTE).end(names.CONNECT_ERROR)
+    exchange = fail_once(app)
     exchange.give_up(names.BUDGET)
     exchange.end(503, error_type=names.CONNECT_ERROR)
     run_one(app, record())
