@@ -98,7 +98,7 @@ def render(
         parts.clear()
         pieces[:] = rest
         messages_from, size = 0, size - sum(map(len, rest))
-    marked_from = max(0, len(decoded) - ends)
+    marked_from = len(decoded) - ends if len(decoded) > ends else 0
     text.add_messages(decoded[:marked_from], messages_before)
     size += sum(map(len, pieces))
     marks: list[Mark] = []

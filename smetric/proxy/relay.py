@@ -103,7 +103,8 @@ class Observer:
 
     def is_aborted(self) -> bool:
         """The engine ended the answer before its end; the client did not ask for that."""
-        return any(self._tail.find(mark) >= 0 for mark in ABORTED)
+        find = self._tail.find  # `in` costs ten times as much
+        return find(ABORTED[0]) >= 0 or find(ABORTED[1]) >= 0
 
     def usage(self) -> Usage | None:
         """The last usage object seen, or None."""
