@@ -122,6 +122,8 @@ def _replayed(
 
 def _path(record: str) -> Path:
     path = Path(record)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{record}: no such file; give files that the setting `record` made")
+    if not path.is_file():
+        raise ConfigError(f"{record}: not a regular file, and records are read from more than one place; write it to one")
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from html.parser import HTMLParser
@@ -176,7 +177,12 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
     result = run(path)
     assert result.exit_code == 2
     assert "notes.txt:1: no line of a record" in result.output
-    assert run(tmp_path / "absent.jsonl").exit_code == 2
+    result = run(tmp_path / "absent.jsonl")
+    assert (result.exit_code, "absent.jsonl: no such file" in result.output) == (2, True)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path / "pipe", tmp_path):
+        result = run(other)
+        assert (result.exit_code, f"{other}: not a regular file" in result.output) == (2, True)
     path.write_text("")
     for arguments in ((), ("--policy", "bailian"), ("--fail-under", "1")):
         result = run(path, *arguments)
