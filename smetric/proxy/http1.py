@@ -272,6 +272,8 @@ class Http1(asyncio.Protocol):
         receiving.end_body()
         if len(self._waiting) >= PIPELINE_MOST:
             receiving.is_last = self._is_deaf = True
+        if self._is_paused:  # the app may never take this body, and then nobody else would resume
+            self._set_reading()
 
     @staticmethod
     def _oddity(scope: Scope) -> HttpError | None:
@@ -328,8 +330,10 @@ class Http1(asyncio.Protocol):
     def answered(self, transaction: Transaction) -> None:
         """The answer is whole: go on with the next request, or end."""
         self._current = None
-        if transaction.is_last:
-            self._end(transaction)
+        if transaction.is_last and (self._is_deaf or not transaction.complete):
+            self._linger()
+        elif transaction.is_last:
+            self._close(self._limits.send_timeout_s)
         elif self._waiting:
             self._start(self._waiting.popleft())
             self._set_reading()
@@ -451,12 +455,6 @@ class Http1(asyncio.Protocol):
         current, self._current = self._current, None
         if current is not None:
             current.leave()
-
-    def _end(self, transaction: Transaction) -> None:
-        if transaction.complete and not self._is_deaf:
-            self._close(self._limits.send_timeout_s)
-        else:
-            self._linger()
 
     def _linger(self) -> None:
         """Let a client that may still be sending read its answer: a reset could overtake it."""
