@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from smetric.config.routing import RouteSettings
-from smetric.config.settings import LAST_ROUTE, Settings
+from smetric.config.routing import LAST_ROUTE, RouteSettings
+from smetric.config.settings import Settings
 from smetric.features import VOCABULARY
 from smetric.policy_file import PolicyFile, ReloadListener
 from smetric.records.observer import Observer

@@ -125,5 +125,5 @@ def _path(record: str) -> Path:
     if not path.exists():
         raise ConfigError(f"{record}: no such file; give files that the setting `record` made")
     if not path.is_file():
-        raise ConfigError(f"{record}: not a regular file, and records are read from more than one place; write it to one")
+        raise ConfigError(f"{record}: no regular file, and a record is read more than once; write it to one")
     return path

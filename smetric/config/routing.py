@@ -29,6 +29,8 @@ PATHS = (
     "/v1/score",
 )
 
+#: The name of the route that `policy` stands for.
+LAST_ROUTE = "default"
 #: How many policies may be in shadow of one, and how many observed.
 MOST_SHADOWS = 8
 MOST_OBSERVED = 16

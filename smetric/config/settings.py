@@ -1,6 +1,7 @@
-"""The root of all settings, and what must hold between them; schema, manual and errors come from this table.
+"""The root of all settings; schema, manual and errors come from this table.
 
-Its sections are in files of their own; how values are read from a file, the environment and flags is in `layers.py`.
+Its sections are in files of their own, and so is what must hold between them (`contradictions.py`); how values are read
+from a file, the environment and flags is in `layers.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from smetric.config.address import Network, NetworkRange, PathRef, PolicyRef, odd_host
+from smetric.config.address import Network, NetworkRange, PathRef, PolicyRef
 from smetric.config.caches import (
     KvEventsSettings,
     LmcacheSettings,
@@ -21,9 +22,10 @@ from smetric.config.caches import (
     PrefixIndexSettings,
     TokenizerSettings,
 )
+from smetric.config.contradictions import contradictions
 from smetric.config.evidence import Log, RecordSettings, Trace
 from smetric.config.instances import HealthSettings, InstanceSettings, PrefillSettings, Scrape
-from smetric.config.kind import Flag, Integer, ParamValue, Text, did_you_mean
+from smetric.config.kind import Flag, Integer, ParamValue, Text
 from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.overload import OverloadSettings
 from smetric.config.ports import Admin, Drain, Forward, Limits, Listen, Tenants
@@ -72,9 +74,6 @@ __all__ = [
     "from_table",
     "schema",
 ]
-
-#: The name of the route that `policy` stands for.
-LAST_ROUTE = "default"
 
 _PRIVATE = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
 
@@ -213,7 +212,7 @@ def from_table(table: Table) -> Settings:
             replace(route, name=route.name or f"route-{i}") for i, route in enumerate(settings.routes, start=1)
         ),
     )
-    for path, problem in _contradictions(settings):
+    for path, problem in contradictions(settings):
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
     return settings
@@ -235,97 +234,3 @@ def _named(instance: InstanceSettings) -> InstanceSettings:
     return replace(
         instance, id=parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
     )
-
-
-def _contradictions(settings: Settings) -> list[tuple[tuple[str | int, ...], str]]:
-    """Settings that do not go together: the one to change, and why."""
-    found: list[tuple[tuple[str | int, ...], str]] = []
-    for field, values in (
-        ("id", [instance.id for instance in settings.instances]),
-        ("url", [instance.url for instance in settings.instances]),
-    ):
-        for i, value in enumerate(values):
-            if value in values[:i]:
-                found.append((("instances", i), f"{field} {value} stands twice; give each instance its own {field}"))
-    ids = [instance.id for instance in settings.instances]
-    found += [
-        (("lmcache", "instances", id), f"no instance has this id{did_you_mean(id, ids)}")
-        for id in settings.lmcache.instances
-        if id not in ids
-    ]
-    if settings.peers.urls and not settings.prefix_index.enabled:
-        found.append((("peers", "urls"), "set, but prefix_index.enabled is false: there is nothing to share; drop one"))
-    listen, admin = settings.listen, settings.admin
-    everywhere = {"0.0.0.0", "::"}
-    if listen.port == admin.port != 0 and (listen.host == admin.host or everywhere & {listen.host, admin.host}):
-        found.append((("admin", "port"), f"{admin.port} is listen.port too; use another port"))
-    if listen.key_file and not listen.cert_file:
-        found.append((("listen", "key_file"), "set, but listen.cert_file is not; name the certificate, or drop this"))
-    for i, instance in enumerate(settings.instances):
-        if instance.api_key and instance.api_key_file:
-            found.append((("instances", i, "api_key_file"), "set, and api_key too; drop one"))
-        odd = odd_host(instance.url, settings.instance_networks)
-        if odd:
-            found.append(
-                (
-                    ("instances", i, "url"),
-                    f"{instance.url} is {odd}, which is no place for an instance; if it is meant, name its network in "
-                    "instance_networks",
-                )
-            )
-    for section, text, path in (
-        ("admin", settings.admin.token, settings.admin.token_file),
-        ("tenants", settings.tenants.secret, settings.tenants.secret_file),
-    ):
-        if text and path:
-            name = "token" if section == "admin" else "secret"
-            found.append(((section, f"{name}_file"), f"set, and {section}.{name} too; drop one"))
-    if settings.tenants.cache_salt == "tenant":
-        if not settings.tenant_header:
-            found.append((("tenants", "cache_salt"), "tenant, but tenant_header is not set; name the header"))
-        if not (settings.tenants.secret or settings.tenants.secret_file):
-            found.append(
-                (("tenants", "cache_salt"), "tenant, but tenants.secret is not set; any long random text will do")
-            )
-    canaries: list[tuple[tuple[str | int, ...], CanarySettings]] = [(("canary",), settings.canary)]
-    canaries += [(("routes", i, "canary"), route.canary) for i, route in enumerate(settings.routes)]
-    for place, canary in canaries:
-        if not canary.policy and canary != CanarySettings():
-            found.append((place, "it has no policy, so that it decides nothing; name one, or drop it"))
-    names = [LAST_ROUTE, *(route.name for route in settings.routes)]
-    for i, route in enumerate(settings.routes):
-        if route.name in names[: i + 1]:
-            problem = f"{route.name} is the name of another route, or of the last one; give each a name of its own"
-            found.append((("routes", i, "name"), problem))
-        if route.match.tenant and not settings.tenant_header:
-            found.append((("routes", i, "match", "tenant"), "set, but tenant_header is not; name the header"))
-    record = settings.record
-    if record.path and record.path == record.trace:
-        found.append((("record", "trace"), f"{record.trace} is record.path too; give each a file of its own"))
-    if settings.observe and not record.path:
-        found.append((("observe",), "set, but record.path is not: nothing would be recorded; set it or drop this"))
-    if settings.tokenizer.source == "local" and not settings.tokenizer.folders:
-        found.append(
-            (
-                ("tokenizer", "folders"),
-                'empty, but tokenizer.source is local; name each model\'s folder, or one for "*"',
-            )
-        )
-    scrape, lookup, health, overload = settings.scrape, settings.lookup, settings.health, settings.overload
-    if overload.soft_percent > overload.hard_percent:
-        problem = f"{overload.hard_percent} is less than soft_percent, {overload.soft_percent}; raise it or lower that"
-        found.append((("overload", "hard_percent"), problem))
-    if overload.bodies < settings.forward.max_body:
-        problem = f"less than forward.max_body, {settings.forward.max_body} bytes: no such body could ever be taken"
-        found.append((("overload", "bodies"), f"{overload.bodies} bytes is {problem}; raise it or lower that"))
-    for section, smaller, low, larger, high in (
-        ("health", "ejection", health.ejection, "longest_ejection", health.longest_ejection),
-        ("scrape", "interval", scrape.interval, "unknown_after", scrape.unknown_after),
-        ("overload", "soft_lag", overload.soft_lag, "hard_lag", overload.hard_lag),
-        ("lookup", "deadline_base", lookup.deadline_base, "deadline_cap", lookup.deadline_cap),
-    ):
-        if low > high:
-            found.append(
-                ((section, larger), f"{high:g}s is less than {smaller}, {low:g}s; raise it or lower {smaller}")
-            )
-    return found

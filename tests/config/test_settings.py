@@ -17,19 +17,6 @@ from smetric.errors import ConfigError
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture
-def load(tmp_path: Path) -> Any:
-    def load(text: str = "", env: dict[str, str] | None = None, *flags: Flagged) -> Settings:
-        path = tmp_path / "smetric.yaml"
-        path.write_text(text)
-        try:
-            return Settings.load(path, env or {}, flags)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(f"{tmp_path}{os.sep}", "")) from error
-
-    return load
-
-
 def test_nothing_set_is_every_default() -> None:
     assert Settings.load(None, {}) == Settings()
 
@@ -186,22 +173,7 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
             "instances: [{url: 'http://a', zone: no}]",
             "instances[0].zone: expected at most 128 of A-Z a-z 0-9 . _ : / [ ] - (put",
         ),
-        ("instances:\n - http://a:1\n - http://a:1\n", "smetric.yaml:3: instances[1]: id a:1 stands twice"),
-        ("admin: {port: 8080}", "smetric.yaml:1: admin.port: 8080 is listen.port too; use another port"),
-        (
-            "overload: {soft_percent: 97}",
-            "default: overload.hard_percent: 95 is less than soft_percent, 97; raise it or lower that",
-        ),
-        ("canary: {share: 0.1}", "smetric.yaml:1: canary: it has no policy, so that it decides nothing; name one"),
-        (
-            "routes: [{policy: bailian, canary: {params: {A: 1}}}]",
-            "smetric.yaml:1: routes[0].canary: it has no policy, so that it decides nothing; name one, or drop it",
-        ),
-        ("overload: {soft_lag: 3s}", "default: overload.hard_lag: 2s is less than soft_lag, 3s"),
-        ("overload: {bodies: 1MiB}", "overload.bodies: 1048576 bytes is less than forward.max_body, 33554432 bytes"),
-        ("scrape: {interval: 40s}", "default: scrape.unknown_after: 30s is less than interval, 40s"),
         ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]: expected a network such as 10.0.0.0/8"),
-        ("tokenizer: {source: local}", "tokenizer.folders: empty, but tokenizer.source is local; name each model's"),
         ("tokenizer: {source: remote}", "tokenizer.source: expected one of estimated, engine, local"),
         ("tokenizer: {folders: {m: [a]}}", "tokenizer.folders.m: expected the path of a folder, got a list"),
         ("listen: {port: 1}\nlisten: {port: 2}", "smetric.yaml:2: listen is set twice; keep one of the two"),
@@ -248,11 +220,6 @@ def test_a_secret_is_shown_nowhere(load: Any) -> None:
         "peers.token: expected 16 to 256 printable ASCII characters without spaces, "
         "got something else, which is not shown"
     )
-
-
-def test_sharing_placements_needs_an_index_to_share(load: Any) -> None:
-    with pytest.raises(ConfigError, match="nothing to share"):
-        load("peers: {urls: [http://a:9464]}\nprefix_index: {enabled: false}")
 
 
 @pytest.mark.parametrize(
