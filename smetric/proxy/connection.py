@@ -109,7 +109,7 @@ class Connections:
             else:
                 retry_after_s = random.uniform(1.0, 3.0)  # not all at the same time again
                 busy = HttpError(503, "too many connections", "service_unavailable", retry_after_s=retry_after_s)
-                protocol.turn_away(busy)
+                protocol.refuse(busy)
 
     def _has_room(self) -> bool:
         """Whether a connection may shake hands, be it to be told that there are too many."""

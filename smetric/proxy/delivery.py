@@ -45,6 +45,7 @@ class Delivery:
         "_client",
         "_exchange",
         "_headers",
+        "_is_compressed",
         "_is_stream",
         "_lease",
         "_leased",
@@ -80,8 +81,10 @@ class Delivery:
         self._leased = leased
         self._headers = response_headers(answer.headers)
         self._is_stream = (first(self._headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
+        #: The client asked for it; nothing of it can be read here, nor added to it.
+        self._is_compressed = (first(self._headers, b"content-encoding") or b"identity").lower() != b"identity"
         #: What passes.
-        self.observer = Observer(request.api, self._is_stream and answer.status == 200)
+        self.observer = Observer(request.api, self._is_stream and answer.status == 200 and not self._is_compressed)
         lease.answer = self.observer
 
     async def run(self, held: list[bytes]) -> None:
@@ -173,12 +176,13 @@ class Delivery:
     async def _break_off(self, result: str) -> None:
         """The answer ended early and the client has seen some of it: say so in the stream, end without its end mark.
 
-        What is no event stream is cut off: returning without a last piece makes the server close the connection.
+        What is no event stream, or has had its end mark, is cut off: returning without a last piece makes the server
+        close the connection.
         """
         self._answer.close()
         self._attempt.end(result, status=self._answer.status)
         self._exchange.end(self._answer.status, bytes_out=self.observer.size, error_type=f"upstream_{result}")
-        if self._is_stream:
+        if self._is_stream and not (self._is_compressed or self.observer.is_past_mark):
             error = UpstreamError("the instance broke off its answer", reason=result)
             event = error_event(self._scope["path"], error)
             if self._client.pass_on(event):

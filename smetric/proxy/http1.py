@@ -9,6 +9,8 @@ One request and its answer are in `transaction.py`, connections in their number 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -38,6 +40,8 @@ LAST_REQUEST_S = 0.5
 #: Requests that may wait behind the one being answered before reading pauses, and before no more are taken.
 PIPELINE_PAUSE = 8
 PIPELINE_MOST = 512
+#: Ends a connection by a reset instead of a FIN, as a socket option.
+RESET = struct.pack("ii", 1, 0)
 #: A body's framing may cost this many times the body, beyond what a head may.
 FRAMING_SHARE = 16
 
@@ -158,7 +162,7 @@ class Http1(asyncio.Protocol):
         if self._overhead > self._limits.header_bytes and self._overhead > self._most_overhead() and not self._is_deaf:
             in_head = self._headers is not None
             status = (414 if len(self._url) > self._limits.target_bytes else 431) if in_head else 400
-            self._refuse(RequestError("the request takes more bytes around its body than allowed", status=status))
+            self.refuse(RequestError("the request takes more bytes around its body than allowed", status=status))
 
     def _parse(self, data: bytes) -> bytes:
         """Parse *data*; what is returned of it has not been parsed, and is to be."""
@@ -171,7 +175,7 @@ class Http1(asyncio.Protocol):
             log.exception("smetric.connection.failed")
             self.abort()
         except httptools.HttpParserError as error:
-            self._refuse(explain(error))
+            self.refuse(explain(error))
         return b""
 
     def eof_received(self) -> None:
@@ -237,7 +241,7 @@ class Http1(asyncio.Protocol):
         if problem is None:
             problem = inspect_head(scope, self._limits, self._received)
         if problem is not None:
-            self._refuse(problem, scope)
+            self.refuse(problem, scope)
             return
         transaction = self._receiving = Transaction(
             self, scope, self._limits, version == "1.1" and parser.should_keep_alive()
@@ -343,12 +347,15 @@ class Http1(asyncio.Protocol):
     def failed(self, transaction: Transaction) -> None:
         """The app has ended before its answer was whole: say so, by a 500 or by the connection's end."""
         self._current = None
-        if transaction.stage is Stage.WAITING:
-            transaction.stage = Stage.ENDED
-            self._say(FAULT, transaction.scope)
-        else:
-            transaction.stage = Stage.ENDED
-            self._close(CLOSE_TIMEOUT_S)
+        stage, transaction.stage = transaction.stage, Stage.ENDED
+        if stage is Stage.WAITING:
+            self._is_deaf = True
+            self._waiting.clear()
+            self._start(refusal(FAULT, transaction.scope, b""))
+            return
+        if transaction.ends_by_close:  # what there is of it would look whole
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self._close(CLOSE_TIMEOUT_S)
 
     # Waiting and ending
 
@@ -381,7 +388,7 @@ class Http1(asyncio.Protocol):
             if self._turn is not None:  # cancelled behind an answer, with another request at hand
                 self.task = self._loop.create_task(self._serve())
 
-    def _refuse(self, problem: HttpError, scope: Scope | None = None) -> None:
+    def refuse(self, problem: HttpError, scope: Scope | None = None) -> None:
         """Answer *problem* when its turn has come; nothing behind it counts."""
         if self._is_deaf:
             return
@@ -403,11 +410,6 @@ class Http1(asyncio.Protocol):
         else:
             self._waiting.append(said)
 
-    def _say(self, problem: HttpError, scope: Scope) -> None:
-        self._is_deaf = True
-        self._waiting.clear()
-        self._start(refusal(problem, scope, b""))
-
     def _await_request(self, seconds: float) -> None:
         self._deadline = deadline = self._loop.time() + seconds
         if self._timer is not None and self._timer.when() > deadline:
@@ -427,7 +429,7 @@ class Http1(asyncio.Protocol):
         else:
             seconds = self._limits.head_timeout_s
             text = f"the request's head did not arrive within {seconds:g} s"
-            self._refuse(RequestError(text, status=408, kind="request_timeout"))
+            self.refuse(RequestError(text, status=408, kind="request_timeout"))
 
     def _set_reading(self) -> None:
         """Pause or resume reading: by what waits for the app, and always on when it is dropped anyway."""
@@ -486,10 +488,6 @@ class Http1(asyncio.Protocol):
         self.is_ending = True
         if self._current is None and self._headers is None and not self._is_deaf:
             self._await_request(LAST_REQUEST_S)
-
-    def turn_away(self, problem: HttpError) -> None:
-        """Answer *problem* before anything is asked, and end."""
-        self._refuse(problem)
 
     def abort(self) -> None:
         """End at once, whatever is under way."""

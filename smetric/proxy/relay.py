@@ -97,6 +97,11 @@ class Observer:
             del tail[:-TAIL_BYTES]
 
     @property
+    def is_past_mark(self) -> bool:
+        """The stream has an end mark, and it has passed."""
+        return self.ended and self._marker is not None
+
+    @property
     def is_engine_error(self) -> bool:
         """The stream's tail holds the engine's own error event."""
         return any(marker in self._tail for marker in ENGINE_ERROR)

@@ -17,7 +17,7 @@ import structlog
 
 from smetric.proxy.asgi import App, Message, Scope
 from smetric.proxy.client import ClientGone, Room, too_large
-from smetric.proxy.framing import CHUNKED, LENGTH, NO_BODY, Framing, head_of
+from smetric.proxy.framing import CHUNKED, CLOSE, LENGTH, NO_BODY, Framing, head_of
 from smetric.proxy.headers import Headers
 from smetric.proxy.limits import Limits
 from smetric.proxy.watchdog import Watchdog
@@ -127,6 +127,11 @@ class Transaction:
         #: In which the app answers, and what holds its deadline; from `run` on.
         self.task: asyncio.Task[Any]
         self.watchdog: Watchdog
+
+    @property
+    def ends_by_close(self) -> bool:
+        """The end of the connection is all that tells the client where the answer ends."""
+        return self._framing is CLOSE
 
     async def run(self, app: App, task: asyncio.Task[Any], watchdog: Watchdog) -> None:
         """Let *app* answer in *task*, whose deadlines *watchdog* holds."""

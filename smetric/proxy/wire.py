@@ -249,9 +249,11 @@ class Wire(asyncio.BufferedProtocol):
             self._wake()
 
     def eof_received(self) -> None:
-        """The instance sends no more."""
+        """The instance sends no more: nobody waits until it has taken what is still to be sent to it."""
         if self.answer is not None:
             self.answer.end()
+        assert self._transport is not None
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import os
 
@@ -144,6 +145,48 @@ async def test_a_stream_is_one_however_its_content_type_is_written() -> None:
         assert not answer.complete
         assert answer.value("x-accel-buffering") == "no"
         assert answer.body.startswith(delta("a") + b'data: {"error":')
+
+
+@pytest.mark.parametrize("how", ["whole", "cut"])
+async def test_a_stream_that_is_compressed_passes_as_it_is_and_is_whole_by_its_framing(how: str) -> None:
+    """Clients ask for that by default; nothing can be read in it, nor an event be added to it."""
+    sent = gzip.compress(delta("a") + DONE)
+
+    async def script(call: Call) -> None:
+        fields = ((b"content-type", b"text/event-stream"), (b"content-encoding", b"gzip"))
+        await call.send(head(200, *fields, (b"transfer-encoding", b"chunked")) + chunk(sent[:20]))
+        if how == "cut":
+            call.close()
+        else:
+            await call.send(chunk(sent[20:]) + b"0\r\n\r\n")
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.ask("POST", "/v1/chat/completions", chat(stream=True), ("Accept-Encoding", "gzip"))
+        is_whole = how == "whole"
+        assert router.engines[0].calls[0].values(b"accept-encoding") == [b"gzip"]
+        assert (answer.complete, answer.body) == (is_whole, sent if is_whole else sent[:20])
+        assert answer.value("x-accel-buffering") == "no"
+        assert await router.attempts("closed") == (not is_whole)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_no_error_event_follows_a_streams_end_mark(path: str) -> None:
+    """Who has read to the end mark has it all; that its connection did not end well is told by that of the client."""
+    end = {
+        "/v1/messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+        "/v1/responses": b'event: response.completed\ndata: {"type":"response.completed"}\n\n',
+    }.get(path, DONE)
+
+    async def script(call: Call) -> None:
+        await call.stream(b"data: {}\n\n", end, end=False)
+        call.close()
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.ask("POST", path, BODIES[path])
+        assert (answer.complete, answer.body) == (False, b"data: {}\n\n" + end)
+        assert await router.attempts("closed") == 1
 
 
 async def test_an_engines_own_error_event_passes_as_it_is() -> None:

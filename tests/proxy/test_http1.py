@@ -152,6 +152,29 @@ async def test_an_answer_that_is_not_as_long_as_it_says_ends_the_connection(said
         assert len(await client.reader.read()) <= said - (said == 9)
 
 
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "broken off"])
+async def test_an_answer_that_the_connections_end_delimits_ends_by_a_reset_where_it_is_not_whole(
+    is_whole: bool,
+) -> None:
+    """As HTTP/1.0 has it: a close in good order would make what there is of it look whole."""
+
+    async def breaking_off(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"some", "more_body": True})
+        if is_whole:
+            await send({"type": "http.response.body"})
+
+    async with serving(breaking_off) as url, await RawClient.connect(url) as client:
+        await client.send(b"GET / HTTP/1.0\r\n\r\n")
+        assert (await client.head()).values("content-length") == []
+        assert await client.reader.read(4) == b"some"
+        if is_whole:
+            assert await client.reader.read() == b""
+        else:
+            with pytest.raises(ConnectionResetError):
+                await client.reader.read()
+
+
 @pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\nx: y", b"a\rb", b"a\0b"])
 async def test_a_header_that_would_break_the_answers_framing_is_never_sent(value: bytes) -> None:
     async def splitting(scope: Scope, receive: Receive, send: Send) -> None:

@@ -416,6 +416,32 @@ async def test_a_refusal_while_the_body_is_on_its_way_is_delivered(how: str) -> 
     server.close()
 
 
+@pytest.mark.parametrize("status", [200, 413, 503])
+async def test_an_answer_ends_with_its_side_of_the_connection_however_much_is_still_to_be_sent(status: int) -> None:
+    """The engine waits for the rest of the body to come, or for the connection to end, before it closes its own."""
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head(status, (b"connection", b"close")) + b"early")
+        writer.write_eof()
+        await asyncio.wait_for(left.wait(), 10)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    engine = FakeEngine()
+    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    upstream = Upstream()
+    try:
+        async with asyncio.timeout(5):
+            assert await Client(engine, upstream).ask(body=b"x" * 20_000_000) == (status, b"early")
+    finally:
+        left.set()
+        await upstream.close()
+        server.close()
+        await server.wait_closed()
+
+
 async def test_a_cancelled_request_closes_its_connection() -> None:
     async def script(call: Call) -> None:
         await asyncio.Event().wait()
