@@ -27,6 +27,13 @@ _RAWS = msgspec.json.Decoder(list[Raw])
 _RUN = 2
 
 
+class _Object(Struct):
+    """Any object; none of it is kept."""
+
+
+_OBJECTS = msgspec.json.Decoder(list[_Object])
+
+
 class Kind(enum.IntEnum):
     """What a part is."""
 
@@ -209,12 +216,16 @@ def parts_of(
     return Parts(*table, messages_from, outline.field, at[-1] + shift, salt, template)
 
 
-def _tools(text: Text) -> list[memoryview]:
-    """The tools, each as it stands in *text*; tools that are no list are one."""
+def _tools(text: Text) -> Sequence[Raw | Text]:
+    """The tools, each as it stands in *text*; tools that are no list of objects are one.
+
+    Objects were counted when the body was screened. Of numbers there may be millions, and each would be a part.
+    """
     try:
-        return [memoryview(tool) for tool in _RAWS.decode(text)]
+        _OBJECTS.decode(text)
+        return _RAWS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return [memoryview(text)]
+        return (text,)
 
 
 def divergence(before: Parts, after: Parts) -> Divergence | None:

@@ -74,6 +74,16 @@ _STRING = msgspec.json.Decoder(str)
 _RAWS = msgspec.json.Decoder(list[Raw])
 
 
+class _Ids(msgspec.Struct, array_like=True):
+    """A list, of whatever; none of it is kept."""
+
+
+#: What a list of prompts may hold, by how the first begins. Those were counted when the body was screened; of numbers
+#: between them there may be millions.
+_PROMPTS: dict[bytes, msgspec.json.Decoder[list[str]] | msgspec.json.Decoder[list[_Ids]]] = {
+    b'"': msgspec.json.Decoder(list[str]),
+    b"[": msgspec.json.Decoder(list[_Ids]),
+}
 #: What this process knows of the messages that bodies carry over.
 memory = Memory(BLOCK_BYTES)
 
@@ -292,15 +302,23 @@ def _read_prompts(
         raise RequestError("`prompt` must be a string, a list of strings or lists of token ids", param="prompt")
     else:
         first = start[1:].lstrip()[:1]
-        given = decode("prompt", _RAWS, value) if first in (b'"', b"[") else [value]
+        given = _several(value, _PROMPTS[first]) if first in _PROMPTS else [value]
         if first != b'"':
             return _read_token_ids(request, list(map(bytes, given)), key)
-    if any(memoryview(one)[0] != _QUOTE for one in given):
-        raise RequestError("`prompt` must be a list of strings only, or of token ids only", param="prompt")
     texts = [text_of(one, is_plain) for one in given]
     request.prompt = Prompt([texts[0]], bytes_per_token, key=key)
     request.prompt_len = sum(max(1, int(len(one) / bytes_per_token)) for one in texts)
     return len(texts)
+
+
+def _several(value: Raw, kind: msgspec.json.Decoder[list[str]] | msgspec.json.Decoder[list[_Ids]]) -> list[Raw]:
+    try:
+        kind.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RequestError(
+            "`prompt` must be a list of strings only, or of lists of token ids only", param="prompt"
+        ) from None
+    return _RAWS.decode(value)
 
 
 def _read_token_ids(request: InferenceRequest, prompts: list[bytes], key: bytes) -> int:

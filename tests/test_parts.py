@@ -74,8 +74,9 @@ def test_roles_of_chat_messages_and_of_responses_items_say_what_they_are() -> No
 
 
 def test_messages_of_unknown_shape_and_tools_that_are_no_list_are_parts_too() -> None:
-    made = parts([{"role": "user", "content": {"unknown": 1}}, {"role": "user", "content": "x"}], tools={"odd": 1})
-    assert places(made) == ["tools", "messages[0]", "messages[1]"]
+    messages = [{"role": "user", "content": {"unknown": 1}}, {"role": "user", "content": "x"}]
+    for tools in ({"odd": 1}, [1, 2], [{"name": "a"}, None]):
+        assert places(parts(messages, tools=tools)) == ["tools", "messages[0]", "messages[1]"]
 
 
 def test_an_empty_conversation_has_no_parts() -> None:

@@ -146,6 +146,12 @@ def test_a_batch_counts_n_times_its_prompts_and_the_sum_of_their_lengths() -> No
     assert request.prompt.length == 100
 
 
+@pytest.mark.parametrize("prompt", [["x", 1], ["x", [1]], ["x", None], [[1], 1], [[1], "x"], [[1], None]])
+def test_prompts_of_several_kinds_are_refused(prompt: list[Any]) -> None:
+    with pytest.raises(RequestError, match="strings only, or of lists of token ids only"):
+        read(Api.COMPLETIONS, {"prompt": prompt})
+
+
 @pytest.mark.parametrize("prompt", [None, [], ""])
 def test_a_missing_or_empty_prompt_is_left_to_the_engine(prompt: Any) -> None:
     assert read(Api.COMPLETIONS, {"prompt": prompt}).prompt_len == 1

@@ -150,3 +150,23 @@ async def test_h8_a_hostile_body_is_refused_or_passes_unchanged_while_streams_go
         else:
             assert body in [call.body for call in router.engines[0].calls]
         assert all(stream.complete for stream in await asyncio.gather(*streams))
+
+
+NUMBERS = b"1," * 2_000_000 + b"1]"
+ODD_NUMBERS = {
+    "as tools": ("chat/completions", GOOD + b',"tools":[' + NUMBERS + b"}"),
+    "as a system prompt": ("messages", GOOD + b',"system":[' + NUMBERS + b"}"),
+    "behind a text": ("completions", b'{"model":"tiny","prompt":["x",' + NUMBERS + b"}"),
+    "behind token ids": ("completions", b'{"model":"tiny","prompt":[[1],' + NUMBERS + b"}"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_NUMBERS)
+async def test_h8_millions_of_numbers_where_none_belongs_hold_up_nothing(name: str) -> None:
+    """Numbers are not counted when a body is screened, for millions of them are a prompt."""
+    path, body = ODD_NUMBERS[name]
+    async with running(FakeEngine()) as router:
+        with Stall() as stall:
+            answer = await router.ask("POST", f"/v1/{path}", body)
+        assert stall.seconds <= STALL_S
+        assert answer.status == (400 if path == "completions" else 200)
