@@ -21,6 +21,8 @@ from smetric.fleet.tolerance import Tolerance
 FORGIVEN_AFTER_S = 60.0
 #: Answers in a row that ended in `finish_reason: abort` and mean that the engine is ending. One may be anything.
 ABORTS = 2
+#: Seconds for which others are asked instead of one that has no room.
+FULL_S = 1.0
 
 log = structlog.get_logger("smetric.fleet.health")
 
@@ -35,6 +37,7 @@ class _Vitals:
         "failures",
         "falls",
         "flaps",
+        "full_until",
         "held_until",
         "misses",
         "refuses",
@@ -61,13 +64,14 @@ class _Vitals:
         self.held_until = -math.inf
         self.flaps = False
         self.stopping_until = -math.inf
+        self.full_until = -math.inf
         self.drained = False
         #: When it came back; None once it has its share.
         self.warming_since: float | None = None
 
 
 class Health:
-    """Writes `healthy`, `draining` and `state` of the instances.
+    """Writes `healthy`, `draining`, `full` and `state` of the instances.
 
     Args:
         instances: those judged.
@@ -143,6 +147,12 @@ class Health:
         if vitals.failures >= self.tolerance.failures:
             self._eject(instance, vitals, reason)
 
+    def had_no_room(self, instance: Instance) -> None:
+        """It answered that it is full. That is no failure; but it works less than the others, and so looks idle."""
+        vitals = self._vitals[instance]
+        vitals.full_until = self._clock() + FULL_S
+        self._judge(instance, vitals)
+
     def waited(self, instance: Instance, seconds: float, tokens: int) -> None:
         """A stream waited there *seconds* for its first token, behind *tokens* of prompts, its own included."""
         if self._latencies.add(instance, seconds, tokens):
@@ -170,7 +180,7 @@ class Health:
         """A new process answers: what the old one did is past, unless it is that processes come and go."""
         vitals = self._vitals[instance]
         vitals.failures = vitals.aborts = 0
-        vitals.stopping_until = -math.inf
+        vitals.stopping_until = vitals.full_until = -math.inf
         self._latencies.forget(instance)
         if not vitals.flaps:
             vitals.held_until = -math.inf
@@ -198,7 +208,8 @@ class Health:
     # ── time ─────────────────────────────────────────────────────────────────
 
     def settle(self) -> None:
-        """End what ends by itself: ejections, shutdowns that were none, slow starts. Free while nothing is due."""
+        """End what ends by itself: ejections, shutdowns that were none, slow starts, what was full. Free while nothing
+        is due."""
         if self._clock() < self._due:
             return
         self._due = math.inf
@@ -268,6 +279,11 @@ class Health:
             self._due = min(self._due, vitals.stopping_until)
         if vitals.warming_since is not None:
             self._due = min(self._due, vitals.warming_since + self.tolerance.slow_start_s)
+        was_full, instance.full = instance.full, vitals.full_until > now
+        if instance.full:
+            self._due = min(self._due, vitals.full_until)
+        elif was_full:
+            instance.load_changed()
         state = _state_of(vitals, held=held, stopping=stopping)
         if state is not instance.state:
             tell = log.info if state in (State.WELL, State.WARMING) else log.warning

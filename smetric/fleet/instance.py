@@ -104,6 +104,7 @@ class Instance:
         "decoding",
         "decoding_tokens",
         "draining",
+        "full",
         "healthy",
         "id",
         "incarnation",
@@ -151,9 +152,10 @@ class Instance:
         self.zone = zone
         self.key = key
         self.attention_tokens = attention_tokens
-        #: These three are what `smetric.fleet.health` says of it.
+        #: These four are what `smetric.fleet.health` says of it.
         self.healthy = True
         self.draining = False
+        self.full = False
         self.state = State.WELL
         #: Counts restarts seen; whatever was known of its cache belongs to one incarnation.
         self.incarnation = 0

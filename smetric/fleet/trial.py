@@ -11,30 +11,42 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
 from smetric.telemetry import names
 
+#: An instance that has no room answers so.
+FULL = 503
+#: What is asked too often is answered so. Whether that is the client's doing or the instance's another one shows.
+TOO_MANY = 429
 #: A queue that is full, or something the engine cannot do: answers of one that is well.
-NEUTRAL = frozenset({501, 503})
+NEUTRAL = frozenset({501, FULL})
 
 
 class Trial:
     """One request; `close` is called when it is over, whatever happened.
 
+    Who failed first is judged when another one begins to answer: streams are long, and until it is judged an instance
+    that fails at once looks idle, and draws the crowd.
+
     Args:
         health: judges the instances.
     """
 
-    __slots__ = ("_aborted", "_blamed", "_failures", "_health")
+    __slots__ = ("_aborted", "_blamed", "_failures", "_health", "_too_many")
 
     def __init__(self, health: Health) -> None:
         self._health = health
         self._failures = 0
         self._aborted = False
         self._blamed: tuple[Instance, str] | None = None
+        self._too_many: Instance | None = None
 
     def ended(self, instance: Instance, result: str, status: int | None) -> None:
         """An attempt on *instance* has ended with *result*, one of `names.RESULTS`; *status* is what it answered.
 
         No answer of 4xx, and nothing that the client ended, says anything of an instance.
         """
+        if status == FULL:
+            self._health.had_no_room(instance)
+        elif status == TOO_MANY:
+            self._too_many = instance
         if result in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
             self._health.refused(instance)
         elif result == names.OK:
@@ -45,6 +57,15 @@ class Trial:
         ):
             self._failures += 1
             self._blamed = (instance, result)
+
+    def answers(self, status: int) -> None:
+        """An instance begins to answer with *status*, which the client is given."""
+        if status >= 400:
+            return
+        if self._too_many is not None:
+            self._health.had_no_room(self._too_many)
+        self.close()
+        self._blamed = None
 
     def stopping(self, instance: Instance) -> None:
         """*instance* answered that it is shutting down."""

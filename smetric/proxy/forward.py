@@ -176,8 +176,6 @@ class Forwarding:
             )
         except UpstreamFailed as failed:
             attempt.end(failed.reason)
-            if failed.reason in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
-                instance.healthy = False  # until a scrape succeeds again
             if failed.reason == names.EXHAUSTED:
                 none_left = "the router has no connection left for this request; send it again"
                 return Failure(UpstreamError(none_left, reason=names.EXHAUSTED, status=503), elsewhere=False)
@@ -236,6 +234,7 @@ class Forwarding:
                 answer.close()
                 attempt.end("closed", status=answer.status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
+        self._trial.answers(answer.status)
         self._body = None  # it is sent to nobody else from here on
         self._permit.settle(0)
         self._delivery = Delivery(

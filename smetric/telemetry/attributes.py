@@ -124,8 +124,10 @@ def left_out(decision: Decision, instances: Sequence[Instance], model: str) -> s
             reason = "model"
         elif instance.draining:
             reason = "draining"
+        elif not instance.healthy:
+            reason = "unhealthy"
         else:
-            reason = "excluded" if instance.healthy else "unhealthy"
+            reason = "full" if instance.full else "excluded"
         reasons[reason] = reasons.get(reason, 0) + 1
     return " ".join(f"{name}={count}" for name, count in sorted(reasons.items()))
 

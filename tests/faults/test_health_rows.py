@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 
 from smetric.config.instances import HealthSettings
 from smetric.fleet.instance import Instance, State
-from tests.fakes import Call, FakeEngine, Response, Script, capture, healthy, until
-from tests.faults.harness import Running, Tell, running
+from tests.fakes import DONE, Call, FakeEngine, Response, Script, capture, chunk, delta, healthy, until
+from tests.faults.harness import Running, Tell, chat, running
 
 #: Judges fast, so that rows are short.
 EAGER = HealthSettings(interval=0.05, timeout=0.5, fall=2, rise=1, ejection=0.3, longest_ejection=3.0, slow_start=0.5)
@@ -198,6 +199,41 @@ async def test_an_instance_whose_requests_fail_is_ejected_and_comes_back() -> No
         assert router.lines("smetric.instance.changed")[-1]["state"] == "ejected"
         bad.recover()
         await until(lambda: router.instance_of(bad).healthy)
+
+
+def answers(status: int) -> Script:
+    """Answers at once that it cannot."""
+    return lambda call: call.answer(status, b'{"error":{}}')
+
+
+async def closes(call: Call) -> None:
+    """Closes without an answer."""
+    call.reset()
+
+
+@pytest.mark.parametrize("script", [answers(500), answers(503), answers(429), closes], ids=["500", "503", "429", "end"])
+async def test_one_that_fails_at_once_costs_no_request_however_long_the_streams_of_others_are(script: Script) -> None:
+    """It looks idle, so that each decision is for it; were it judged when streams end, most clients would see it."""
+    go_on = asyncio.Event()
+
+    async def long(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        await go_on.wait()
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
+
+    async with running(*(FakeEngine() for _ in range(3)), health=EAGER) as router:
+        bad, *others = router.engines
+        for engine in others:
+            engine.script = long
+        bad.script = script
+        async with AsyncExitStack() as clients:
+            for _ in range(30):
+                client = await clients.enter_async_context(await router.client(chat(stream=True)))
+                assert (await client.head()).status == 200
+        assert bad.calls
+        go_on.set()
+        bad.recover()
+        await until(lambda: router.instance_of(bad).healthy and not router.instance_of(bad).full)
 
 
 async def test_a_poisonous_request_ejects_nobody() -> None:

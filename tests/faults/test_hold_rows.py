@@ -298,7 +298,7 @@ async def test_a_retry_that_is_held_and_then_finds_no_place_is_told_with_what_he
     engines = (FakeEngine(), FakeEngine())
     async with running(*engines, policy=holding(tmp_path), scrape=SLOW_SCRAPE, overload=settings) as router:
         for engine in engines:
-            engine.script = busy_or_full
+            engine.script = busy_or_broken
         stay = [asked(router, "stays")]
         await until(lambda: router.counted()[0] == 1)
         fails = asked(router, "fails")
@@ -307,7 +307,7 @@ async def test_a_retry_that_is_held_and_then_finds_no_place_is_told_with_what_he
         await until(lambda: router.counted()[0] == 2)
         router.application.admission.queue.reloaded()
         answer = await fails
-        assert (answer.status, answer.value("retry-after")) == (503, "7")
+        assert (answer.status, answer.body) == (500, b'{"error":{"message":"broken"}}')
         line = await told_of_giving_up(router)
         told = (line["gave_up"], line["attempts"], line["outcome"], line["rule"], line["instance"])
         assert told == ("in_flight", 1, "held", "wait_for_room", "")

@@ -69,6 +69,17 @@ def test_unhealthy_instances_are_left_out_until_all_are_unhealthy() -> None:
     assert ids(fleet.candidates("m")) == ["a", "b"]
 
 
+def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> None:
+    one, two = Instance("a", "http://a"), Instance("b", "http://b")
+    fleet = fleet_of(one, two)
+    one.full = True
+    assert ids(fleet.candidates("m")) == ["b"]
+    assert ids(fleet.candidates("m", exclude=[two])) == ["a"]
+    two.full = True
+    assert ids(fleet.candidates("m")) == ["a", "b"]
+    assert fleet.panics == 0
+
+
 def test_excluded_instances_and_those_outside_the_subset_are_left_out() -> None:
     fleet = fleet_of(*(Instance(name, f"http://{name}") for name in "abc"))
     assert ids(fleet.candidates("m", exclude=[fleet["a"]], subset={"a", "c"})) == ["c"]

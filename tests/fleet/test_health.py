@@ -285,6 +285,50 @@ def test_one_that_fails_what_another_can_do_is_to_blame() -> None:
     assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
 
 
+def test_who_fails_is_judged_when_another_begins_to_answer_and_not_when_its_stream_ends() -> None:
+    ward = Ward()
+    trials = [Trial(ward.health) for _ in range(5)]
+    for trial in trials:
+        trial.ended(ward.instances[0], names.STATUS_5XX, 500)
+        trial.answers(200)
+    assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
+    for trial in trials:  # what becomes of the streams then is no second fault of anybody's
+        trial.ended(ward.instances[1], names.CLOSED, 200)
+        trial.close()
+    assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
+
+
+def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
+    ward = Ward()
+    one, two, *_ = ward.instances
+    changes: list[str] = []
+    one.on_load_changed = lambda: changes.append(one.id)
+    ask(ward, (0, names.STATUS_5XX, 503))
+    assert (one.full, one.state, two.full) == (True, State.WELL, False)
+    ward.after(0.9)
+    assert changes == []
+    ward.after(0.1)
+    assert (one.full, changes) == (False, ["gpu-0"])
+    ask(ward, (0, names.STATUS_5XX, 503))
+    ward.health.restarted(one)
+    assert [instance.full for instance in ward.instances] == [False] * 4
+    assert ward.ejections == []
+
+
+def test_too_many_requests_are_the_clients_doing_unless_another_one_takes_them() -> None:
+    ward = Ward()
+    for again in (400, 429):
+        trial = Trial(ward.health)
+        trial.ended(ward.instances[0], names.OK, 429)
+        trial.answers(again)
+        trial.close()
+    assert not any(instance.full for instance in ward.instances)
+    trial = Trial(ward.health)
+    trial.ended(ward.instances[0], names.OK, 429)
+    trial.answers(200)
+    assert [instance.full for instance in ward.instances] == [True, False, False, False]
+
+
 def test_refused_connections_are_no_fault_of_the_request() -> None:
     ward = Ward()
     ask(ward, (0, names.CONNECT_ERROR, None), (1, names.CONNECT_TIMEOUT, None))

@@ -105,8 +105,9 @@ async def test_a_routed_request_leaves_server_route_and_client_spans(
 async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], receiver: Receiver) -> None:
     app = tracing_to()
     instances = fleet()
-    instances.append(fleet(4)[3])
+    instances += fleet(5)[3:]
     instances[3].draining = True
+    instances[4].full = True
     app.instances = lambda: instances
     made = record(loads=(2, 30, 1))
     run_one(app, made)
@@ -121,9 +122,9 @@ async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], rec
     assert about["smetric.policy.name"] == "sticky"
     assert about["smetric.policy.source"] == "sticky.policy"
     assert about["smetric.policy.generation"] == 2
-    assert about["smetric.candidate.count"] == 4
+    assert about["smetric.candidate.count"] == 5
     assert about["smetric.candidate.eligible_count"] == 3
-    assert about["smetric.candidate.filter_reasons"] == "draining=1"
+    assert about["smetric.candidate.filter_reasons"] == "draining=1 full=1"
     assert about["smetric.score.direction"] == "min"
     assert (about["smetric.score.chosen"], about["smetric.score.runner_up"]) == (1, 2)
     assert (about["smetric.score.margin"], about["smetric.score.worst"]) == (1, 30)
