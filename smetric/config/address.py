@@ -16,7 +16,15 @@ from smetric.resources import is_policy_path
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: Where clouds hand credentials to whoever asks from within, beside the link-local addresses.
-_METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")))
+_METADATA = frozenset(
+    map(
+        ipaddress.ip_address,
+        ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"),
+    )
+)
+#: Of these addresses the last 32 bits are an IPv4 address, to which what is sent there may be brought: IPv4-mapped,
+#: -translated and -compatible ones, and those of NAT64.
+_CLOTHES = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96")))
 #: What other readers of URLs take for an IPv4 address: 127.1, 2130706433, 0x7f.0.0.1, 0177.0.0.1.
 _NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?\Z", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?\Z")
@@ -78,8 +86,8 @@ def odd_address(text: str, allowed: Sequence[Network]) -> str:
     A URL, or a name that leads there, would make the router ask for what only this machine may.
     """
     address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    if isinstance(address, ipaddress.IPv6Address) and (within := _within(address)) is not None:
+        address = within
     if any(address.version == network.version and address in network for network in allowed):
         return ""
     for is_so, reason in (
@@ -92,6 +100,15 @@ def odd_address(text: str, allowed: Sequence[Network]) -> str:
         if is_so:
             return reason
     return ""
+
+
+def _within(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address in *address*; None where there is none."""
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address.is_loopback or not any(address in network for network in _CLOTHES):
+        return None
+    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
 
 
 def _is_address(host: str) -> bool:

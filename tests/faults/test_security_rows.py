@@ -30,6 +30,13 @@ SECRET = "a-secret-that-makes-salts"
         ("http://169.254.169.254", "link-local"),
         ("http://[fe80::1]:8000", "link-local"),
         ("http://[fd00:ec2::254]", "metadata"),
+        ("http://[fd20:ce::254]", "metadata"),
+        ("http://[fd00:c1::a9fe:a9fe]", "metadata"),
+        ("http://[64:ff9b::a9fe:a9fe]", "link-local"),
+        ("http://[64:ff9b::6464:64c8]", "metadata"),
+        ("http://[2002:a9fe:a9fe::1]", "link-local"),
+        ("http://[::169.254.169.254]", "link-local"),
+        ("http://[::ffff:0:169.254.169.254]", "link-local"),
         ("http://100.100.100.200", "metadata"),
         ("http://0.0.0.0:8000", "unspecified"),
         ("http://[::]:8000", "unspecified"),
@@ -62,14 +69,17 @@ def test_h1_an_odd_place_may_be_allowed_by_its_network() -> None:
 
 
 async def test_h1_a_name_that_is_made_to_lead_elsewhere_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    leads: dict[str, Sequence[str]] = {"a": ("169.254.169.254", "10.0.0.1"), "b": ("::ffff:169.254.169.254",)}
+    leads: dict[str, Sequence[str]] = {
+        "a": ("169.254.169.254", "10.0.0.1", "64:ff9b::a00:1", "64:ff9b::a9fe:a9fe"),
+        "b": ("::ffff:169.254.169.254",),
+    }
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         return leads[host]
 
     monkeypatch.setattr("smetric.proxy.addresses.resolve", resolve)
     guarded = resolve_within(())
-    assert await guarded("a", 80) == ["10.0.0.1"]
+    assert await guarded("a", 80) == ["10.0.0.1", "64:ff9b::a00:1"]
     with pytest.raises(OSError, match="no place for an instance"):
         await guarded("b", 80)
 
