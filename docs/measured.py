@@ -59,7 +59,10 @@ def result_of(row: str) -> str:
     if failed:
         return f"**{failed} FAILED**"
     return ", ".join(
-        f"{counts['passed']} passed{' (soak)' if kind == 'soak' else ''}" for kind, counts in said if counts["passed"]
+        f"{counts[ended]} {ended}{' (soak)' if kind == 'soak' else ''}"
+        for kind, counts in said
+        for ended in ("passed", "skipped")
+        if counts.get(ended)
     )
 
 
