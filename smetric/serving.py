@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -34,6 +35,7 @@ log = structlog.get_logger("smetric.serving")
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit code. SIGHUP has changed files read again."""
+    _have_standard_streams()
     logs.configure(settings.log.level, settings.log.format)
     application = Application(settings)
     _spare_the_collector()
@@ -54,18 +56,36 @@ def run(settings: Settings) -> int:
         return runner.run(serve_ports(application, data, admin, tls, is_admin_shared=ADMIN in given))
 
 
+def _have_standard_streams() -> None:
+    """Open the null device for what whoever started this process closed of descriptors 0 to 2.
+
+    A connection would get the number, and its client what a library complains of to the standard error.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
+
+
 @contextmanager
 def _at_hangup(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Iterator[None]:
-    """Have *loop* call *look* at each SIGHUP, also at one that came while it was blocked; later ones are ignored.
+    """Have *loop* call *look* at each SIGHUP, also at one that came while it was blocked.
 
-    The loop's own handlers go with it, and the signal would end the process then.
+    In the end no signal counts any more: the loop's own handlers go with it, and another SIGTERM would then end a process
+    that has done all it had to as if it had not.
     """
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(look))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _spare_the_collector() -> None:

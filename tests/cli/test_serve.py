@@ -74,6 +74,23 @@ def test_it_serves_from_flags_alone_until_sigterm() -> None:
     assert "Traceback" not in logged
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_it_serves_without_standard_streams_and_gives_their_numbers_to_no_connection(closed: str) -> None:
+    port, admin_port = free_port(), free_port()
+    arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
+    with start(*arguments, before=("bash", "-c", f'exec "$@" {closed}', "closed")) as process:
+        try:
+            until(lambda: status(port, "/readyz") == 200, process)
+            opened = [os.readlink(f"/proc/{process.pid}/fd/{number}").partition(":")[0] for number in range(3)]
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert opened.count("/dev/null") == closed.count("&-")
+    assert "socket" not in opened
+
+
 def writer_of(pipe: Path, process: "subprocess.Popen[str]") -> TextIO:
     """Writes into *pipe*, once *process* reads it."""
     found: list[TextIO] = []

@@ -196,6 +196,16 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(tmp_path: 
         assert (line["status"], line["bytes"], line["error_type"]) == (200, len(delta("a")), "shutdown")
 
 
+async def test_a_signal_behind_the_end_does_not_change_how_it_went(tmp_path: Path) -> None:
+    async with engine_of(healthy) as engine, process(tmp_path / "log", "--instance", engine.url) as router:
+        router.terminate()
+        await until(lambda: bool(router.lines("smetric.stopped")))
+        while router.process.returncode is None:
+            router.terminate()
+            await asyncio.sleep(0.002)
+        assert await router.ended() == 0
+
+
 async def test_a_load_balancer_may_notice_before_the_port_closes(tmp_path: Path) -> None:
     environ = {"SMETRIC_DRAIN__ANNOUNCE": "1s"}
     async with (
