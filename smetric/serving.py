@@ -75,8 +75,8 @@ def _have_standard_streams() -> None:
 def _at_hangup(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> Iterator[None]:
     """Have *loop* call *look* at each SIGHUP, also at one that came while it was blocked.
 
-    In the end no signal counts any more: the loop's own handlers go with it, and another SIGTERM would then end a process
-    that has done all it had to as if it had not.
+    In the end no signal counts any more: the loop's own handlers go with it, and a process that has done all it had to
+    would end as if it had not.
     """
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(look))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
