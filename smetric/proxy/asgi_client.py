@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from smetric.proxy.asgi import Message, Receive, Send
-from smetric.proxy.client import LINGER_BYTES, LINGER_S, ClientGone, Room, too_large
+from smetric.proxy.client import FEW_PIECES, LINGER_BYTES, LINGER_S, ClientGone, Room, compact, too_large
 from smetric.proxy.headers import Headers
 from smetric.proxy.limits import Limits
 from smetric.proxy.watchdog import Timer, Watchdog
@@ -90,6 +90,8 @@ class AsgiClient:
             piece = message.get("body", b"")
             pieces.append(piece)
             size += len(piece)
+            if len(pieces) > FEW_PIECES:
+                pieces = compact(pieces, size)
             if size > self._limits.body_bytes:
                 raise too_large(self._limits)
             if not self.complete:

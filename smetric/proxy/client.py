@@ -19,6 +19,11 @@ from smetric.proxy.watchdog import Watchdog
 LINGER_S = 1.0
 LINGER_BYTES = 4 * 1024 * 1024
 
+#: So many pieces of a body are few, and above that number they are put together where they are this small, in bytes: an
+#: object takes as much, so that a body in chunks of two bytes would take thirty times its size.
+FEW_PIECES = 1024
+SMALL_PIECE = 64
+
 
 class Room(Protocol):
     """What accounts for the memory that a body takes."""
@@ -88,6 +93,11 @@ class Client(Protocol):
 
     async def drained(self) -> None:
         """Wait, within a deadline, until the client has taken most of what it was sent, or has left."""
+
+
+def compact(pieces: list[bytes], size: int) -> list[bytes]:
+    """More than a few *pieces*, of *size* bytes together: put together if they are small."""
+    return [b"".join(pieces)] if size < SMALL_PIECE * len(pieces) else pieces
 
 
 def too_large(limits: Limits) -> RequestError:

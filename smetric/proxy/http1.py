@@ -25,7 +25,7 @@ from smetric.proxy.client import LINGER_BYTES, LINGER_S
 from smetric.proxy.error_response import FAULT
 from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
 from smetric.proxy.limits import Limits
-from smetric.proxy.refusal import explain, refusal
+from smetric.proxy.refusal import explain, oddity, refusal
 from smetric.proxy.scope import scope_over
 from smetric.proxy.transaction import HIGH_WATER, Stage, Transaction
 from smetric.proxy.watchdog import Timer, Watchdog
@@ -42,6 +42,8 @@ PIPELINE_PAUSE = 8
 PIPELINE_MOST = 512
 #: Ends a connection by a reset instead of a FIN, as a socket option.
 RESET = struct.pack("ii", 1, 0)
+#: After so much of it at once others have their turn: the transport would go on reading what there is.
+FRAMING_AT_ONCE = 64 * 1024
 #: A body's framing may cost this many times the body, beyond what a head may.
 FRAMING_SHARE = 16
 
@@ -154,9 +156,14 @@ class Http1(asyncio.Protocol):
             if self._dropped > LINGER_BYTES:
                 self._close(0.0)
             return
-        self._received = self._overhead = self._overhead + len(data)
+        before = self._overhead
+        self._received = self._overhead = before + len(data)
         while data:
             data = self._parse(data)
+        if self._overhead - before > FRAMING_AT_ONCE and not (self._is_paused or self._is_deaf):
+            self._is_paused = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._set_reading)
         if self._headers is not None and not self._deadline and self._current is None and not self._is_deaf:
             self._await_request(self._limits.head_timeout_s)
         if self._overhead > self._limits.header_bytes and self._overhead > self._most_overhead() and not self._is_deaf:
@@ -237,7 +244,7 @@ class Http1(asyncio.Protocol):
         scope["query_string"] = query
         scope["headers"] = headers
         scope["state"] = dict(self._state)
-        problem = self._oddity(scope) if version == "0.9" or parser.should_upgrade() else None
+        problem = oddity(scope) if version == "0.9" or parser.should_upgrade() else None
         if problem is None:
             problem = inspect_head(scope, self._limits, self._received)
         if problem is not None:
@@ -278,15 +285,6 @@ class Http1(asyncio.Protocol):
             receiving.is_last = self._is_deaf = True
         if self._is_paused:  # the app may never take this body, and then nobody else would resume
             self._set_reading()
-
-    @staticmethod
-    def _oddity(scope: Scope) -> HttpError | None:
-        """What is wrong with a request of another protocol, or that asks for one."""
-        if scope["http_version"] == "0.9":
-            return RequestError("the request line lacks its HTTP version")
-        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
-            return RequestError("WebSockets are not spoken here")
-        return None
 
     def _ignore_upgrade(self) -> None:
         """Go on with HTTP/1.1 behind a request to change to another protocol, with its body first if it has one."""

@@ -27,6 +27,15 @@ def explain(error: httptools.HttpParserError) -> RequestError:
     return RequestError("the request is not well-formed HTTP/1.1")
 
 
+def oddity(scope: Scope) -> HttpError | None:
+    """What is wrong with a request of another protocol, or that asks for one."""
+    if scope["http_version"] == "0.9":
+        return RequestError("the request line lacks its HTTP version")
+    if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
+        return RequestError("WebSockets are not spoken here")
+    return None
+
+
 def refusal(problem: HttpError, scope: Scope | None, url: bytes) -> bytes:
     """A whole answer, with which the connection ends."""
     path = scope["path"] if scope is not None else url.decode("latin-1")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import structlog
 
 from smetric.proxy.asgi import App, Message, Scope
-from smetric.proxy.client import ClientGone, Room, too_large
+from smetric.proxy.client import FEW_PIECES, ClientGone, Room, compact, too_large
 from smetric.proxy.framing import CHUNKED, CLOSE, LENGTH, NO_BODY, Framing, head_of
 from smetric.proxy.headers import Headers
 from smetric.proxy.limits import Limits
@@ -170,6 +170,8 @@ class Transaction:
         if self.stage is not _ENDED:
             self._pieces.append(piece)
             self.buffered += len(piece)
+            if len(self._pieces) > FEW_PIECES:
+                self._pieces = compact(self._pieces, self.buffered)
             if self._waiter is not None:
                 self._wake(self._waiter)
 
@@ -199,6 +201,8 @@ class Transaction:
                 raise ClientGone
             size += self.buffered
             pieces += self.take()
+            if len(pieces) > FEW_PIECES:
+                pieces = compact(pieces, size)
             if size > self._limits.body_bytes:
                 raise too_large(self._limits)
             if self.complete:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -170,3 +172,23 @@ async def test_h8_millions_of_numbers_where_none_belongs_hold_up_nothing(name: s
             answer = await router.ask("POST", f"/v1/{path}", body)
         assert stall.seconds <= STALL_S
         assert answer.status == (400 if path == "completions" else 200)
+
+
+async def test_h8_a_body_in_tiny_chunks_lets_others_have_their_turn(record_property: Tell) -> None:
+    text = GOOD + b"}" + b" " * 1_000_000
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
+    sent = request("POST", "/v1/chat/completions", headers=[("Transfer-Encoding", "chunked")]) + chunks
+    async with running(FakeEngine()) as router:
+
+        def ask() -> bytes:
+            """From a thread of its own: there is always more to read."""
+            parts = urlsplit(router.url)
+            with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
+                connection.sendall(sent)
+                return connection.recv(12)
+
+        with Stall() as stall:
+            assert await asyncio.to_thread(ask) == b"HTTP/1.1 200"
+        assert stall.seconds <= STALL_S
+        record_property("F7", f"1 MB in chunks of a byte: {1000 * stall.seconds:.0f} ms")
+        assert router.engines[0].calls[0].body == text

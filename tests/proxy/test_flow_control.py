@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, cast
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -206,6 +207,31 @@ def test_every_answer_of_an_instance_ends_for_its_reader(
         assert (got, is_whole) == (expected, ending != "cut")
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
+async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_read: bool) -> None:
+    """A transport reads as long as there is something, before it lets anybody else do anything."""
+    chunks = b"1\r\nx\r\n" * 40_000
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while is_read and (await receive()).get("more_body"):
+            pass
+        await asyncio.Event().wait()
+
+    pipe = Pipe()
+    client = Http1(app, Limits(), {}, lambda _: None)
+    pipe.join(client)
+    client.data_received(request("POST", "/", headers=[("Transfer-Encoding", "chunked")]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+        assert pipe.is_reading
+        client.data_received(chunks)
+        assert not pipe.is_reading
+    client.abort()
+    assert client.task is not None
+    client.task.cancel()
+    await asyncio.wait((client.task,))
 
 
 def _steps(text: bytes) -> Iterator[int]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,28 @@ async def test_a_body_of_the_greatest_size_is_taken() -> None:
     transaction.feed(b" world")
     transaction.end_body()
     assert await transaction.body(NoBounds()) == b"hello world"
+
+
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken at once", "waiting"])
+async def test_a_body_in_tiny_pieces_does_not_take_many_times_its_bytes(is_taken: bool) -> None:
+    """As chunks of two bytes bring it: what objects take is no part of the bytes that bodies may take in all."""
+    transaction = asked(Connection())
+    pieces = [b"%02d" % (n % 100) for n in range(1000)]
+    tracemalloc.start()
+    try:
+        taking = asyncio.create_task(transaction.body(NoBounds()))
+        for _ in range(100):
+            for piece in pieces:
+                transaction.feed(piece[:1] + piece[1:])  # an object of its own
+            if is_taken:
+                await asyncio.sleep(0)
+        transaction.end_body()
+        body = await taking
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert body == b"".join(pieces) * 100
+    assert peak < 5 * len(body)
 
 
 @pytest.mark.parametrize("pair", [tuple, list])
