@@ -23,15 +23,15 @@ class Saturation:
         self._admission = admission
         self._connections = connections
 
-    def instances(self) -> float:
-        """Of the instances: the largest of three.
+    def instances(self) -> float | None:
+        """Of the instances: the largest of three; None where nobody knows, for who asks would take 0 for idle.
 
         - Mean share of KV blocks in use, plus requests waiting for each one running, over the instances that are not
           drained and have been scraped lately;
         - 1 + requests held by rules for each one under way, while there are any: what the policy calls full is full;
         - requests under way and waiting for a place, over `overload.in_flight` where that is set.
         """
-        values = [0.0]
+        values: list[float] = []
         now, oldest = self._fleet.clock(), self._fleet.unknown_after_s
         serving = [one for one in self._fleet.instances if not one.draining]
         scrapes = [one.scrape for one in serving if one.scrape is not None and now - one.scrape.measured_at < oldest]
@@ -47,6 +47,8 @@ class Saturation:
             values.append(1.0 + by_rules / max(1, sum(one.own for one in self._fleet.instances)))
         if slots is not None:
             values.append((slots.taken + for_a_place) / slots.most)
+        if not values:
+            return None if serving else 0.0
         return max(values)
 
     def router(self) -> float:
@@ -59,12 +61,13 @@ class Saturation:
 
     def figures(self) -> OverloadFigures:
         """All there is to show."""
-        admission = self._admission
+        admission, instances = self._admission, self.instances()
+        known = {} if instances is None else {"instances": instances}
         return OverloadFigures(
             queue_requests=admission.queue.size,
             queue_bytes=admission.queue.bytes,
             body_bytes=admission.bytes,
             connections=self._connections()[0],
             levels={name: int(level) for name, level in admission.overload.levels.items()},
-            saturation={"instances": self.instances(), "router": self.router()},
+            saturation={**known, "router": self.router()},
         )

@@ -22,7 +22,7 @@ class OverloadFigures:
         body_bytes: bytes of all bodies kept.
         connections: of clients.
         levels: of overload, by resource.
-        saturation: of the instances and of the router; 1 is full.
+        saturation: of the instances, where that is known, and of the router; 1 is full.
     """
 
     queue_requests: int

@@ -52,6 +52,15 @@ def test_instances_are_full_by_their_caches_and_by_what_waits_there(instances: l
     assert saturation(*instances)[0].instances() == pytest.approx(ratio)
 
 
+@pytest.mark.parametrize("silent", [Instance("never", "http://10.0.0.2:8000"), scraped(8, 8, 1.0, age_s=60)])
+def test_instances_of_which_nothing_is_known_are_not_said_to_be_idle(silent: Instance) -> None:
+    full, admission = saturation(silent)
+    assert full.instances() is None
+    assert list(full.figures().saturation) == ["router"]
+    assert admission.queue.enter("tiny", 0.0, 1) is not None
+    assert full.figures().saturation["instances"] == 2.0, "what is held for them is known"
+
+
 def test_a_drained_instance_does_not_count() -> None:
     drained = scraped(8, 8, 1.0)
     drained.draining = True

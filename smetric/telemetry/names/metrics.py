@@ -198,7 +198,7 @@ SATURATION = Metric(
     "smetric_saturation_ratio",
     "gauge",
     ("of",),
-    "For autoscalers: 1 when full, more when more is asked for. Of the `instances` and of the `router` itself.",
+    "For autoscalers: 1 when full, more when more is asked for. Of the `instances`, where known, and of the `router`.",
 )
 UP = Metric("smetric_instance_up", "gauge", ("instance",), "1 while it is healthy.")
 DRAINING = Metric("smetric_instance_draining", "gauge", ("instance",), "1 while it is draining.")
