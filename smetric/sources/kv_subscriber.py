@@ -199,15 +199,17 @@ class Subscriber:
                 return
 
     async def _replay(self, start: int, until: int | None = None) -> set[int] | None:
-        """Take what the replay socket has from *start* on and before *until*; the ranks heard, None for no answer.
+        """Take what the replay socket has from *start* on and before *until*; the ranks heard, None if not all was had.
 
         Where an answer begins later than the stream stands, the engine no longer has what is between; where a message
-        is missing within an answer, the engine's socket dropped it, and it is asked for again.
+        is missing within an answer, the engine's socket dropped it, and it is asked for again. The last ones may have
+        been dropped as well, which nothing shows: all was had when an answer brings nothing new.
         """
         assert self._context is not None, "run() comes first"
         heard: set[int] = set()
         for _ in range(REPLAY_TRIES):
-            this_time: set[int] = set()
+            this_time: dict[int, int] = {}  # by rank, the last number
+            is_new = False
             try:
                 async with (
                     asyncio.timeout(REPLAY_S),
@@ -222,20 +224,23 @@ class Subscriber:
                         if place is Place.AFTER_GAP and (message.rank in this_time or (stream.next or 0) < start):
                             start = stream.next or 0
                             break
-                        this_time.add(message.rank)
+                        this_time[message.rank] = seq
                         if place is Place.AFTER_GAP:
                             stream.skip_to(seq)
                         if place is not Place.REPEATED:
+                            is_new = True
                             await self._take(stream, seq, message, "replayed")
                     else:
-                        return heard
+                        if not is_new or (until is not None and until - 1 in this_time.values()):
+                            return heard
+                        start = min(this_time.values())
             except (TimeoutError, MessageError) as error:
                 problem = type(error).__name__
                 if (kept_back := self._log_limit.passes(problem)) is not None:
                     told = {"instance": self.publisher.instance.id, "problem": problem, "kept_back": kept_back}
                     log.warning("smetric.kv_events.no_replay", **told)
                 return None
-        return heard
+        return None
 
     async def _catch_up(self) -> None:
         """Have what was published before the connection, or while there was none. The engine may be idle since.
@@ -269,10 +274,10 @@ class Subscriber:
         if time.monotonic() - self._restart_seen_at < SAME_RESTART_S:
             self._restart_seen_at = float("-inf")
             return
-        for rank, stream in self.streams.items():
+        for stream in self.streams.values():
             stream.restart()
-            self._tell(rank, stream)
         self._catch_up_due, self._catch_up_pause = 0.0, CATCH_UP_S[0]
+        self._be_behind(True)
 
     def _tell(self, rank: int, stream: Stream) -> None:
         """Log when contents become known or unknown."""

@@ -1,0 +1,284 @@
+"""What is known of a cache is what its engine holds, whatever of its messages was lost, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smetric.block_keys import BlockKeys
+from smetric.fleet.instance import CacheConfig, Instance
+from smetric.sources import kv_subscriber
+from smetric.sources.kv_index import KvIndex
+from smetric.sources.kv_message import Message, decode
+from smetric.sources.kv_publisher import Publisher
+from smetric.sources.kv_stream import State, Stream
+from smetric.sources.kv_subscriber import REPLAY_TRIES, Subscriber
+from tests.sources.kv_engine import BLOCK, CLEARED, names_of, removed, stored
+
+#: Prompts of up to four blocks, each of one token said again and again.
+PROMPTS = ["".join(path) for size in range(1, 5) for path in itertools.product("ab", repeat=size)]
+
+
+def tokens(prompt: str) -> list[int]:
+    return [ord(letter) for letter in prompt for _ in range(BLOCK)]
+
+
+class Engine:
+    """A cache that gives up what was used longest ago, as engines do, and what it tells of that.
+
+    Args:
+        size: blocks it has.
+        buffer: messages it keeps for replays.
+        seed: of its names.
+    """
+
+    clock = itertools.count(1)
+
+    def __init__(self, size: int, buffer: int, seed: str) -> None:
+        self.seed = seed
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(size))
+        self.held: list[str] = [""] * size
+        self.users = [0] * size
+        self.running: list[list[int]] = []
+        self.next = 0
+        self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
+
+    def copies(self) -> Counter[str]:
+        return Counter(filter(None, self.held))
+
+    def hit(self, prompt: str) -> int:
+        copies = self.copies()
+        return next((at for at in range(len(prompt)) if not copies[prompt[: at + 1]]), len(prompt))
+
+    def run(self, prompt: str, *, is_kept: bool) -> tuple[int, bytes] | None:
+        """A request for *prompt*, which goes on for some time if it *is_kept*; what is told of it, if anything is."""
+        hit = self.hit(prompt)
+        if hit == len(prompt):
+            hit -= 1  # the last token is computed again, and its block with it
+        shared = [self.held.index(prompt[: at + 1]) for at in range(hit)]
+        if len(self.free.keys() - set(shared)) < len(prompt) - hit:
+            return None
+        for block in shared:
+            self.free.pop(block, None)
+        events = []
+        taken = list(shared)
+        for at in range(hit, len(prompt)):
+            block, _ = self.free.popitem(last=False)
+            if self.held[block]:
+                events.append(removed(names_of(tokens(self.held[block]), self.seed)[-1]))
+            self.held[block] = prompt[: at + 1]
+            taken.append(block)
+        for block in taken:
+            self.users[block] += 1
+        self.running.append(taken)
+        if not is_kept:
+            self.end()
+        return self.tell(*events, stored(tokens(prompt), skip=hit, seed=self.seed))
+
+    def end(self) -> None:
+        """The latest request ends."""
+        for block in reversed(self.running.pop()):
+            self.users[block] -= 1
+            if not self.users[block]:
+                self.free[block] = None
+
+    def clear(self) -> tuple[int, bytes]:
+        while self.running:
+            self.end()
+        self.held = [""] * len(self.held)
+        return self.tell(CLEARED)
+
+    def tell(self, *events: object) -> tuple[int, bytes]:
+        message = self.next, msgspec.msgpack.encode([float(next(self.clock)), events, 0])
+        self.next += 1
+        self.buffer.append(message)
+        return message
+
+
+class Line:
+    """Between an engine and who listens: what is lost on it, and what its replay socket drops.
+
+    Args:
+        size: blocks of the engine.
+        capacity: what is known of that.
+        buffer: messages the engine keeps for replays, 0 without a replay socket.
+        drops: whether a replay drops its next message, asked anew for each; but never one of the first two.
+    """
+
+    def __init__(self, size: int, capacity: int | None, buffer: int, drops: Callable[[], bool] = lambda: False) -> None:
+        self.size, self.buffer, self.drops = size, buffer, drops
+        self.processes = 0
+        self.engine = self.started()
+        instance = Instance("one", "http://127.0.0.1:1")
+        instance.cache = CacheConfig(BLOCK, capacity)
+        publisher = Publisher(instance=instance, endpoint="tcp://x", replay="tcp://y" if buffer else "")
+        self.index = KvIndex(1 << 24)
+        self.listener = Subscriber(publisher, self.index)
+        self.listener._context = zmq.asyncio.Context.instance()
+        self.is_connected = False
+        #: Nothing could have shown yet that something is missing: a lost message, or a new process.
+        self.is_deceived = False
+
+    def started(self) -> Engine:
+        self.processes += 1
+        return Engine(self.size, self.buffer, str(self.processes))
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        async def replayed(_: object, __: str, start: int) -> AsyncGenerator[tuple[int, Message]]:
+            messages = [message for message in self.engine.buffer if message[0] >= start]
+            for at, (number, payload) in enumerate(messages):
+                if at < 2 or not self.drops():
+                    yield number, decode(payload)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(kv_subscriber, "replayed", replayed)
+            yield
+
+    async def send(self, message: tuple[int, bytes] | None, *, is_lost: bool = False) -> None:
+        if message is None or not self.is_connected:
+            return
+        self.is_deceived = is_lost
+        if not is_lost:
+            await self.listener._receive([b"", message[0].to_bytes(8, "big"), message[1]])
+
+    async def connect(self, is_up: bool) -> None:
+        if is_up is not self.is_connected:
+            self.is_connected = is_up
+            self.listener._connection_changed(zmq.EVENT_HANDSHAKE_SUCCEEDED if is_up else zmq.EVENT_DISCONNECTED)
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        if self.is_connected and self.buffer and self.listener._catch_up_due == 0:
+            await self.listener._catch_up()
+            self.is_deceived = False
+
+    async def metrics_tell(self) -> None:
+        """The metrics page shows which process answers."""
+        if self.processes > 1:
+            self.processes = 1
+            self.listener.forget()
+            await self.catch_up()
+
+    @property
+    def stream(self) -> Stream:
+        return self.listener.streams[0]
+
+    def state(self) -> State:
+        return self.stream.state
+
+    def believed(self) -> list[int]:
+        """Blocks of each of `PROMPTS` that are believed held, or are certain while not all is known."""
+        contents, found = self.stream.contents, []
+        for prompt in PROMPTS:
+            keys = BlockKeys(tokens(prompt), BLOCK)
+            (depth,) = self.index.depths(keys, len(prompt), [contents.bit])
+            found.append(contents.certain(keys.upto(len(prompt)), depth))
+        return found
+
+    def check(self) -> None:
+        """Who knows is right; who does not know is certain of nothing that is not so."""
+        if not self.is_connected or self.is_deceived or self.processes > 1 or not self.listener.streams:
+            return
+        if self.stream.is_behind:
+            assert self.stream.state is not State.KNOWN
+            return
+        believed, held = self.believed(), [self.engine.hit(prompt) for prompt in PROMPTS]
+        assert all(one <= other for one, other in zip(believed, held, strict=True))
+        # Once a cache of known size has turned over, what was hit and never built upon is taken for evicted.
+        if self.stream.state is State.KNOWN and self.listener.publisher.instance.cache.num_blocks is None:
+            assert believed == held
+
+
+STEP = st.tuples(
+    st.sampled_from(["run"] * 6 + ["keep", "end", "lose", "clear", "cut", "connect", "connect", "restart", "metrics"]),
+    st.sampled_from(PROMPTS),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(STEP, max_size=40),
+    st.sampled_from([4, 6, 12]),
+    st.booleans(),
+    st.sampled_from([0, 3, 1000]),
+    st.lists(st.booleans(), max_size=30),
+)
+def test_whatever_is_lost_what_is_known_is_so(
+    steps: list[tuple[str, str]], size: int, is_sized: bool, buffer: int, dropped: list[bool]
+) -> None:
+    line = Line(size, size if is_sized else None, buffer, lambda: dropped.pop() if dropped else False)
+
+    async def go() -> None:
+        for what, prompt in steps:
+            match what:
+                case "run" | "keep":
+                    await line.send(line.engine.run(prompt, is_kept=what == "keep"))
+                case "end" if line.engine.running:
+                    line.engine.end()
+                case "lose":
+                    await line.send(line.engine.run(prompt, is_kept=False), is_lost=True)
+                case "clear":
+                    await line.send(line.engine.clear())
+                case "cut" | "connect":
+                    await line.connect(what == "connect")
+                case "restart":
+                    await line.connect(False)
+                    line.engine = line.started()
+                case "metrics":
+                    await line.metrics_tell()
+            line.check()
+
+    with line.replaying():
+        asyncio.run(go())
+
+
+def published(drops: Callable[[], bool], count: int) -> Line:
+    """An engine that has told of *count* prompts before anybody listened, and is idle since."""
+    line = Line(4, None, 1000, drops)
+    for number in range(count):
+        line.engine.run(PROMPTS[-1 - number % 8], is_kept=False)
+    return line
+
+
+async def test_a_replay_whose_last_messages_were_dropped_is_asked_for_the_rest() -> None:
+    answers = itertools.chain([False, True, True], itertools.repeat(False))
+    line = published(lambda: next(answers), 5)
+    with line.replaying():
+        await line.connect(True)
+    assert line.state() is State.KNOWN
+    assert line.stream.next == 5
+    line.check()
+
+
+async def test_who_cannot_have_all_of_a_replay_does_not_claim_to_know() -> None:
+    line = published(lambda: True, 3 * REPLAY_TRIES)
+    with line.replaying():
+        await line.connect(True)
+        assert line.state() is State.BEHIND
+        while line.state() is State.BEHIND:
+            await line.listener._catch_up()
+    assert line.stream.next == 3 * REPLAY_TRIES
+    line.check()
+
+
+async def test_after_a_restart_that_the_metrics_show_a_part_of_the_replay_is_not_the_whole() -> None:
+    line = published(lambda: True, 0)
+    with line.replaying():
+        await line.connect(True)
+        for number in range(3 * REPLAY_TRIES):
+            await line.send(line.engine.run(PROMPTS[-1 - number % 8], is_kept=False))
+        assert line.state() is State.KNOWN
+        line.listener.forget()
+        await line.catch_up()
+    assert line.state() is State.BEHIND
