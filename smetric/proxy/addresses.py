@@ -68,10 +68,13 @@ class Addresses:
         self._host = host
         self._port = port
         self._resolve = resolve
-        self._known: Sequence[str] = ()
         self._looked_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None
+        self._patient_until = 0.0
+        #: Where somebody answered last.
+        self._preferred = ""
         self._is_number = _is_number(host)
+        self._known: Sequence[str] = (host,) if self._is_number else ()
 
     async def find(self) -> Sequence[str]:
         """The addresses, best first; at least one.
@@ -80,16 +83,28 @@ class Addresses:
             OSError: the name could not be resolved, now or before.
         """
         if self._is_number:
-            return (self._host,)
+            return self._known
         loop = asyncio.get_running_loop()
         if not self._known or loop.time() - self._looked_at >= TTL_S:
             # One look-up at a time for all who wait; one that nobody waits for any more still brings its answer.
             if self._looking is None:
                 self._looking = loop.create_task(self._look_up(), name=f"look up {self._host}")
-            await asyncio.wait({self._looking}, timeout=PATIENCE_S if self._known else None)
+                self._patient_until = loop.time() + PATIENCE_S
+            patience_s = self._patient_until - loop.time()
+            if patience_s > 0 or not self._known:
+                await asyncio.wait({self._looking}, timeout=patience_s if self._known else None)
         if not self._known:
             raise OSError("the host name cannot be resolved")
         return self._known
+
+    def prefer(self, address: str) -> None:
+        """Somebody answered at *address*: try it before the others, one of which may swallow what is sent there."""
+        if address != self._known[0]:
+            self._preferred = address
+            self._known = self._in_order(self._known)
+
+    def _in_order(self, known: Sequence[str]) -> Sequence[str]:
+        return tuple(sorted(known, key=lambda address: address != self._preferred))
 
     def doubt(self) -> None:
         """Nobody answered there: look the name up before the next connection."""
@@ -102,7 +117,7 @@ class Addresses:
             known = ()  # the last good answer, if any, is better than none
         finally:
             self._looking = None
-        self._known = known[:MAX_ADDRESSES] or self._known
+        self._known = self._in_order(known[:MAX_ADDRESSES]) or self._known
         self._looked_at = asyncio.get_running_loop().time()
 
     def close(self) -> None:

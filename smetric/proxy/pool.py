@@ -118,6 +118,7 @@ class Pool:
                     _, wire = await self._loop.create_connection(
                         self._wire, address, self._port, ssl=tls, server_hostname=name
                     )
+                self.addresses.prefer(address)
                 return wire
             except OSError:  # TimeoutError is one
                 if nth == len(addresses):

@@ -68,9 +68,25 @@ async def test_d13_a_resolver_that_hangs_delays_nobody_who_knows_an_address(shor
     resolver.gate.clear()
     assert await asyncio.gather(*(addresses.find() for _ in range(20))) == [("10.0.0.1",)] * 20
     assert resolver.asked == 2
+    began = asyncio.get_running_loop().time()
+    for _ in range(100):
+        assert await addresses.find() == ("10.0.0.1",)
+    assert asyncio.get_running_loop().time() - began < 100 * module.PATIENCE_S / 10  # nor one after the other
+    assert resolver.asked == 2
     resolver.found = ("10.0.0.2",)
     resolver.gate.set()
+    await asyncio.sleep(0)  # the look-up goes on, whoever waits for it
     assert await addresses.find() == ("10.0.0.2",)
+
+
+async def test_an_address_where_somebody_answered_is_tried_first_as_long_as_the_name_leads_there(short: None) -> None:
+    resolver = Resolver("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    addresses = Addresses("engine", 80, resolver)
+    await addresses.find()
+    addresses.prefer("10.0.0.2")
+    assert [await addresses.find() for _ in range(2)] == [("10.0.0.2", "10.0.0.1", "10.0.0.3")] * 2
+    resolver.found = ("10.0.0.3", "10.0.0.1")
+    assert await addresses.find() == ("10.0.0.3", "10.0.0.1")
 
 
 async def test_a_name_that_leads_nowhere_is_an_error_and_is_asked_again() -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -637,3 +638,30 @@ async def test_an_upload_that_was_refused_half_way_leaves_its_connection_to_nobo
         await until(lambda n=number: len(received) == n)  # type: ignore[misc]
     server.close()
     assert max(received) < 20_000_000
+
+
+async def test_an_address_that_swallows_connections_holds_up_the_first_request_only() -> None:
+    """As the IPv6 address of a name does where IPv6 leads nowhere."""
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    engine = FakeEngine(lambda call: call.answer(200, b"ok", (b"connection", b"close")))
+    await engine.start()
+    port = int(engine.url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.2", port), backlog=0) as swallowing, ExitStack() as stack:
+        for _ in range(4):  # until it takes no more
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(swallowing.getsockname())
+        engine.url = f"http://engine.test:{port}"
+        upstream = Upstream(connect_timeout_s=1.0, resolve=resolve)
+        client = Client(engine, upstream)
+        loop = asyncio.get_running_loop()
+        assert (await client.ask())[0] == 200
+        began = loop.time()
+        for _ in range(5):
+            assert (await client.ask())[0] == 200
+        assert loop.time() - began < 0.5
+        await upstream.close()
+    await engine.stop()
