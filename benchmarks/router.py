@@ -177,9 +177,9 @@ def table(name: str, scenario: Scenario, result: dict[str, Measured], base: str)
         if not values:
             rows.append(f"{name:9}{router:18}{'-':>9}{wrong}")
             continue
-        ratio = f"{median(values) / median(of_base):.2f}" if of_base else "-"
+        ratio = f"x{median(values) / median(of_base):.2f}" if of_base else "-"
         rows.append(
-            f"{name:9}{router:18}{median(values):9.1f} {unit:19}x{ratio:7}"
+            f"{name:9}{router:18}{median(values):9.1f} {unit:20}{ratio:7}"
             f"{min(values):9.1f} ..{max(values):9.1f}{median(measured.request_us):12.0f}{wrong}"
         )
     return rows

@@ -82,6 +82,35 @@ async def test_d14_a_rolling_restart_of_all_instances_loses_no_request() -> None
         assert await router.figure("smetric_instance_ejections_total{") == 4
 
 
+async def test_d14_streams_that_a_rolling_restart_breaks_are_never_taken_for_whole() -> None:
+    async def talking(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        for event in (delta("b"), DONE):
+            await asyncio.sleep(0.1)
+            await call.send(chunk(event))
+        await call.send(b"0\r\n\r\n")
+
+    whole = delta("a") + delta("b") + DONE
+    async with running(*(FakeEngine(talking) for _ in range(3)), health=EAGER) as router:
+        crowd = Crowd(router, 12, stream=True)
+        for engine in router.engines:
+            instance, port = router.instance_of(engine), urlsplit(engine.url).port
+            await until(lambda instance=instance: instance.own > 1)  # type: ignore[misc]
+            await engine.stop()
+            await until(partial(is_healthy, instance, False))
+            await engine.start(port or 0)
+            await until(partial(is_healthy, instance, True))
+        await crowd.leave()
+        assert crowd.statuses().keys() == {200}
+        broken = [answer for answer in crowd.answers if not answer.complete]
+        assert broken
+        assert all(answer.body == whole for answer in crowd.answers if answer.complete)
+        for answer in broken:
+            told, _, error = answer.body.partition(b'data: {"error":')
+            assert whole.startswith(told)
+            assert (told.count(DONE), error.count(b"data:"), b"upstream_error" in error) == (0, 0, True)
+
+
 async def test_d15_a_tenfold_slower_instance_gets_less_than_a_twentieth_and_then_its_share_again() -> None:
     async with running(*(FakeEngine(slow(0.05)) for _ in range(4)), health=EAGER) as router:
         router.engines[0].script = slow(1.2)

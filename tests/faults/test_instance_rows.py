@@ -103,13 +103,18 @@ async def test_d6_a_stream_that_stalls_ends_at_the_idle_deadline() -> None:
         await call.stream(TWO, end=False)
         await hang(call)
 
-    async with running(FakeEngine(), forward=Forward(idle_timeout=0.3)) as router:
-        router.engines[0].script = script
+    async with running(FakeEngine(), FakeEngine(), forward=Forward(idle_timeout=0.3), health=STRICT) as router:
+        for engine in router.engines:
+            engine.script = script
         answer = await router.chat(stream=True)
         assert not answer.complete
         assert answer.body.startswith(TWO + b'data: {"error":')
-        await until(lambda: len(router.engines[0].aborted) == 1)
+        assert answer.body.count(b"data:") == 3
+        assert b"[DONE]" not in answer.body
+        await until(lambda: sum(len(engine.aborted) for engine in router.engines) == 1)
+        assert sum(len(engine.calls) for engine in router.engines) == 1
         assert await router.attempts("timeout") == 1
+        assert await ejections(router, "timeout") == 1
 
 
 @pytest.mark.parametrize(

@@ -179,15 +179,23 @@ FORGED = [
 
 
 async def test_h3_what_only_routers_and_gateways_say_has_no_effect_and_goes_no_further() -> None:
-    async with running(FakeEngine(), FakeEngine()) as router:
-        fields = [(name, "e1") for name in FORGED * 2]
-        answer = await router.ask("POST", "/v1/chat/completions", chat(), *fields)
-        assert answer.status == 200
-        for name in ("x-smetric-instance", "x-smetric-decision-id"):
-            assert answer.value(name) != "e1" or name == "x-smetric-instance"
-        (call,) = [call for engine in router.engines for call in engine.calls]
-        passed = {name.lower().replace(b"_", b"-") for name, _ in call.headers if name != VIA}
-        assert not any(name.startswith((b"x-smetric", b"x-gateway")) for name in passed)
+    async with (
+        running(FakeEngine(hang), FakeEngine(hang), warm=False, check_after=False) as router,
+        await router.client(chat()),
+    ):
+        await until(lambda: any(engine.calls for engine in router.engines))
+        busy, free = sorted(router.engines, key=lambda engine: len(engine.calls), reverse=True)
+        free.recover()
+        wished = router.instance_of(busy).id
+        fields = [(name, value) for name in FORGED for value in (wished, busy.url.removeprefix("http://"))]
+        for _ in range(4):
+            answer = await router.ask("POST", "/v1/chat/completions", chat(), *fields)
+            assert (answer.status, answer.values("x-smetric-instance")) == (200, [router.instance_of(free).id])
+            assert wished not in answer.values("x-smetric-decision-id") + answer.values("x-smetric-rule")
+        assert (len(busy.calls), len(free.calls)) == (1, 4)
+        for call in free.calls:
+            passed = {name.lower().replace(b"_", b"-") for name, _ in call.headers if name != VIA}
+            assert not any(name.startswith((b"x-smetric", b"x-gateway")) for name in passed)
 
 
 async def garbage(call: Call) -> None:

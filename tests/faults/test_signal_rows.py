@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from ipaddress import ip_network
 from statistics import quantiles
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from smetric.config.settings import InstanceSettings, Scrape
 from smetric.fleet.instance import Instance
 from tests.fakes import METRICS, Call, FakeEngine, Script, capture, hang, until
 from tests.faults.gated import figures
-from tests.faults.harness import CANARY, Running, Tell, running
+from tests.faults.harness import CANARY, Running, Tell, chat, running
 from tests.faults.stall import Stall
 from tests.telemetry.otlp_receiver import receiving
 
@@ -322,6 +323,24 @@ async def test_e5_a_collector_that_refuses_every_export_loses_only_spans() -> No
         async with running(FakeEngine(), environ=environ) as router:
             assert [(await router.chat()).status for _ in range(20)] == [200] * 20
             await until(lambda: router.application.tracing.dropped > 0)
+
+
+async def test_h4_a_strangers_sampled_flag_records_nothing_and_its_trace_is_but_linked_to() -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    forced = ("traceparent", f"00-{trace}-{parent}-01")
+    for share, trusted, recorded in (("0", False, []), ("1", False, ["other"]), ("0", True, ["same"])):
+        with receiving() as collector, exporting(collector.url) as environ:
+            environ |= {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": share}
+            proxies = (ip_network("127.0.0.0/8"),) if trusted else ()
+            async with running(FakeEngine(), environ=environ, trusted_proxies=proxies, check_after=False) as router:
+                assert (await router.ask("POST", "/v1/chat/completions", chat(), forced)).status == 200
+            # by the router's end all there is has been sent, the request above last
+            spans = [each.span for each in collector.named("POST ")[-1:]]
+            assert bool(collector.spans) is bool(recorded)
+            assert ["same" if span.trace_id.hex() == trace else "other" for span in spans] == recorded
+            for span in spans:
+                linked = [link.span_id.hex() for link in span.links]
+                assert (linked, span.parent_span_id.hex()) == (([], parent) if trusted else ([parent], ""))
 
 
 async def test_h6_no_prompt_stands_in_a_span() -> None:
