@@ -22,7 +22,8 @@ from smetric.policy.vocabulary import Vocabulary
 UNKNOWN_AFTER_S = 30.0
 
 #: Columns on which an instance that has come back bears a phantom load, and the origins of their cells in the trace.
-PHANTOM = ("requests", "unprefilled", "unprefilled_cost")
+#: Not those by which rules ask whether it is full: `waiting`, `kv_usage`.
+PHANTOM = ("requests", "running", "unprefilled", "unprefilled_cost", "inflight_tokens", "decode_blocks")
 LEDGER = "ledger"
 SLOW_START = "slow_start"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +13,8 @@ from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, Scrape
-from smetric.fleet.lease import Lease
 from smetric.fleet.tolerance import Tolerance
-from smetric.policy import Decision, load
+from smetric.policy import Decision, Policy, load
 from smetric.request import Api, InferenceRequest
 from smetric.resources import policy_path
 from smetric.telemetry.candidates import rows
@@ -43,31 +43,41 @@ def come_back(fleet: Fleet, instance: Instance) -> None:
         fleet.health.probed(instance, ok=True)
 
 
-def first_turns(policy_name: str, *, rate: float = 200.0, service_s: float = 1.5) -> list[tuple[float, int]]:
+def decided(policy: Policy, fleet: Fleet, candidates: Candidates, cursors: dict[str, str], seed: int) -> Decision:
+    """A decision on a first turn, of which no cache holds anything."""
+    request = InferenceRequest(turn=0, prompt_len=1000, est_hit=0, model="m", api=Api.CHAT)
+    snapshot = fleet.snapshot(candidates, policy.reads)
+    while not isinstance(decision := policy.decide(snapshot, request, cursors, seed), Decision):
+        for name in decision.features:
+            fleet.fill(snapshot, name, [0.0] * len(candidates), ["nobody"] * len(candidates), request.prompt_len)
+    return decision
+
+
+def first_turns(
+    policy_name: str, *, rate: float = 200.0, prefill_s: float = 0.1, decode_s: float = 1.4
+) -> list[tuple[float, int]]:
     """First turns at random times for 60 s: when each came, and where it went; gpu-0 comes back, empty, at 0 s."""
     clock, rng = Clock(), random.Random(7)
     fleet = fleet_of(clock)
     policy = load(policy_path(policy_name).read_text(), VOCABULARY)
     cursors: dict[str, str] = {}
-    running: list[tuple[float, int, Lease]] = []
+    due: list[tuple[float, int, Callable[[], None]]] = []
     seen: list[tuple[float, int]] = []
     fleet.health.refused(fleet.instances[0])
     clock.now, back_at = -10.0, 0.0
     while clock.now < 60.0:
         clock.now += rng.expovariate(rate)
-        while running and running[0][0] <= clock.now:
-            heapq.heappop(running)[2].release()
+        while due and due[0][0] <= clock.now:
+            heapq.heappop(due)[2]()
         if clock.now >= back_at and not fleet.instances[0].healthy:
             come_back(fleet, fleet.instances[0])
-        request = InferenceRequest(turn=0, prompt_len=1000, est_hit=0, model="m", api=Api.CHAT)
         candidates = fleet.candidates("m")
-        snapshot = fleet.snapshot(candidates, policy.reads)
-        decision = policy.decide(snapshot, request, cursors, len(seen))
-        assert isinstance(decision, Decision)
+        decision = decided(policy, fleet, candidates, cursors, len(seen))
         cursors.update(decision.cursors)
         chosen = candidates[decision.index]
-        lease = chosen.charge(1, request.prompt_len)
-        heapq.heappush(running, (clock.now + rng.expovariate(1 / service_s), len(seen), lease))
+        lease, prefilled_at = chosen.charge(1, 1000), clock.now + prefill_s
+        heapq.heappush(due, (prefilled_at, 2 * len(seen), lease.first_byte))
+        heapq.heappush(due, (prefilled_at + rng.expovariate(1 / decode_s), 2 * len(seen) + 1, lease.release))
         seen.append((clock.now, fleet.instances.index(chosen)))
     return seen
 
@@ -78,7 +88,11 @@ def share(seen: list[tuple[float, int]], since: float, until: float) -> float:
     return window.count(0) / len(window) / FAIR
 
 
-@pytest.mark.parametrize("policy_name", ["smetric", "load_only"])
+#: By `requests`, by `running`, and by `unprefilled` and `decode_blocks`.
+BALANCING = ["smetric", "load_only", "aibrix_prefix_sigma", "dynamo"]
+
+
+@pytest.mark.parametrize("policy_name", BALANCING)
 def test_the_share_of_first_turns_grows_evenly_over_the_slow_start(policy_name: str) -> None:
     seen = first_turns(policy_name)
     assert share(seen, -10.0, 0.0) == 0
@@ -110,11 +124,19 @@ def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
     one, two, three = fleet.instances
     for instance, running, unprefilled in ((one, 2, 100), (two, 8, 600), (three, 12, 1000)):
         instance.scrape = Scrape(measured_at=15.0, running=running, waiting=0, kv_usage=0.1, own=0)
-        instance.unprefilled = unprefilled
+        instance.unprefilled = instance.sent_tokens = unprefilled
     come_back(fleet, one)
     clock.now = 15.0
-    snapshot = fleet.snapshot(Candidates(fleet.instances), ["requests", "unprefilled", "running"])
-    assert snapshot.columns == {"requests": [8, 8, 12], "unprefilled": [580, 600, 1000], "running": [2, 8, 12]}
+    snapshot = fleet.snapshot(Candidates(fleet.instances), ["requests", "running", "unprefilled", "inflight_tokens"])
+    requests, tokens = [8, 8, 12], [580, 600, 1000]
+    assert snapshot.columns == {
+        "requests": requests,
+        "running": requests,
+        "unprefilled": tokens,
+        "inflight_tokens": tokens,
+    }
+    full = fleet.snapshot(Candidates(fleet.instances), ["waiting", "kv_usage"])
+    assert full.columns == {"waiting": [0, 0, 0], "kv_usage": [0.1, 0.1, 0.1]}
     policy = load("policy p\nroute argmin(requests)", VOCABULARY)
     request = InferenceRequest(turn=0, prompt_len=1, est_hit=0, model="m", api=Api.CHAT)
     decision = policy.decide(fleet.snapshot(Candidates(fleet.instances), policy.reads), request, {}, 0)
