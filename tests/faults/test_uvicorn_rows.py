@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -13,11 +15,13 @@ import uvicorn
 
 from smetric.app import Application
 from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
+from smetric.proxy.asgi import App
 from smetric.proxy.server import address_of, listen
 from tests.fakes import DONE, Call, FakeEngine, RawClient, delta, fetch, hang, request, until
 from tests.faults.harness import chat
 
 MIB = 1024 * 1024
+MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @dataclass
@@ -47,17 +51,52 @@ async def under_uvicorn(limits: Limits | None = None, forward: Forward | None = 
         ),
         {},
     )
+    try:
+        async with uvicorn_of(application.data_app()) as url:
+            await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
+            yield Served(application, url, engine)
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def uvicorn_of(app: App) -> AsyncIterator[str]:
     sock = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(application.data_app(), log_config=None, http="httptools", lifespan="on"))
+    config = uvicorn.Config(
+        app, log_config=None, http="httptools", lifespan="on", server_header=False, date_header=False
+    )
+    server = uvicorn.Server(config)
     served = asyncio.create_task(server.serve([sock]))
     try:
-        await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
-        yield Served(application, address_of(sock), engine)
+        yield address_of(sock)
     finally:
         server.should_exit = True
         async with asyncio.timeout(10):
             await served
+
+
+def manuals_router(settings: str) -> dict[str, Any]:
+    """The module that the manual shows, where *settings* are in the working directory."""
+    Path("smetric.yaml").write_text(settings)
+    module: dict[str, Any] = {}
+    exec(MANUAL.read_text().partition("# router.py")[2].partition("```")[0].partition("\n")[2], module)
+    return module
+
+
+async def test_the_manuals_router_serves_and_knows_its_instances_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(lambda call: call.answer(200, b"{}", (b"date", b"today"), (b"server", b"engine")))
+    await engine.start()
+    monkeypatch.chdir(tmp_path)
+    module = manuals_router(f"instances: [{engine.url}]\n")
+    try:
+        async with uvicorn_of(module["app"]) as url:
+            answer = await fetch(url, "POST", "/v1/chat/completions", chat())
+    finally:
         await engine.stop()
+    assert answer.value("x-smetric-instance") == engine.url.removeprefix("http://")
+    assert (answer.value("date"), answer.value("server")) == ("today", "engine")
 
 
 async def test_a1_content_length_and_transfer_encoding_together_are_refused_under_uvicorn() -> None:
