@@ -13,6 +13,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from smetric.file_bytes import require_regular
+
 _STAMP = r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z"
 
 
@@ -48,10 +50,32 @@ class RotatedFile:
         """Whether the next frame begins a file."""
         return self._fd < 0 or self._size == 0 or self._size >= self._max_bytes
 
-    def let_go_of_deleted(self) -> None:
-        """Close the file if somebody has deleted it, so that the next frame begins one that can be read."""
-        if self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
+    def let_go(self) -> None:
+        """Let go of what somebody has deleted or emptied, so that the next frame begins a file that can be read.
+
+        Raises:
+            OSError: nobody can tell, as where a server that kept it has forgotten it; it is let go of then too.
+        """
+        if self._fd < 0:
+            return
+        try:
+            state = os.fstat(self._fd)
+        except OSError:
             self.close()
+            raise
+        if state.st_nlink == 0 or 0 < state.st_size < self._size:
+            self.close()
+        else:
+            self._size = min(self._size, state.st_size)
+
+    def require_file(self) -> None:
+        """Refuse what is no file: a folder, a pipe or a device of our name is not to be renamed.
+
+        Raises:
+            OSError: it is none.
+        """
+        with contextlib.suppress(FileNotFoundError):  # nothing there yet, or a link to nothing
+            require_regular(self.path)
 
     def append(self, frame: bytes) -> None:
         """Append *frame*, whole or not at all; begins a new file where the last one is full.
@@ -94,6 +118,7 @@ class RotatedFile:
         """Rename the file that has our name, if there is one, and delete the oldest of those put aside."""
         if not os.path.lexists(self.path):
             return
+        self.require_file()
         at = self._now()
         while (name := self.path.with_name(f"{self._stem}-{_stamp(at)}{self._suffix}")).exists():
             at += timedelta(milliseconds=1)

@@ -7,6 +7,7 @@ callers' business.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections import deque
@@ -92,9 +93,13 @@ class Writer:
     async def start(self) -> None:
         """Begin to write."""
         folder = next(folder for folder in self._file.path.absolute().parents if folder.exists())
-        if not os.access(folder, os.W_OK):
+        try:
             # Whoever configured it learns at once, not when the record is wanted.
-            self._failed(PermissionError(13, "Permission denied"))
+            self._file.require_file()
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, "Permission denied")
+        except OSError as error:
+            self._failed(error)
         self._thread = threading.Thread(target=self._run, name=f"record-{self._name}", daemon=True)
         self._thread.start()
 
@@ -115,7 +120,10 @@ class Writer:
     def flush(self) -> None:
         """Write all that waits, frame by frame. Called by the thread."""
         while self._queue:
-            self._file.let_go_of_deleted()
+            try:
+                self._file.let_go()
+            except OSError as error:
+                self._failed(error)
             lines: list[bytes] = []
             preambles = set() if self._file.is_new else set(self._preambles)
             if self._file.is_new:
@@ -151,5 +159,5 @@ class Writer:
                 record=self._name,
                 file=str(self._file.path),
                 reason=error.strerror or str(error),
-                remedy="make room or make the folder writable; the router goes on without it",
+                remedy="make room, make the folder writable, or name another file; the router goes on without it",
             )

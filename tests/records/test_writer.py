@@ -57,6 +57,52 @@ def test_a_file_that_somebody_deletes_is_begun_again_whole(tmp_path: Path) -> No
     assert rest == [b"policy 1", b"b"]
 
 
+def test_a_file_that_somebody_empties_is_begun_again_whole(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    writer = make_writer(path, {}, max_bytes=1000)
+    put(writer, b"a\n")
+    writer.flush()
+    os.truncate(path, 0)  # to make room at once, or as log rotation by copying does
+    put(writer, b"b\n")
+    writer.flush()
+    header, *rest = path.read_bytes().splitlines()
+    assert b'"kind":"header"' in header
+    assert rest == [b"policy 1", b"b"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_somebody_cuts_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    writer = make_writer(path, {}, max_bytes=1000)
+    put(writer, b"a\n")
+    writer.flush()
+    os.truncate(path, 5)
+    put(writer, b"b\n")
+    writer.flush()
+    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"b"]
+    assert sorted(each.stat().st_size for each in tmp_path.iterdir())[0] == 5
+
+
+def test_a_file_that_its_server_has_forgotten_is_begun_again_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+    writer = make_writer(path, results)
+    put(writer, b"a\n")
+    writer.flush()
+
+    def stale(fd: int) -> os.stat_result:
+        raise OSError(116, "Stale file handle")
+
+    put(writer, b"b\n")
+    with capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", stale)
+        writer.flush()
+    assert [line["event"] for line in logs] == ["smetric.record.not_written", "smetric.record.resumed"]
+    assert results == {"written": 2}
+    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"b"]
+
+
 async def test_a_thread_writes_what_is_put_and_the_end_writes_the_rest(tmp_path: Path) -> None:
     path, results = tmp_path / "decisions.jsonl", dict[str, int]()
     writer = make_writer(path, results)
@@ -114,6 +160,26 @@ async def test_a_folder_that_cannot_be_made_is_said_at_the_start(
         await writer.start()
         await writer.stop()
     assert [line["event"] for line in logs] == ["smetric.record.not_written"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device"])
+async def test_what_is_no_file_is_said_at_the_start_and_never_renamed(tmp_path: Path, kind: str) -> None:
+    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to("/dev/null")
+    writer = make_writer(path, results)
+    with capture_logs() as logs:
+        await writer.start()
+        put(writer, b"a\n")
+        await until(lambda: results == {"failed": 1})
+        await writer.stop()
+    assert [(line["event"], line["reason"]) for line in logs] == [("smetric.record.not_written", "not a regular file")]
+    assert os.listdir(tmp_path) == [path.name]
 
 
 async def test_a_folder_that_cannot_be_made_is_said_and_nothing_else_happens(tmp_path: Path) -> None:
