@@ -30,6 +30,8 @@ LEAST_REQUESTS = 20
 LEAST_LOAD = 1.0
 #: A change may make the imbalance this many times what it was.
 WORSE = 1.25
+#: Windows after which a change counts as what was before the next one: a bad one is undone by then.
+SETTLED = 3
 #: However few instances there are, this much of the way from the mean to all requests on one of them is out of band.
 MOST_OF_ALL = 0.9
 
@@ -77,9 +79,10 @@ class _Watched:
     file: PolicyFile
     looks: deque[_Look] = field(default_factory=lambda: deque([_Look()], maxlen=100 * LOOKS))
     load: ArmLoad = field(default_factory=lambda: ArmLoad(LOOKS))
-    #: When the change came that is watched, None where none is; and how it was before: imbalances of the arm's own
-    #: requests and of all.
+    #: When the change came that is watched, None where none is; which generation acted before, and how it was then:
+    #: imbalances of the arm's own requests and of all.
     since: float | None = None
+    back_to: int = 0
     errors_before: float = 0.0
     before: dict[Group, tuple[float, float]] = field(default_factory=dict)
 
@@ -142,21 +145,32 @@ class Guardrail:
                 log.exception("smetric.guardrail.failed")
 
     def swapped(self, file: PolicyFile) -> None:
-        """*file* has another policy: watch it if it was read from disk; what was restored is left alone."""
+        """*file* has another policy: watch it if it was read from disk; what was restored is left alone.
+
+        A change soon after another is one with it: what the first has done is no measure of the second, and no way out.
+        """
+        now = self._clock()
         for watched in self._watched.values():
             if watched.file is file:
-                watched.since = None
+                since, watched.since = watched.since, None
                 if file.current.origin is Origin.FILE:
-                    watched.since = self._clock()
-                    watched.errors_before = watched.errors() or 0.0
-                    watched.before = {
-                        group: (own.imbalance if own.shows(own.imbalance) else 1.0, all.imbalance)
-                        for group, own, all in self._spreads(watched)
-                    }
+                    watched.since = now
+                    if since is None or now - since >= SETTLED * self._band.window_s:
+                        self._note_before(watched)
                 # What is decided and what ends from now on is the new policy's.
                 watched.load.clear()
                 watched.looks.clear()
                 watched.looks.append(_Look())
+
+    def _note_before(self, watched: _Watched) -> None:
+        """Remember how it was before the change."""
+        previous = watched.file.previous()
+        watched.back_to = previous.number if previous is not None else 0
+        watched.errors_before = watched.errors() or 0.0
+        watched.before = {
+            group: (own.imbalance if own.shows(own.imbalance) else 1.0, all.imbalance)
+            for group, own, all in self._spreads(watched)
+        }
 
     def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
         """A policy has decided on a request; *previous*, its decision before, led nowhere."""
@@ -230,8 +244,10 @@ class Guardrail:
 
     def _restore(self, watched: _Watched, reason: str, figures: str) -> None:
         watched.since = None
+        file = watched.file
+        kept = any(one.number == watched.back_to for one in file.generations)
         try:
-            watched.file.restore(Origin.GUARDRAIL, reason=figures)
+            file.restore(Origin.GUARDRAIL, watched.back_to if kept else None, reason=figures)
         except NoGeneration as error:
             log.error("smetric.guardrail.failed", route=watched.route.name, reason=figures, error=str(error))
             return

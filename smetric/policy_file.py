@@ -114,8 +114,8 @@ class PolicyFile:
         #: Why the file as it is now is not the acting policy; None when it is.
         self.problem: str | None = None
         self._seen = self._state(source)
-        #: The state of the file whose policy was replaced by an earlier one: it does not act again by being there.
-        self._put_aside = ""
+        #: The state of the file whose policy an earlier one replaced, and why: it does not act again by being there.
+        self._put_aside = self._why_aside = ""
 
     @property
     def folders(self) -> set[Path]:
@@ -154,8 +154,7 @@ class PolicyFile:
             self._failed("unreadable", why, why, 1)
             return False
         state = self._state(source)
-        if state in (self._seen, self._put_aside):
-            self._seen = state
+        if state == self._seen:
             return False
         try:
             policy = self._load(source)
@@ -165,10 +164,12 @@ class PolicyFile:
             self._failed(self._seen, str(error), found[0].brief(error.text), len(found))
             return False
         self._seen = self._state(source)
-        self.problem = None
+        if self._seen == self._put_aside:
+            self.problem = self._why_aside
+            return False
+        self._put_aside, self.problem = "", None
         if policy.digest == self.current.policy.digest:
             return False
-        self._put_aside = ""
         self._swap(policy, Origin.FILE, None)
         log.info(
             "smetric.policy.reloaded",
@@ -209,12 +210,15 @@ class PolicyFile:
         if wanted.policy is self.current.policy:
             raise NoGeneration(f"generation {wanted.number} is what acts already")
         left = self.current
-        self._put_aside = self._seen
         self._swap(wanted.policy, origin, wanted.of)
-        why = f"{origin}: {reason}" if reason else origin.value
-        self.problem = (
-            f"generation {left.number} was replaced by {self.current.of} ({why}); the file acts when it changes"
-        )
+        if wanted.policy.digest == self._seen:
+            self._put_aside, self.problem = "", None
+        else:
+            why = f"{origin}: {reason}" if reason else origin.value
+            self._put_aside = self._seen
+            self._why_aside = self.problem = (
+                f"generation {left.number} was replaced by {self.current.of} ({why}); the file acts when it changes"
+            )
         tell = log.error if origin is Origin.GUARDRAIL else log.warning
         tell(
             "smetric.policy.restored",

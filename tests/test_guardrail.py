@@ -118,6 +118,7 @@ def test_it_does_so_however_many_instances_there_are(tmp_path: Path, count: int)
 def test_what_it_has_undone_it_leaves_alone_until_the_file_changes_again(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(WORSE)
+    world.pass_s(30)  # nobody asks anything meanwhile
     world.load(12, 0, 0, 0)
     world.swap(BAD)
     assert world.pass_s(60) <= 12
@@ -127,6 +128,42 @@ def test_what_it_has_undone_it_leaves_alone_until_the_file_changes_again(tmp_pat
     world.swap(BAD + "# again\n")
     assert world.pass_s(60) <= 12
     assert len(world.told) == 2
+
+
+def test_a_bad_change_that_is_changed_again_at_once_is_undone_with_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.load(3, 3, 3, 3)
+    world.pass_s(20)
+    world.swap(BAD)
+    world.load(12, 0, 0, 0)
+    assert world.pass_s(9) == 9
+    world.swap(BAD + "# a try to mend it\n")
+    assert world.pass_s(60) <= 12
+    assert world.file.current.policy.source == GOOD
+    assert "4.0 times the mean, 1.0 before" in (world.file.problem or "")
+
+
+def test_a_second_change_later_is_undone_alone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.load(3, 3, 3, 3)
+    world.pass_s(20)
+    world.swap(GOOD + "# the same\n")
+    world.pass_s(30)
+    world.swap(BAD)
+    world.load(12, 0, 0, 0)
+    assert world.pass_s(60) <= 12
+    assert world.file.current.policy.source == GOOD + "# the same\n"
+
+
+def test_however_often_a_bad_policy_is_changed_at_once_one_that_is_kept_is_restored(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.load(3, 3, 3, 3)
+    world.pass_s(20)
+    for number in range(12):
+        world.swap(f"{BAD}# {number}\n")
+    world.load(12, 0, 0, 0)
+    assert world.pass_s(60) <= 12
+    assert world.file.current.policy.source == f"{BAD}# 10\n"
 
 
 def test_what_an_operator_restored_is_not_undone(tmp_path: Path) -> None:

@@ -16,11 +16,13 @@ from smetric.features import VOCABULARY
 from smetric.file_watch import watch
 from smetric.policy import PolicyError
 from smetric.policy.parser import MAX_BYTES
-from smetric.policy_file import PolicyFile
+from smetric.policy_file import Origin, PolicyFile
 
 GOOD = "policy p\nroute argmin(requests) as least\n"
 BETTER = "policy p\nroute argmax(hit_len) as warmest\n"
 BAD = "policy p\nroute argmin(requets)\n"
+USING = "policy p\nuse common (near)\nroute argmin(near(requests))\n"
+LIBRARY = "library common\ndef near(x) = x + 1\n"
 
 
 class Heard:
@@ -148,6 +150,47 @@ def test_restoring_the_acting_text_after_a_bad_one_is_no_new_generation(
     assert (policy_file.current.number, policy_file.problem, heard.swaps) == (1, None, [])
 
 
+def test_what_was_put_aside_acts_again_once_the_file_has_been_something_else(
+    path: Path, policy_file: PolicyFile, heard: Heard
+) -> None:
+    path.write_text(BETTER)
+    assert policy_file.refresh()
+    policy_file.restore(Origin.ROLLBACK)
+    path.write_text(GOOD)  # the file is mended: it says what acts
+    assert not policy_file.refresh()
+    assert policy_file.problem is None
+    path.write_text(BETTER)  # and what was undone is pushed once more, deliberately
+    assert policy_file.refresh()
+    assert (policy_file.current.policy.source, policy_file.current.origin) == (BETTER, Origin.FILE)
+    assert (policy_file.problem, heard.swaps) == (None, [2, 3, 4])
+
+
+@pytest.mark.parametrize("meanwhile", [BAD, None])
+def test_what_was_put_aside_stays_there_over_a_file_that_cannot_be_used(
+    path: Path, policy_file: PolicyFile, meanwhile: str | None
+) -> None:
+    path.with_name("common.policy").write_text(LIBRARY)
+    path.write_text(USING)
+    assert policy_file.refresh()
+    policy_file.restore(Origin.ROLLBACK)
+    why = policy_file.problem
+    path.unlink() if meanwhile is None else path.write_text(meanwhile)
+    assert not policy_file.refresh()
+    assert policy_file.problem != why
+    path.write_text(USING)
+    assert not policy_file.refresh()
+    assert policy_file.current.policy.source == GOOD
+    assert policy_file.problem == why
+
+
+def test_restoring_what_the_file_says_leaves_nothing_to_complain_of(path: Path, policy_file: PolicyFile) -> None:
+    path.write_text(BETTER)
+    assert policy_file.refresh()
+    policy_file.restore(Origin.ROLLBACK)
+    policy_file.restore(Origin.ROLLBACK, 2)
+    assert (policy_file.current.policy.source, policy_file.problem) == (BETTER, None)
+
+
 def test_a_file_half_written_is_picked_up_when_it_is_whole(path: Path, policy_file: PolicyFile) -> None:
     text = BETTER.encode()
     for end in range(1, len(text)):
@@ -210,9 +253,6 @@ async def test_a_swap_of_the_link_above_the_file_is_seen(tmp_path: Path) -> None
 
 
 # ── libraries ────────────────────────────────────────────────────────────────
-
-USING = "policy p\nuse common (near)\nroute argmin(near(requests))\n"
-LIBRARY = "library common\ndef near(x) = x + 1\n"
 
 
 def test_a_library_is_found_beside_the_file_and_its_changes_are_followed(path: Path, heard: Heard) -> None:
