@@ -45,6 +45,8 @@ def test_not_knowing_never_makes_an_instance_attractive() -> None:
     for repels in ("requests", "running", "waiting", "kv_usage"):
         assert features[repels].unknown is Unknown.MEAN
         assert features[repels].fill([None, 0.25, 0.75])[0] == [0.5, 0.25, 0.75]
+        for alike in (0.173, 0.175, 0.1):  # rounding neither attracts
+            assert features[repels].fill([None, *[alike] * 6])[0] == [alike] * 7
 
 
 def test_turn_and_expected_hit_may_be_unknown() -> None:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smetric.policy.interval import SMALLEST_DIVISOR
 from smetric.policy.term import Binding, Column, Const, Op, Ref, RequestValue, Shape, Term
 from smetric.policy.tree import Span
 
@@ -60,6 +61,8 @@ def op(name: str, span: Span, *operands: Term) -> Term:
             return Const(not first.value, span=span, shape=Shape.SCALAR)
         if name == "neg":
             return Const(-first.value, span=span, shape=Shape.SCALAR)
+        if name == "divides":
+            return Const(abs(first.value) >= SMALLEST_DIVISOR, span=span, shape=Shape.SCALAR)
         if name in _FOLD and isinstance(operands[1], Const) and (name != "/" or operands[1].value):
             return Const(_FOLD[name](first.value, operands[1].value), span=span, shape=Shape.SCALAR)
     if name == "if" and operands[1].shape is Shape.PICK:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.code import call, compare, load
+from smetric.policy.interval import SMALLEST_DIVISOR
 
 _ARITHMETIC: dict[str, type[ast.operator]] = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div}
 _COMPARISONS: dict[str, type[ast.cmpop]] = {
@@ -37,6 +38,11 @@ def operation(op: str, operands: list[ast.expr], kept: Callable[[ast.expr], ast.
             return ast.UnaryOp(op=ast.Not(), operand=operand)
         case "neg", [operand]:
             return ast.UnaryOp(op=ast.USub(), operand=operand)
+        case "divides", [divisor]:
+            once = kept(divisor)
+            above = compare(once, ast.GtE(), ast.Constant(SMALLEST_DIVISOR))
+            below = compare(_again(once), ast.LtE(), ast.Constant(-SMALLEST_DIVISOR))
+            return ast.BoolOp(op=ast.Or(), values=[above, below])
         case "if", [condition, then, otherwise]:
             return ast.IfExp(test=condition, body=then, orelse=otherwise)
         case "set", _:

@@ -228,9 +228,8 @@ class Resolver:
             case Family.RATIO:
                 dividend, divisor = plain
                 shared = bound("divisor", divisor)
-                zero = Const(0, span=span, shape=Shape.SCALAR)
                 quotient = op("/", span, dividend, shared(span))
-                return op("if", span, op("!=", span, shared(span), zero), quotient, named["default"])
+                return op("if", span, op("divides", span, shared(span)), quotient, named["default"])
             case Family.PICK | Family.ROTATION | Family.LOTTERY:
                 # Where all tie anyway, neither `within:` nor `temperature:` is looked at.
                 extra = next(iter(named.values()), None) if plain[0].shape is Shape.VECTOR else None

@@ -71,7 +71,7 @@ class Op(Term):
     """An element-wise operation.
 
     `op` is an operator of the language, `neg`, `if` (condition, then, otherwise), an element-wise built-in,
-    `somebody` (whether a pick is somebody), `set` (a set of the operands).
+    `somebody` (whether a pick is somebody), `divides` (whether `ratio` divides by it), `set` (a set of the operands).
     """
 
     op: str

@@ -91,7 +91,9 @@ class Feature:
         known = [cell is not None for cell in cells]
         mean = None
         if self.unknown is _MEAN and any(known):
-            mean = sum(cell for cell in cells if cell is not None) / sum(known)
+            told = [cell for cell in cells if cell is not None]
+            # Rounding must not put it below or above all that are known, or not knowing would attract.
+            mean = min(max(sum(told) / len(told), min(told)), max(told))
         if fallback is None:
             instead = self.default if mean is None else max(mean, self.default)
             return [instead if cell is None else cell for cell in cells], known

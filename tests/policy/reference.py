@@ -37,7 +37,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "not in": lambda a, b: a not in b,
 }
 _REDUCE: dict[str, Callable[..., Any]] = {
-    "mean": lambda values: math.fsum(values) / len(values),
+    "mean": lambda values: min(max(math.fsum(values) / len(values), min(values)), max(values)),
     "min": min,
     "max": max,
     "sum": math.fsum,
@@ -196,13 +196,13 @@ class Reference:
         elif name == "abs":
             return self.each(abs, *plain)
         elif name == "ratio":
-            return self.each(lambda a, b, d: a / b if b != 0 else d, *plain, default)
+            return self.each(lambda a, b, d: a / b if abs(b) >= 1e-9 else d, *plain, default)
         elif name == "norm":
             low, high = min(over), max(over)
-            return self.each(lambda v: (v - low) / (high - low) if high > low else 0.0, plain[0])
+            return self.each(lambda v: min(max(0.0, (v - low) / (high - low)), 1.0) if high > low else 0.0, plain[0])
         elif name == "share":
             total = math.fsum(over)
-            return self.each(lambda v: v / total if total else 1 / len(over), plain[0])
+            return self.each(lambda v: min(v / total, 1.0) if total else 1 / len(over), plain[0])
         elif name == "rank":
             return self.each(lambda v: 1 + sum(other < v for other in over), plain[0])
         elif name == "draw":

@@ -62,6 +62,9 @@ def decide(body: str, snap: Snapshot | None = None, *, seed: int = 1, last: str 
         ("abs(requests - 3)", [1, 2, 0]),
         ("ratio(running, waiting, default: 9)", [1, 9, 9]),
         ("ratio(running, max(waiting) - 2, default: 7)", [7, 7, 7]),
+        ("ratio(running, waiting * 1e-10, default: 9)", [9, 9, 9]),
+        ("ratio(running, 0 - max(waiting) * 1e-10, default: 7)", [7, 7, 7]),
+        ("ratio(running, -waiting, default: 9)", [-1, 9, 9]),
         ("requests - mean(requests)", [4 - 8 / 3, 1 - 8 / 3, 3 - 8 / 3]),
         ("requests * count()", [12, 3, 9]),
         ("requests * count(waiting == 0)", [8, 2, 6]),
@@ -151,6 +154,22 @@ def test_picks_reductions_and_norm_see_survivors_only() -> None:
 
 
 # ── picks ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("part", ["norm(requests)", "share(requests)", "rank(requests)"])
+def test_those_whom_a_filter_removed_stay_within_what_the_checker_promised(part: str) -> None:
+    upper = 2 if part.startswith(("norm", "share")) else 1e6 + 1
+    for far in range(2, 40):
+        decision = decide(f"keep healthy\nroute argmax(1 / ({upper} - {part}))", snapshot(requests=[1, 3, far]))
+        assert decision.instance == "b"
+
+
+def test_the_mean_of_equal_values_removes_nobody() -> None:
+    for alike in (0.1, 0.173, 0.175, 0.7):
+        for order in ("<=", ">="):
+            body = f"keep kv_usage {order} mean(kv_usage)\nroute rr_argmin(0)"
+            decision = decide(body, snapshot(kv_usage=[alike] * 3))
+            assert decision.survivors == ([0, 1, 2],)
 
 
 def test_a_pick_with_where_that_finds_nobody_lets_the_next_rule_decide() -> None:

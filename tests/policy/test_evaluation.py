@@ -64,6 +64,7 @@ class Author:
             lambda: f"norm({v(d)})",
             lambda: f"rank({v(d)})",
             lambda: f"share(abs({v(d)}))",
+            lambda: f"{v(d)} / (2 - {self.rng.choice(['norm', 'share'])}(abs({v(d)})))",
             lambda: "hrw(req.key)",
             lambda: 'hrw("home")',
             lambda: f"({v(d)} if {self.mask(d)} else {v(d)})",
@@ -192,7 +193,7 @@ def random_snapshot(rng: random.Random) -> Snapshot:
     columns: dict[str, list[Any]] = {}
     known: dict[str, list[bool] | None] = {}
     for name in ("near", "far", "hits", "deep"):
-        cells = [None if rng.random() < 0.2 else rng.randint(0, 4) for _ in ids]
+        cells = [None if rng.random() < 0.2 else rng.choice([0, 1, 2, 3, 4, 1e-12]) for _ in ids]
         columns[name], known[name] = VOCABULARY.features[name].fill(cells)
     columns["well"] = [rng.random() < 0.5 for _ in ids]
     columns["side"] = [rng.choice(["x", "y", ""]) for _ in ids]

@@ -16,7 +16,7 @@ def norm(values: Sequence[float], over: Sequence[float]) -> list[float]:
     if low == high:
         return [0.0] * len(values)
     width = high - low
-    return [(value - low) / width for value in values]
+    return _on_scale([(value - low) / width for value in values], over)
 
 
 def share(values: Sequence[float], over: Sequence[float]) -> list[float]:
@@ -24,7 +24,12 @@ def share(values: Sequence[float], over: Sequence[float]) -> list[float]:
     total = math.fsum(over)
     if total == 0:
         return [1.0 / len(over)] * len(values)
-    return [value / total for value in values]
+    return _on_scale([value / total for value in values], over)
+
+
+def _on_scale(shares: list[float], over: Sequence[float]) -> list[float]:
+    """*shares*, those of instances that a filter removed within 0..1, too: the checker promised it of each."""
+    return shares if len(shares) == len(over) else [min(max(0.0, each), 1.0) for each in shares]
 
 
 def rank(values: Sequence[float], over: Sequence[float]) -> list[int]:

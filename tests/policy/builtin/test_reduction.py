@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -37,6 +38,13 @@ def test_a_deviation_does_not_overflow_and_is_0_of_nobody() -> None:
     assert std([]) == 0
 
 
+@given(st.floats(-1e15, 1e15), st.integers(1, 9), st.sampled_from([0, 1, -1]))
+def test_a_mean_lies_within_the_values(cell: float, count_: int, step: int) -> None:
+    cells = [cell] * count_ + [math.nextafter(cell, math.inf * step)] * bool(step)
+    assert min(cells) <= mean(cells) <= max(cells)
+
+
 def test_mean_and_count() -> None:
+    assert mean([0.175] * 3) == 0.175
     assert mean([1, 2, 6]) == 3
     assert count([True, False, True]) == 2
