@@ -300,7 +300,8 @@ class Http1(asyncio.Protocol):
 
     def _most_overhead(self) -> int:
         limits = self._limits
-        return limits.header_bytes + limits.target_bytes + 4 * limits.header_count + FRAMING_SHARE * self._body_bytes
+        lines = limits.header_count + 5  # of four bytes more each; the request line has twenty, with the last
+        return limits.header_bytes + limits.target_bytes + 4 * lines + FRAMING_SHARE * self._body_bytes
 
     # For transactions
 

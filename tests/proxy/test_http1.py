@@ -303,6 +303,21 @@ async def test_a_head_is_held_to_its_limit_whatever_came_with_it(before: bytes) 
         assert await client.at_end()
 
 
+@pytest.mark.parametrize("cut", [1, 600, -2], ids=["line", "fields", "end"])
+async def test_a_head_may_be_at_all_its_limits_at_once_however_it_is_cut(cut: int) -> None:
+    limits = Limits(header_bytes=1024, target_bytes=512, header_count=50)
+    fields = [(b"Host", b"x"), (b"Content-Length", b"2"), *[(b"A%02d" % n, b"a") for n in range(47)]]
+    fields.append((b"Rest", b"r" * (1020 - sum(len(name) + len(value) for name, value in fields))))
+    assert (len(fields), sum(len(name) + len(value) for name, value in fields)) == (50, 1024)
+    head = b"POST /%b?%b HTTP/1.1\r\n" % (b"p" * 255, b"q" * 256)
+    head += b"".join(b"%b: %b\r\n" % field for field in fields) + b"\r\n"
+    async with serving(echo, limits) as url, await RawClient.connect(url) as client:
+        for piece in (head[:cut], head[cut:], b"hi"):
+            await client.send(piece)
+            await asyncio.sleep(0.01)
+        assert (await told(client))["body"] == "hi"
+
+
 async def test_empty_lines_between_requests_are_bounded() -> None:
     async with (
         serving(echo, Limits(header_bytes=1024, target_bytes=1024)) as url,

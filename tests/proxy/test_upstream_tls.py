@@ -135,7 +135,12 @@ async def test_d12_plain_http_on_a_port_for_tls_fails_and_so_does_tls_on_a_plain
 
 @pytest.mark.parametrize(
     "start",
-    [head(200, (b"content-length", b"100")) + b"abc", head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc")],
+    [
+        head(200, (b"content-length", b"100")) + b"abc",
+        head(200, (b"transfer-encoding", b"chunked")) + chunk(b"abc"),
+        head(200) + b"abc",
+    ],
+    ids=["of a length", "chunked", "up to the end"],
 )
 async def test_a_body_over_tls_that_is_cut_off_is_broken(authority: trustme.CA, start: bytes) -> None:
     async with serving(authority.issue_cert("localhost"), start, cut=True) as instance, an_upstream() as upstream:
