@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from smetric.cli.percent import Percent
 from smetric.cli.policy_argument import policy_named
 from smetric.cli.settings_options import param_values, set_option
 from smetric.errors import ConfigError
@@ -39,7 +40,7 @@ RECORDED = "recorded"
 @click.option(
     "--fail-under",
     metavar="PERCENT",
-    type=click.FloatRange(0, 100),
+    type=Percent(),
     help="End with 1 if they agree on less; 100 where the record's own policy is held against the record.",
 )
 def replay(
@@ -110,6 +111,7 @@ def _replayed(
     ) as bar:
         reading.progressed = bar.update
         run(reading, after, before if other is not None else None, found)
+    after.require_used()
     for path in reading.cut_short:
         click.echo(f"{path}: ends in the middle of a line; what is whole was read", err=True)
     told = report.examples(found, examples)

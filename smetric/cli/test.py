@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from smetric.cli.junit import write_junit
+from smetric.cli.percent import Percent
 from smetric.cli.policy_argument import policies_named
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
@@ -22,7 +23,7 @@ from smetric.policy.testing import TestResult, suite_of
 @click.option(
     "--min-coverage",
     metavar="PERCENT",
-    type=click.FloatRange(0, 100),
+    type=Percent(),
     help="Fail where the tests of a policy show less than this of its rules, guards and filters.",
 )
 @click.option("--junit", metavar="FILE", type=click.Path(path_type=Path), help="Write the results as JUnit XML, too.")

@@ -31,12 +31,15 @@ class Judges:
 
     Args:
         policy: the policy; None for those of the record.
-        settings: of parameters, over those of the record; those of *policy* are settled.
+        settings: of parameters, over those of the record, for each of its policies that has them; those of *policy* are
+            settled.
     """
 
     def __init__(self, policy: Policy | None, settings: Settings | None = None) -> None:
         self._only = Judge(policy) if policy is not None else None
-        self._settings = settings
+        self._settings = settings or {}
+        #: Names among them that no policy had so far.
+        self._unused = set(self._settings)
         self._by_policy: dict[str, Judge] = {}
         self._last: tuple[PolicyLine, Judge] | None = None
 
@@ -44,7 +47,7 @@ class Judges:
         """Who decides what *policy* decided.
 
         Raises:
-            PolicyError: a policy of the record cannot be loaded, or the settings do not fit it.
+            PolicyError: a policy of the record cannot be loaded, or a setting does not fit it.
         """
         if self._only is not None:
             return self._only
@@ -52,11 +55,21 @@ class Judges:
             key = repr((policy.text, policy.libraries, policy.params))
             judge = self._by_policy.get(key)
             if judge is None:
-                is_recorded = not self._settings
-                judge = Judge(policy_of(policy, self._settings), is_recorded=is_recorded)
+                settings = {name: value for name, value in self._settings.items() if name in policy.params}
+                self._unused.difference_update(settings)
+                judge = Judge(policy_of(policy, settings), is_recorded=not settings)
                 self._by_policy[key] = judge
             self._last = policy, judge
         return self._last[1]
+
+    def require_used(self) -> None:
+        """Once all is decided: refuse a setting that no policy of the record has.
+
+        Raises:
+            PolicyError: by the last of them.
+        """
+        if self._unused and self._last is not None:
+            policy_of(self._last[0], {name: self._settings[name] for name in self._unused})
 
 
 def replay(decisions: Iterable[Recorded], after: Judges, before: Judges | None, found: Comparison) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.features import VOCABULARY
-from smetric.policy import Policy, Source, load
+from smetric.policy import Policy, PolicyError, Source, load
 from smetric.records.comparison import Comparison
 from smetric.records.reader import Reading
 from smetric.records.replay import RECORDED, Judges, replay
@@ -46,6 +46,28 @@ def test_a_record_of_any_shipped_policy_comes_out_as_it_was(name: str, tmp_path:
     assert write(path, [fleet.decide(acting) for _ in range(1000)]) == {"written": 1000}
     found = compare(path)
     assert (found.compared, found.agreed, found.renamed.total()) == (1000, 1000, 0)
+
+
+def test_of_several_policies_those_are_set_differently_that_have_the_parameter(tmp_path: Path) -> None:
+    fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
+    policies = [policy(SHIPPED["smetric"]), policy(SHIPPED["load_only"]), policy(SHIPPED["lmetric"])]
+    write(path, [fleet.decide(policies[n % 3], generation=n % 3 + 1) for n in range(300)])
+    found = Comparison(RECORDED, "it")
+    after = Judges(None, {"OVERLOAD": 1.0})
+    replay(Reading([path]), after, None, found)
+    after.require_used()
+    assert found.compared == 300
+    assert 0 < found.moves.total() < 100
+    assert {move.before for move in found.moves} == {"stick"}
+
+
+def test_a_setting_that_no_policy_of_a_record_has_is_refused(tmp_path: Path) -> None:
+    fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
+    write(path, [fleet.decide(policy(SHIPPED[name]), generation=n) for n, name in enumerate(("smetric", "load_only"))])
+    after = Judges(None, {"OVERLOAD": 1.0, "OVERLOD": 1.0})
+    replay(Reading([path]), after, None, Comparison(RECORDED, "it"))
+    with pytest.raises(PolicyError, match="sets `OVERLOD`, which this policy does not declare"):
+        after.require_used()
 
 
 @settings(max_examples=30, deadline=None)
