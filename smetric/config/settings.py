@@ -153,7 +153,8 @@ class Settings:
     log: Log = setting(Section(Log), "Log lines on standard error.", Log())
     state_dir: str = setting(
         PathRef(empty=True),
-        "Where it is kept over a restart which instances are drained; one router, one folder. Not kept when not set.",
+        "Where it is kept over a restart which instances are drained; who takes over from a router shares its folder. "
+        "Not kept when not set.",
         "",
     )
     response_headers: bool = setting(Flag(), "Add the `x-smetric-…` headers to responses.", True)

@@ -255,6 +255,25 @@ async def test_an_upgrade_over_a_socket_that_is_handed_on_refuses_and_loses_noth
         assert len(statuses) > 100
 
 
+async def test_what_is_drained_stays_so_when_another_process_takes_over(tmp_path: Path) -> None:
+    environ = {"SMETRIC_STATE_DIR": str(tmp_path / "state")}
+    async with engine_of(healthy) as engine:
+        with listen("127.0.0.1", 0) as data:
+            arguments = ("--instance", engine.url)
+            one = process(tmp_path / "one", *arguments, sockets=[("data", data)], environ=environ)
+            async with one as acting:
+                id = engine.url.removeprefix("http://")
+                assert (await fetch(acting.admin, "POST", f"/admin/instances/{id}/drain")).status == 200
+                another = process(tmp_path / "another", *arguments, sockets=[("data", data)], environ=environ)
+                async with another as successor:
+                    acting.terminate()
+                    assert await acting.ended() == 0
+                    refused = await fetch(address_of(data), "POST", "/v1/chat/completions", chat())
+                    assert (refused.status, engine.calls) == (503, [])
+                    assert (await fetch(successor.admin, "POST", f"/admin/instances/{id}/undrain")).status == 200
+                    assert (await fetch(address_of(data), "POST", "/v1/chat/completions", chat())).status == 200
+
+
 @pytest.mark.slow
 async def test_g3_killed_and_started_again_it_serves_at_once_and_leaves_nothing_stale(tmp_path: Path) -> None:
     calls: list[Call] = []
