@@ -15,8 +15,10 @@ from msgspec import Raw
 from smetric.errors import RequestError
 from smetric.screening import encoding_problem
 
-#: Most members the top level may have; the widest API has about a hundred.
+#: Most members the top level may have, and bytes that their names may take; the widest API has about a hundred, of some
+#: fifteen bytes each.
 MAX_MEMBERS = 1024
+MAX_NAMES_BYTES = 16 * 1024
 
 _DECODER = msgspec.json.Decoder(dict[str, Raw])
 _NULL = Raw(b"null")
@@ -29,7 +31,8 @@ def members(body: bytes) -> dict[str, Raw]:
     """The top-level members of *body*, which was screened, each value as its JSON text.
 
     Raises:
-        RequestError: the body is not one JSON object, gives a member twice, nests too deeply, or has too many members.
+        RequestError: the body is not one JSON object, gives a member twice, nests too deeply, has too many members or
+            names too long.
     """
     try:
         found = _DECODER.decode(body)
@@ -41,8 +44,13 @@ def members(body: bytes) -> dict[str, Raw]:
         raise RequestError(_malformed(body, error)) from None
     if len(found) > MAX_MEMBERS:
         raise RequestError(f"the body has more than {MAX_MEMBERS} top-level fields; no API has that many")
+    names = len("".join(found).encode())
+    if names > MAX_NAMES_BYTES:
+        raise RequestError(
+            f"the names of the body's top-level fields take more than {MAX_NAMES_BYTES} bytes; no API has such names"
+        )
     # Written without spaces, as most clients do, a body is as long as its members: no room for a second one of a name.
-    if len(body) != 1 + 4 * len(found) + len("".join(found).encode()) + sum(map(len, found.values())):
+    if len(body) != 1 + 4 * len(found) + names + sum(map(len, found.values())):
         for _ in spans(body, found):
             pass
     return found

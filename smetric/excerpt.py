@@ -45,11 +45,13 @@ _DECODERS: dict[str, msgspec.json.Decoder[_Chat] | msgspec.json.Decoder[_Respons
     "messages": msgspec.json.Decoder(_Chat),
     "input": msgspec.json.Decoder(_Responses),
 }
+#: Never tried again with less of it: there may be megabytes.
+_SPACE = rb"[ \t\r\n]*+"
 #: How a body begins in which only short strings and numbers come before the list.
 _OPENINGS = {
     field: re.compile(
-        rb'[ \t\r\n]*\{(?:[ \t\r\n]*"\w{1,40}"[ \t\r\n]*:[ \t\r\n]*(?:"[^"\\]{0,200}"|[-+.\w]{1,40})[ \t\r\n]*,){0,40}'
-        rb'[ \t\r\n]*"%b"[ \t\r\n]*:[ \t\r\n]*\[' % field.encode()
+        rb'%b\{(?:%b"\w{1,40}"%b:%b(?:"[^"\\]{0,200}"|[-+.\w]{1,40})%b,){0,40}%b"%b"%b:%b\['
+        % (*(_SPACE,) * 6, field.encode(), *(_SPACE,) * 2)
     )
     for field in _DECODERS
 }

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from smetric.body import members, patch_model, spans
+from smetric.body import MAX_NAMES_BYTES, members, patch_model, spans
 from smetric.errors import RequestError
 from smetric.screening import screen
 
@@ -117,6 +117,12 @@ def test_what_is_no_sound_json_object_is_refused_with_the_rule(body: bytes, mess
 def test_a_top_level_of_absurdly_many_fields_is_refused() -> None:
     with pytest.raises(RequestError, match="top-level fields"):
         top_of(json.dumps({f"k{i}": i for i in range(2000)}).encode())
+
+
+def test_names_of_absurd_length_at_the_top_level_are_refused() -> None:
+    assert len(members(b'{"%b":1}' % (b"k" * MAX_NAMES_BYTES))) == 1
+    with pytest.raises(RequestError, match="names of the body's top-level fields take more than 16384 bytes"):
+        members(b'{"%b":1,"b":2}' % (b"k" * MAX_NAMES_BYTES))
 
 
 def test_huge_numbers_pass_as_engines_take_them() -> None:
