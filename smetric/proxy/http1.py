@@ -354,6 +354,8 @@ class Http1(asyncio.Protocol):
             return
         if transaction.ends_by_close:  # what there is of it would look whole
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            if not self._transport.can_write_eof():  # TLS would say goodbye first
+                self._transport.abort()
         self._close(CLOSE_TIMEOUT_S)
 
     # Waiting and ending

@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from smetric.errors import ConfigError
-from smetric.proxy.asgi import Receive, Scope, Send
+from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.connection import TOLD
 from smetric.proxy.limits import Limits
 from smetric.proxy.server import listen, serve
 from smetric.proxy.tls import Tls
-from tests.fakes import RawClient, until
+from tests.fakes import RawClient, live, until
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ class Answers:
 
 @asynccontextmanager
 async def serving(
-    tls: Tls | None, limits: Limits | None = None, app: Answers | None = None
+    tls: Tls | None, limits: Limits | None = None, app: App | None = None
 ) -> AsyncIterator[tuple[int, asyncio.Event]]:
     """A listener that speaks *tls*: its port, and what ends it."""
     app, stop = app or Answers(), asyncio.Event()
@@ -295,3 +295,22 @@ async def test_a_client_that_never_shakes_hands_does_not_hold_up_the_end(tmp_pat
         await until(lambda: tls.handshakes() == 1)
         stop.set()
         await until(lambda: app.seen == ["startup", "shutdown"], within_s=1.5)
+
+
+async def test_an_answer_that_is_broken_off_gets_no_goodbye_where_that_would_be_its_end(tmp_path: Path) -> None:
+    issued = Issued(tmp_path)
+
+    async def breaking_off(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await live(receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"some", "more_body": True})
+
+    async with serving(issued.tls(), app=breaking_off) as (port, _):
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=issued.trusting)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        await reader.readuntil(b"some")
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
