@@ -95,7 +95,7 @@ def _place(statement: ast.AST, start: tuple[int, int], end: tuple[int, int]) -> 
         node.lineno, node.col_offset = start
         node.end_lineno, node.end_col_offset = end
         for name in node._fields:
-            value = getattr(node, name)
+            value = getattr(node, name, None)  # a list that was not given is missing on 3.12, and empty on 3.13
             if isinstance(value, ast.expr):
                 pending.append(value)
             elif isinstance(value, list):
