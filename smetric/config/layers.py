@@ -18,8 +18,11 @@ from smetric.config.yaml_file import read, read_value
 from smetric.errors import ConfigError
 
 PREFIX = "SMETRIC_"
-#: What Kubernetes sets in every pod of a namespace that has a service called `smetric`; none of it is a setting.
-_KUBERNETES = re.compile(r"SMETRIC_(SERVICE_(HOST|PORT(_.*)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)\Z")
+#: What Kubernetes sets in every pod of a namespace for each service called `smetric` or `smetric-…`; none of it is a
+#: setting. Neither is `SMETRIC_ADMIN_PORT=9464`, but that was meant as one: a port of Kubernetes' is an address.
+_KUBERNETES = re.compile(
+    r"SMETRIC_([A-Z0-9]+_)*(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=(tcp|udp|sctp)://|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?=)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def _environment(env: Mapping[str, str], root: Section[Any]) -> Iterable[tuple[l
     found = []
     for variable in sorted(env):
         text = env[variable]
-        if not variable.startswith(PREFIX) or not text.strip() or _KUBERNETES.match(variable):
+        if not variable.startswith(PREFIX) or not text.strip() or _KUBERNETES.match(f"{variable}={text}"):
             continue
         name, kind = _find(variable, root)
         if isinstance(kind, Section | ListOf | MapOf) and text.lstrip()[0] in "[{":

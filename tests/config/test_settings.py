@@ -74,16 +74,27 @@ def test_an_empty_variable_counts_as_not_set(load: Any) -> None:
     assert load("policy: lmetric", {"SMETRIC_POLICY": " "}).policy == "lmetric"
 
 
-def test_what_kubernetes_sets_for_a_service_called_smetric_is_no_setting(load: Any) -> None:
+@pytest.mark.parametrize("service", ["SMETRIC", "SMETRIC_ADMIN", "SMETRIC_2_BLUE"])
+def test_what_kubernetes_sets_for_a_service_called_smetric_or_smetric_something_is_no_setting(
+    service: str, load: Any
+) -> None:
     env = {
-        "SMETRIC_SERVICE_HOST": "10.1.2.3",
-        "SMETRIC_SERVICE_PORT": "8080",
-        "SMETRIC_SERVICE_PORT_HTTP": "8080",
-        "SMETRIC_PORT": "tcp://10.1.2.3:8080",
-        "SMETRIC_PORT_8080_TCP": "tcp://10.1.2.3:8080",
-        "SMETRIC_PORT_8080_TCP_ADDR": "10.1.2.3",
+        f"{service}_SERVICE_HOST": "10.1.2.3",
+        f"{service}_SERVICE_PORT": "8080",
+        f"{service}_SERVICE_PORT_HTTP": "8080",
+        f"{service}_PORT": "tcp://10.1.2.3:8080",
+        f"{service}_PORT_8080_TCP": "tcp://10.1.2.3:8080",
+        f"{service}_PORT_8080_TCP_PROTO": "tcp",
+        f"{service}_PORT_8080_TCP_PORT": "8080",
+        f"{service}_PORT_8080_TCP_ADDR": "10.1.2.3",
     }
     assert load("", env) == Settings()
+
+
+@pytest.mark.parametrize("variable", ["SMETRIC_PORT", "SMETRIC_ADMIN_PORT", "SMETRIC_LISTEN_PORT"])
+def test_a_port_that_is_a_number_was_meant_as_a_setting_and_is_not_ignored(variable: str, load: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{variable}: no such setting"):
+        load("", {variable: "8080"})
 
 
 def test_variables_are_replaced_in_the_file(load: Any) -> None:
