@@ -123,6 +123,8 @@ class Inference:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
+        if address.version == 6 and address.ipv4_mapped is not None:  # where one socket listens for both
+            address = address.ipv4_mapped
         return any(address.version == network.version and address in network for network in self._door.trusted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

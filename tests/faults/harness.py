@@ -154,6 +154,7 @@ async def running(
     limits: Limits | None = None,
     scrape: Scrape | None = None,
     environ: dict[str, str] | None = None,
+    host: str = "127.0.0.1",
     drain_s: float = 1.0,
     check_after: bool = True,
     token_ids: TokenIds | None = None,
@@ -185,7 +186,7 @@ async def running(
             environ or {},
             token_ids,
         )
-        data, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+        data, admin = listen(host, 0), listen("127.0.0.1", 0)
         ended = asyncio.Event()
         ports = [
             asyncio.create_task(serve(application.data_app(), data, stop=ended.wait, drain_s=drain_s)),

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from tests.fakes import Call, FakeEngine, RawClient, request, until
+from tests.fakes import Call, FakeEngine, RawClient, fetch, request, until
 from tests.faults.harness import Running, Tell, chat, running
 from tests.faults.stall import Stall
 
@@ -47,6 +47,17 @@ async def test_h4_a_trusted_trace_goes_on_and_a_tracestate_of_500_members_does_n
         (passed,) = call.values(b"traceparent")
         assert TRACE.encode() in passed
         assert call.values(b"tracestate") == []
+
+
+@pytest.mark.parametrize("by", ["127.0.0.1", "[::1]"])
+async def test_h4_a_trusted_peer_is_one_where_ipv6_listens_for_both(by: str) -> None:
+    """A connection by IPv4 then comes from `::ffff:127.0.0.1`."""
+    async with running(FakeEngine(), host="::") as router:
+        url = f"http://{by}:{router.url.rpartition(':')[2]}"
+        answer = await fetch(url, "POST", "/v1/chat/completions", chat(), [("traceparent", FORCED)])
+        assert answer.status == 200
+        (passed,) = router.engines[0].calls[0].values(b"traceparent")
+        assert TRACE.encode() in passed
 
 
 async def no_models(call: Call) -> None:
