@@ -6,12 +6,16 @@ mean is in `smetric.sources.kv_contents`, sequence numbers and sockets in `kv_st
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 #: A block's name within one engine.
 EngineHash: TypeAlias = int | bytes
+#: Most blocks of a piece of an event: a millisecond's work.
+PIECE_BLOCKS = 128
 
 
 class MessageError(Exception):
@@ -122,6 +126,36 @@ def decode(payload: bytes) -> Message:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise MessageError(type(error).__name__) from None
     return Message(batch.ts, batch.data_parallel_rank or 0, events)
+
+
+def pieces(event: Event) -> Iterator[Event]:
+    """Events that say together what *event* says, in the order of its blocks, each of few enough to be entered at once.
+
+    An engine that fetches a long prompt from elsewhere stores all of it in one event.
+    """
+    count = 0 if isinstance(event, AllBlocksCleared) else len(event.block_hashes)
+    if isinstance(event, AllBlocksCleared) or count <= PIECE_BLOCKS or not _fits(event, count):
+        yield event
+        return
+    parent = event.parent_block_hash if isinstance(event, BlockStored) else None
+    for begin in range(0, count, PIECE_BLOCKS):
+        end = begin + PIECE_BLOCKS
+        names = event.block_hashes[begin:end]
+        if isinstance(event, BlockRemoved):
+            yield replace(event, block_hashes=names)
+            continue
+        extra_keys = event.extra_keys[begin:end] if event.extra_keys is not None else None
+        token_ids = event.token_ids[begin * event.block_size : end * event.block_size]
+        yield replace(event, block_hashes=names, parent_block_hash=parent, token_ids=token_ids, extra_keys=extra_keys)
+        parent = names[-1]
+
+
+def _fits(event: BlockStored | BlockRemoved, count: int) -> bool:
+    """Whether each of its *count* blocks has its tokens and keys."""
+    return isinstance(event, BlockRemoved) or (
+        len(event.token_ids) == count * event.block_size
+        and (event.extra_keys is None or len(event.extra_keys) == count)
+    )
 
 
 def _event(raw: msgspec.Raw) -> Event | None:

@@ -34,12 +34,19 @@ def configure(socket: zmq.asyncio.Socket, address: str) -> None:
         socket.setsockopt(zmq.IPV6, 1)
 
 
-async def replayed(context: zmq.asyncio.Context, address: str, start: int) -> AsyncGenerator[tuple[int, Message]]:
+class OtherTopic(Exception):
+    """A replay of messages that are published under a topic that is not listened to."""
+
+
+async def replayed(
+    context: zmq.asyncio.Context, address: str, start: int, topic: str
+) -> AsyncGenerator[tuple[int, Message]]:
     """Number and message of all that the replay socket at *address* still has from *start* on.
 
     Raises:
         TimeoutError: it fell silent.
         MessageError: an answer cannot be read.
+        OtherTopic: a message is of a topic that does not begin with *topic*, so that what follows it would never come.
     """
     with context.socket(zmq.DEALER) as dealer:
         configure(dealer, address)
@@ -54,4 +61,6 @@ async def replayed(context: zmq.asyncio.Context, address: str, start: int) -> As
             seq = int.from_bytes(frames[-2], "big")
             if seq == _END:
                 return
+            if len(frames) > 3 and not frames[-3].startswith(topic.encode()):
+                raise OtherTopic
             yield seq, decode(frames[-1])

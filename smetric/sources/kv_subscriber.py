@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import aclosing
+from itertools import chain
 
 import structlog
 import zmq
@@ -17,9 +18,9 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import Message, MessageError, decode
+from smetric.sources.kv_message import Message, MessageError, decode, pieces
 from smetric.sources.kv_publisher import Publisher
-from smetric.sources.kv_socket import configure, replayed
+from smetric.sources.kv_socket import OtherTopic, configure, replayed
 from smetric.sources.kv_stream import Place, State, Stream
 from smetric.telemetry.log_limit import LogLimit
 
@@ -191,8 +192,8 @@ class Subscriber:
         stream.contents.capacity = self.publisher.instance.cache.num_blocks
         events = stream.take(seq, message)
         contents = stream.contents
-        for event in events:
-            contents.apply(event)
+        for piece in chain.from_iterable(map(pieces, events)):
+            contents.apply(piece)
             await self._give_turn()
             if stream.contents is not contents:
                 # The engine was seen to have restarted meanwhile: the rest is about a cache that is gone.
@@ -207,13 +208,14 @@ class Subscriber:
         """
         assert self._context is not None, "run() comes first"
         heard: set[int] = set()
+        at = self.publisher
         for _ in range(REPLAY_TRIES):
             this_time: dict[int, int] = {}  # by rank, the last number
             is_new = False
             try:
                 async with (
                     asyncio.timeout(REPLAY_S),
-                    aclosing(replayed(self._context, self.publisher.replay, start)) as answer,
+                    aclosing(replayed(self._context, at.replay, start, at.topic)) as answer,
                 ):
                     async for seq, message in answer:
                         stream = self._stream(message.rank)
@@ -234,10 +236,10 @@ class Subscriber:
                         if not is_new or (until is not None and until - 1 in this_time.values()):
                             return heard
                         start = min(this_time.values())
-            except (TimeoutError, MessageError) as error:
+            except (TimeoutError, MessageError, OtherTopic) as error:
                 problem = type(error).__name__
                 if (kept_back := self._log_limit.passes(problem)) is not None:
-                    told = {"instance": self.publisher.instance.id, "problem": problem, "kept_back": kept_back}
+                    told = {"instance": at.instance.id, "problem": problem, "kept_back": kept_back}
                     log.warning("smetric.kv_events.no_replay", **told)
                 return None
         return None

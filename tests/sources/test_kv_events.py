@@ -388,6 +388,39 @@ async def test_other_topics_are_not_listened_to() -> None:
         assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
 
 
+async def test_where_the_topic_is_another_than_the_engines_its_replay_does_not_make_its_cache_known() -> None:
+    async with engine(topic="kv@10.0.0.7@m") as one:
+        await one.publish(stored(PROMPT))
+        with capture_logs() as logs:
+            async with listening(publisher(one, topic="kv@engine-0@m")) as source:
+                await until(lambda: bool(logs))
+                await one.publish(CLEARED)
+                assert await hit_len(source, request(PROMPT)) == [None]
+                assert await hit_len(source, request([9] * 9)) == [None]
+                assert not told(source).is_known
+    problems = [(line["event"], line["problem"]) for line in logs if "problem" in line]
+    assert problems == [("smetric.kv_events.no_replay", "OtherTopic")]
+
+
+async def test_an_event_of_a_long_prompt_leaves_the_loop_to_others() -> None:
+    prompt = list(range(8000 * BLOCK + 1))
+    async with engine(replay=False) as one, listening(publisher(one)) as source:
+        await one.joined()
+        await one.publish(stored(prompt))
+        held = {source.index.blocks}
+        while source.index.blocks < 8000:
+            await asyncio.sleep(0)
+            held.add(source.index.blocks)
+        assert await hit_len(source, request(prompt)) == [8000 * BLOCK]
+        await one.publish(removed(*names_of(prompt)[4000:]))
+        while source.index.blocks > 4000:
+            await asyncio.sleep(0)
+            held.add(source.index.blocks)
+        assert await hit_len(source, request(prompt)) == [4000 * BLOCK]
+        assert told(source).is_known
+    assert len(held) > 4
+
+
 async def test_each_data_parallel_rank_is_a_cache_and_the_best_one_counts() -> None:
     payloads = captured("kv_dp2.jsonl")
     async with (

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sources.kv_message import AllBlocksCleared, BlockRemoved, BlockStored, MessageError, decode
+from smetric.sources.kv_message import (
+    PIECE_BLOCKS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    MessageError,
+    decode,
+    pieces,
+)
 from tests.sources.kv_engine import CAPTURES, captured
 
 
@@ -101,3 +109,35 @@ def test_what_is_no_message_is_one_error_that_quotes_nothing(payload: bytes) -> 
 def test_no_payload_raises_anything_else(payload: bytes) -> None:
     with contextlib.suppress(MessageError):
         decode(payload)
+
+
+@pytest.mark.parametrize("count", [0, 1, PIECE_BLOCKS, PIECE_BLOCKS + 1, 3 * PIECE_BLOCKS])
+@pytest.mark.parametrize("extra", [None, ["salt"]])
+def test_pieces_of_an_event_say_together_what_it_says(count: int, extra: list[str] | None) -> None:
+    names: list[int | bytes] = list(range(1, count + 1))
+    extra_keys: list[list[Any] | None] | None = None if extra is None else [[*extra, name] for name in names]
+    whole = BlockStored(names, 7, list(range(2 * count)), 2, extra_keys=extra_keys, lora_name="a")
+    parent: int | bytes | None = 7
+    cut = list(pieces(whole))
+    for piece in cut:
+        assert isinstance(piece, BlockStored)
+        assert len(piece.block_hashes) <= PIECE_BLOCKS
+        assert (piece.parent_block_hash, piece.block_size, piece.lora_name) == (parent, 2, "a")
+        parent = piece.block_hashes[-1] if piece.block_hashes else None
+    assert [name for piece in cut for name in piece.block_hashes] == names  # type: ignore[union-attr]
+    assert [token for piece in cut for token in piece.token_ids] == whole.token_ids  # type: ignore[union-attr]
+    assert [key for piece in cut for key in piece.extra_keys or ()] == (extra_keys or [])  # type: ignore[union-attr]
+    gone = list(pieces(BlockRemoved(names, medium="CPU")))
+    assert [(name, piece.medium) for piece in gone for name in piece.block_hashes] == [(name, "CPU") for name in names]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AllBlocksCleared(),
+        BlockStored([1] * 1000, None, [1] * 999, 1),
+        BlockStored([1] * 1000, None, [1] * 1000, 1, extra_keys=[None]),
+    ],
+)
+def test_an_event_that_cannot_be_cut_is_whole(event: AllBlocksCleared | BlockStored) -> None:
+    assert list(pieces(event)) == [event]

@@ -135,7 +135,7 @@ class Line:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        async def replayed(_: object, __: str, start: int) -> AsyncGenerator[tuple[int, Message]]:
+        async def replayed(_: object, __: str, start: int, ___: str) -> AsyncGenerator[tuple[int, Message]]:
             messages = [message for message in self.engine.buffer if message[0] >= start]
             for at, (number, payload) in enumerate(messages):
                 if at < 2 or not self.drops():

@@ -96,7 +96,10 @@ KV_RESTARTED_EVENT = Event(
     "smetric.kv_events.restarted", "Warning: an engine's numbering began anew: a new process, whose cache is empty."
 )
 KV_NO_REPLAY_EVENT = Event(
-    "smetric.kv_events.no_replay", "Warning: an engine's replay socket did not answer; what was missed stays unknown."
+    "smetric.kv_events.no_replay",
+    "Warning: what was missed cannot be had and stays unknown, and the `problem` of the engine's replay socket: "
+    "`TimeoutError`, it does not answer or does not end; `MessageError`, it answers what cannot be read; `OtherTopic`, "
+    "it publishes under a topic that does not begin with `kv_events.topic`: set that to what it does begin with.",
 )
 KV_FAILED_EVENT = Event("smetric.kv_events.failed", "Error: an address cannot be used; it is tried again.")
 KV_CRASHED_EVENT = Event("smetric.kv_events.crashed", "Error: reading events raised: a bug; it begins again.")
