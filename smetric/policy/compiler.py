@@ -97,11 +97,12 @@ class Compiler:
         It takes the arguments of `decide` and returns a tuple with one value or one list per term; None where a look-up
         is absent or a filter leaves nobody.
         """
-        self._emitter = self._emitter_for(outside_guards=terms, absent=lambda _: ast.Constant(None))
-        for index, step in enumerate(self._plan.steps[:before]):
-            if step.kind.is_filter:
-                self._code.span = step.span
-                self._filter(index, step, lambda: self._code.give(ast.Constant(None)))
+        filters = [(index, step) for index, step in enumerate(self._plan.steps[:before]) if step.kind.is_filter]
+        masks = [step.value for _, step in filters if step.value is not None]
+        self._emitter = self._emitter_for(outside_guards=[*terms, *masks], absent=lambda _: ast.Constant(None))
+        for index, step in filters:
+            self._code.span = step.span
+            self._filter(index, step, lambda: self._code.give(ast.Constant(None)))
         values = [
             load(self._emitter.vector(term)) if term.shape is Shape.VECTOR else self._emitter.scalar(term)
             for term in terms

@@ -15,7 +15,7 @@ from smetric.policy.decision import Decision, Need
 from smetric.policy.figure import clipped, figure
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.unit import BASES
-from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
+from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Vocabulary
 
 #: Candidates whose inputs are changed: the best by score, and the chosen one.
 _CANDIDATES = 16
@@ -101,9 +101,8 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
             if not known[i]:
                 continue
 
-            def ask(value: float, name: str = name, i: int = i) -> str:
-                cells = decision.snapshot.columns[name]
-                return _decided(decision, {name: [*cells[:i], value, *cells[i + 1 :]]}, {})
+            def ask(value: float, feature: Feature = feature, i: int = i) -> str:
+                return _decided(decision, {feature.name: _changed(decision, feature, i, value)}, {})
 
             for after, becomes in _nearest(ask, column[i], feature, min(feature.high, highest), told):
                 ident = decision.snapshot.ids[i]
@@ -118,6 +117,19 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
 
             for after, becomes in _nearest(ask_field, value, field, field.high, told):
                 yield Change(f"req.{name}", "", value, after, field.unit, becomes, 0.0)
+
+
+def _changed(decision: Decision, feature: Feature, i: int, value: float) -> list[float]:
+    """The column of *feature* with *value* for candidate *i*; the mean that stands in for unknown cells follows."""
+    column = decision.snapshot.columns[feature.name]
+    cells = [*column[:i], value, *column[i + 1 :]]
+    known = decision.snapshot.known.get(feature.name)
+    if known is None or feature.unknown is not Unknown.MEAN:
+        return cells
+    mean = feature.fill([cell if told else None for cell, told in zip(column, known, strict=True)])[0]
+    # What stands above the mean of the known is the router's own count, and remains.
+    own = [cell if cell > usual else feature.low for cell, usual in zip(column, mean, strict=True)]
+    return feature.fill([cell if told else None for cell, told in zip(cells, known, strict=True)], own)[0]
 
 
 def _nearest(

@@ -201,6 +201,15 @@ def test_a_pick_that_found_nobody_is_told() -> None:
     assert sentence == "route_2: gpu-2 has the fewest requests (3); roomy found nobody"
 
 
+def test_a_request_of_unknown_history_is_explained_behind_a_filter_that_reads_it() -> None:
+    body = "prefer hit_len >= 0.5 * req.est_hit\nroute argmin(requests where healthy)\nroute argmin(requests)"
+    snapshot = Snapshot(IDS, {**HOT.columns, "healthy": [True, True, True]})
+    decision = decide(body, snapshot, est_hit=None)
+    assert summary(decision) == "route_1: gpu-2 has the fewest requests (3)"
+    assert (decision.runner_up, decision.tied) == ("gpu-1", 1)
+    assert "prefer_1    left 3 of 3" in explain(decision)
+
+
 def test_strings_of_a_request_are_never_printed() -> None:
     body = 'route argmin(requests) when req.session == "other" as mine\nroute argmax(requests) as rest'
     decision = decide(body, HOT, session="secret-session", tenant="secret-tenant")

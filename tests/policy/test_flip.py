@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,11 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, load
-from smetric.policy.flip import lead, smallest_changes
+from smetric.policy.explain import explain, summary
+from smetric.policy.flip import Change, lead, smallest_changes
 from smetric.policy.situation import Situation
+from tests.policy.author import VOCABULARY as WORDS
+from tests.policy.author import Author
 
 SMETRIC = load((Path(__file__).parents[2] / "policies" / "smetric.policy").read_text(), VOCABULARY)
 HOT = {"hit_len": [9000.0, 512.0, 512.0], "requests": [20.0, 4.0, 3.0]}
@@ -97,6 +102,49 @@ def test_shares_change_in_hundredths_and_end_at_their_range() -> None:
 def test_other_ends_of_a_decision_are_named() -> None:
     rules = 'reject 429 "full" when min(requests) > 5 as shed\nroute argmin(requests)'
     assert flips(decide(rules, {"requests": [5.0]})) == ["1 more request on gpu-0 → reject by shed"]
+
+
+def test_the_mean_in_place_of_an_unknown_load_follows_a_change() -> None:
+    cells = {"requests": [3.0, 5.0, 7.0, None]}
+    found = [str(each) for each in smallest_changes(decide("route argmin(requests)", cells), VOCABULARY, 9)]
+    assert "2 more requests on gpu-0 → gpu-1" in found  # at 5 it ties with gpu-1, and the mean is 5.7
+    assert [said for said in found if said.endswith("gpu-3")] == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_decision_is_explained_and_each_flip_named_is_what_is_then_decided(seed: int) -> None:
+    rng = random.Random(seed)
+    loaded = load(Author(rng).policy(), WORDS)
+    for _ in range(4):
+        situation = _situation(rng)
+        decision = situation.decide(loaded, WORDS)
+        assert explain(decision).startswith(
+            f"random: route to {decision.instance}" if decision.instance else "random: "
+        )
+        assert summary(decision).startswith(f"{decision.rule}: ")
+        lead(decision)
+        for change in smallest_changes(decision, WORDS, 9):
+            then = _changed(situation, change).decide(loaded, WORDS)
+            assert change.becomes == (then.instance or f"{then.outcome.value} by {then.rule}")
+
+
+def _situation(rng: random.Random) -> Situation:
+    ids = [f"gpu-{i}" for i in range(rng.randint(1, 5))]
+    cells: dict[str, list[Any]] = {
+        name: [None if rng.random() < 0.2 else float(rng.randint(0, 9)) for _ in ids]
+        for name in ("near", "far", "hits", "deep")
+    }
+    cells["well"] = [rng.random() < 0.5 for _ in ids]
+    request = {"turn": rng.choice([None, 0.0, 3.0]), "size": float(rng.randint(1, 9)), "held": 1.0, "key": "k"}
+    return Situation(ids, cells, request=request, seed=rng.getrandbits(63))
+
+
+def _changed(situation: Situation, change: Change) -> Situation:
+    if not change.instance:
+        return replace(situation, request={**situation.request, change.name.removeprefix("req."): change.after})
+    column = list(situation.cells[change.name])
+    column[situation.ids.index(change.instance)] = change.after
+    return replace(situation, cells={**situation.cells, change.name: column})
 
 
 def test_what_nobody_knows_or_the_decision_did_without_is_not_changed() -> None:
