@@ -6,6 +6,7 @@ What goes over them is `wire.py`'s; when a request is sent once more is `upstrea
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from smetric.proxy.wire import Unreachable, UpstreamFailed, Wire
 
 #: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
 KEEPALIVE_S = 3.0
+#: Seconds of silence after which the system asks whether the other host is there, seconds between two times it asks, and
+#: how many times: one that has lost its power or its network is as silent as one in a long prefill.
+ASKED_AFTER_S, ASKED_EVERY_S, ASKED_TIMES = 10, 5, 3
 #: Seconds after which a connection is replaced: it pins the address it was made to, whatever the name says by then.
 LIFE_S = 300.0
 
@@ -115,9 +119,10 @@ class Pool:
             share = (deadline - self._loop.time()) / (len(addresses) - nth + 1)
             try:
                 async with asyncio.timeout(share):
-                    _, wire = await self._loop.create_connection(
+                    transport, wire = await self._loop.create_connection(
                         self._wire, address, self._port, ssl=tls, server_hostname=name
                     )
+                _notice_silence(transport.get_extra_info("socket"))
                 self.addresses.prefer(address)
                 return wire
             except OSError:  # TimeoutError is one
@@ -162,3 +167,17 @@ class Pool:
         self.addresses.close()
         for wire in list(self._wires):
             wire.abort()
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    """Have the system end the connection of *sock* when its other end acknowledges nothing any more."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    longest_ms = 1000 * (ASKED_AFTER_S + ASKED_EVERY_S * ASKED_TIMES)
+    for name, value in (
+        ("TCP_KEEPIDLE", ASKED_AFTER_S),
+        ("TCP_KEEPINTVL", ASKED_EVERY_S),
+        ("TCP_KEEPCNT", ASKED_TIMES),
+        ("TCP_USER_TIMEOUT", longest_ms),  # while what was sent is not acknowledged, nothing is asked
+    ):
+        if (option := getattr(socket, name, None)) is not None:  # not all systems have all of them
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -3,9 +3,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +18,10 @@ from smetric.fleet.instance import Instance
 from smetric.proxy import addresses
 from smetric.proxy.answer import Answer
 from smetric.proxy.headers import Headers
-from smetric.proxy.pool import Ages
+from smetric.proxy.pool import ASKED_AFTER_S, Ages
 from smetric.proxy.upstream import Upstream, request_head
 from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Unreachable, UpstreamFailed
-from tests.fakes import Call, FakeEngine, Script, chunk, head, until
+from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
 
 OK = (b"content-length", b"2")
 
@@ -495,6 +498,26 @@ async def test_an_idle_connection_is_closed_before_engines_close_theirs() -> Non
         await until(lambda: not client.engine._open)
         await client.ask()
         assert client.engine.connections == 2
+
+
+def asked_in(port: int) -> float | None:
+    """Seconds until the system asks whether the other end of a connection to *port* is there; None for never."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, state, _, timer, *_ = line.split()
+        kind, ticks = timer.split(":")
+        if (int(remote.partition(":")[2], 16), state, kind) == (port, "01", "02"):
+            return int(ticks, 16) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="only Linux tells")
+async def test_a_host_that_has_gone_dark_is_found_out_while_its_answer_is_waited_for() -> None:
+    async with client_of(hang) as client:
+        asking = asyncio.create_task(client.ask())
+        port = urlsplit(client.engine.url).port or 0
+        await until(lambda: asked_in(port) is not None)
+        assert (asked_in(port) or 0.0) <= ASKED_AFTER_S
+        asking.cancel()
 
 
 async def test_a_connection_is_replaced_when_it_is_old() -> None:
