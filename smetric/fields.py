@@ -9,8 +9,9 @@ from msgspec import Raw
 
 from smetric.errors import RequestError
 
-#: Longest JSON text of a number that is looked at.
+#: Longest JSON text of a number that is looked at, and of a name, an id or a salt: those are kept after the request.
 _MAX_NUMBER = 32
+MAX_STRING = 16 * 1024
 
 T = TypeVar("T")
 
@@ -19,9 +20,17 @@ _STRING = msgspec.json.Decoder(str | None)
 
 
 def string(found: dict[str, Raw], name: str) -> str:
-    """A top-level string; empty when absent or null."""
-    value = found.get(name)
+    """A top-level string, of bounded length; empty when absent or null."""
+    value = bounded(found, name)
     return "" if value is None else decode(name, _STRING, value) or ""
+
+
+def bounded(found: dict[str, Raw], name: str) -> Raw | None:
+    """The value of the field *name*, which must not be longer than what may be kept; None where there is none."""
+    value = found.get(name)
+    if value is not None and len(value) > MAX_STRING:
+        raise RequestError(f"`{name}` takes more than {MAX_STRING} bytes; no name, id or salt is that long", param=name)
+    return value
 
 
 def decode(name: str, decoder: msgspec.json.Decoder[T], value: Raw) -> T:

@@ -18,7 +18,7 @@ from smetric.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
 from smetric.conversation import render
 from smetric.errors import RequestError
 from smetric.excerpt import LEAST_BYTES, Excerpt, excerpt
-from smetric.fields import decode, number, string
+from smetric.fields import bounded, decode, number, string
 from smetric.json_text import text_of
 from smetric.parts import hash_of
 from smetric.prompt import BLOCK_BYTES, Prompt
@@ -177,8 +177,8 @@ def _read_body(
     request.served = served = reading.aliases.get(request.model, request.model)
     bytes_per_token = ratio.of(served)
     salt = b""
-    if "cache_salt" in found:
-        salt = bytes(found["cache_salt"])
+    if (sent := bounded(found, "cache_salt")) is not None:
+        salt = bytes(sent)
         if salt[:1] == b'"':
             request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
     key = served.encode() + b"\0" + salt
@@ -351,9 +351,10 @@ def _listed(found: dict[str, Raw], name: str, api: Api) -> Raw:
 
 def _pinned_to(found: dict[str, Raw]) -> str:
     previous = string(found, "previous_response_id")
-    if previous or "conversation" not in found or is_null(found["conversation"]):
+    given = bounded(found, "conversation")
+    if previous or given is None or is_null(given):
         return previous
-    conversation = decode("conversation", _CONVERSATION, found["conversation"])
+    conversation = decode("conversation", _CONVERSATION, given)
     return conversation.id if isinstance(conversation, _Named) else conversation
 
 

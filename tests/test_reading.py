@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
+from smetric.fields import MAX_STRING
 from smetric.reading import MAX_PROMPTS, Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
@@ -144,6 +145,29 @@ def test_a_batch_counts_n_times_its_prompts_and_the_sum_of_their_lengths() -> No
     assert request.prompt_len == 120
     assert request.prompt is not None
     assert request.prompt.length == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "read_as"),
+    [
+        ("model", "model"),
+        ("cache_salt", "cache_salt"),
+        ("previous_response_id", "pinned_to"),
+        ("conversation", "pinned_to"),
+    ],
+)
+def test_what_is_kept_of_a_request_is_bounded(name: str, read_as: str) -> None:
+    """A name, an id or a salt is kept with the last decisions, or by model: megabytes of it would add up."""
+    longest = "x" * (MAX_STRING - 2)
+    assert getattr(read(Api.RESPONSES, {"input": "a", name: longest}), read_as) == longest
+    with pytest.raises(RequestError, match=f"`{name}` takes more than {MAX_STRING} bytes") as refused:
+        read(Api.RESPONSES, {"input": "a", name: longest + "x"})
+    assert refused.value.param == name
+
+
+def test_a_salt_that_is_no_string_is_bounded_too() -> None:
+    with pytest.raises(RequestError, match="`cache_salt` takes more than"):
+        chat(cache_salt=["x" * MAX_STRING])
 
 
 @pytest.mark.parametrize("prompt", [["x", 1], ["x", [1]], ["x", None], [[1], 1], [[1], "x"], [[1], None]])
