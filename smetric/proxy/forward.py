@@ -79,6 +79,8 @@ class Forwarding:
         try:
             await self._attempts()
         except HttpError as error:
+            # Frames that its traceback keeps keep it: together they would keep the body until garbage is collected.
+            error.__traceback__ = None
             await self._fail(error)
         finally:
             self._trial.close()

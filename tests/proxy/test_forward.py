@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import hashlib
 import os
 
 import pytest
 
-from tests.fakes import DONE, Call, FakeEngine, RawClient, capture, chunk, delta, head, until
+from smetric.config.settings import Forward
+from smetric.proxy.forward import Forwarding
+from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, capture, chunk, delta, hang, head, healthy, until
 from tests.faults.harness import chat, running
 
 BODIES = {
@@ -267,3 +270,31 @@ async def test_tokens_still_to_prefill_are_counted_until_the_first_byte_only() -
             await until(lambda: router.counted() == (1, 0, sent))
             go_on.set()
             await until(lambda: router.counted() == (0, 0, 0))
+
+
+async def nonsense(call: Call) -> None:
+    await call.send(b"no HTTP\r\n\r\n")
+
+
+REFUSED: dict[str, tuple[Script, dict[str, object], int]] = {
+    "its model is not served": (healthy, {"model": "unknown"}, 404),
+    "its answer is no HTTP": (nonsense, {}, 502),
+    "its engine says nothing": (hang, {}, 504),
+    "its engine is too busy": (lambda call: call.answer(503, b"{}"), {}, 503),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+async def test_a_request_that_fails_is_let_go_at_once_body_and_all(why: str) -> None:
+    """The bodies that may be kept are counted: one that waits for the garbage collector is not."""
+    script, fields, status = REFUSED[why]
+    async with running(FakeEngine(), policy="smetric", forward=Forward(first_byte_timeout=0.1)) as router:
+        router.engines[0].script = script
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert (await router.chat(**fields)).status == status
+            assert not [each for each in gc.get_objects() if isinstance(each, Forwarding)]
+        finally:
+            gc.enable()
