@@ -18,8 +18,8 @@ from smetric.proxy.wire import Unreachable, UpstreamFailed, Wire
 
 #: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
 KEEPALIVE_S = 3.0
-#: Seconds of silence after which the system asks whether the other host is there, seconds between two times it asks, and
-#: how many times: one that has lost its power or its network is as silent as one in a long prefill.
+#: Seconds of silence after which the system asks whether the other host is there, seconds between two times it asks,
+#: and how many times: one that has lost its power or its network is as silent as one in a long prefill.
 ASKED_AFTER_S, ASKED_EVERY_S, ASKED_TIMES = 10, 5, 3
 #: Seconds after which a connection is replaced: it pins the address it was made to, whatever the name says by then.
 LIFE_S = 300.0
