@@ -128,19 +128,20 @@ class Place:
         size: bytes of the body that waits with it.
     """
 
-    __slots__ = ("_deadline", "_is_woken", "_queue", "_timer", "_turn", "is_in", "lane", "rank", "size")
+    __slots__ = ("_deadline", "_queue", "_timer", "_turn", "is_in", "is_woken", "lane", "rank", "size")
 
     def __init__(self, queue: Queue, lane: Lane, urgency: float, number: int, size: int) -> None:
         self._queue = queue
-        self._turn: asyncio.Future[bool] | None = None
+        self._turn: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = math.inf
-        self._is_woken = False
         self.lane = lane
         self.rank = (urgency, number)
         self.size = size
         #: It has not been taken out.
         self.is_in = True
+        #: Its turn has come, and it does not know yet.
+        self.is_woken = False
 
     def __lt__(self, other: Place) -> bool:
         return self.rank < other.rank
@@ -155,27 +156,26 @@ class Place:
 
     async def turn(self, deadline: float) -> bool:
         """Wait to be woken, or for *deadline* on the loop's clock; whether it was woken."""
-        if self._is_woken:  # while it was being decided
-            self._is_woken = False
-            return True
-        loop = asyncio.get_running_loop()
-        self._deadline = deadline
-        self._turn = loop.create_future()
-        self._timer = loop.call_at(self._queue.until(deadline), self._time_is_up)
-        try:
-            return await self._turn
-        finally:
-            self._timer.cancel()
-            self._turn = None
+        if not self.is_woken:  # while it was being decided
+            loop = asyncio.get_running_loop()
+            self._deadline = deadline
+            self._turn = loop.create_future()
+            self._timer = loop.call_at(self._queue.until(deadline), self._time_is_up)
+            try:
+                await self._turn
+            finally:
+                self._timer.cancel()
+                self._turn = None
+        is_woken, self.is_woken = self.is_woken, False
+        return is_woken
 
     def wake(self) -> bool:
         """Its turn has come; whether that is news to it, for it may have given up in this very moment."""
-        if self._turn is None:
-            self._is_woken = True
-        elif self._turn.done():
-            return False
-        else:
-            self._turn.set_result(True)
+        if self._turn is not None:
+            if self._turn.done():
+                return False
+            self._turn.set_result(None)
+        self.is_woken = True
         return True
 
     def shorten(self) -> None:
@@ -187,4 +187,4 @@ class Place:
 
     def _time_is_up(self) -> None:
         if self._turn is not None and not self._turn.done():
-            self._turn.set_result(False)
+            self._turn.set_result(None)

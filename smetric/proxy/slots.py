@@ -79,7 +79,7 @@ class Slots:
                 self._is_vain = not is_mine and self._given_up_at < since
                 return is_mine
             except asyncio.CancelledError:
-                if not place.is_in:  # its client left while it was handed a place
+                if place.is_woken:  # its client left while it was handed a place
                     self.give_up()
                 raise
 

@@ -43,6 +43,24 @@ async def test_who_leaves_while_a_place_is_handed_over_gives_it_on() -> None:
     assert slots.taken == 1
 
 
+async def test_who_leaves_as_its_time_is_up_gives_on_no_place_that_it_never_had() -> None:
+    queue = Queue(10, 100)
+    slots = Slots(1, 60.0, queue)
+    assert slots.take_free()
+    leaver = asyncio.create_task(slots.take(1, 0.0))
+    await until(lambda: queue.size == 1)
+
+    def end_and_leave() -> None:
+        slots.give_up()
+        leaver.cancel()
+
+    queue.end_by(0.0)  # in one step of the loop its time is up, a place comes free, and its client leaves
+    asyncio.get_running_loop().call_at(0.001, end_and_leave)
+    await asyncio.gather(leaver, return_exceptions=True)
+    assert leaver.cancelled()
+    assert slots.taken == 0
+
+
 async def test_who_has_waited_long_enough_gets_none_and_takes_none() -> None:
     queue = Queue(10, 100)
     slots = Slots(1, 0.02, queue)
