@@ -1,13 +1,14 @@
 """Where the policy of one arm has put the requests that are under way, looked at now and then.
 
-What is out of band is judged in `guardrail.py`.
+A pile of requests may stay where it is, or move on as a whole whenever it has been worked off: then each instance has
+its share on average, and yet at any moment one has all. What is out of band is judged in `guardrail.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,14 @@ class Spread:
         if share < 1:
             apart += (1 - share) * math.log((1 - share) / (1 - fair))
         return self.count * math.exp(-self.choices * apart) < CHANCE
+
+
+def at_once(looks: Iterable[Mapping[Instance, float]], instances: Collection[Instance]) -> Spread:
+    """How requests lay on *instances* at each of *looks*: on the busiest of the moment, on average."""
+    loads = [[look.get(instance, 0) for instance in instances] for look in looks]
+    count = max(1, len(loads))
+    total = sum(map(sum, loads)) / count
+    return Spread(len(instances), total / len(instances), sum(map(max, loads)) / count, total)
 
 
 class ArmLoad:
@@ -107,3 +116,7 @@ class ArmLoad:
         return Spread(
             len(instances), loads.total() / looks / len(instances), busiest / looks, len(first) + later / looks
         )
+
+    def at_once(self, instances: Collection[Instance]) -> Spread:
+        """How they lay on *instances* at each of the last looks; only those under way at the same time are choices."""
+        return at_once([Counter(instance for instance, _ in look.values()) for look in self._looks], instances)

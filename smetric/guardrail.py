@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from smetric.arm_load import ArmLoad, Spread
+from smetric.arm_load import ArmLoad, Spread, at_once
 from smetric.config.settings import Settings
 from smetric.fleet.instance import Instance
 from smetric.policy_file import NoGeneration, Origin, PolicyFile
@@ -39,6 +39,8 @@ log = structlog.get_logger("smetric.guardrail")
 
 #: What tells the instances of one model from those of others.
 Group = frozenset[str] | None
+#: How requests lay over a window: on average, and at once.
+Spreads = tuple[Spread, Spread]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,11 @@ class _Watched:
     looks: deque[_Look] = field(default_factory=lambda: deque([_Look()], maxlen=100 * LOOKS))
     load: ArmLoad = field(default_factory=lambda: ArmLoad(LOOKS))
     #: When the change came that is watched, None where none is; which generation acted before, and how it was then:
-    #: imbalances of the arm's own requests and of all.
+    #: imbalances of the arm's own requests and of all, on average and at once.
     since: float | None = None
     back_to: int = 0
     errors_before: float = 0.0
-    before: dict[Group, tuple[float, float]] = field(default_factory=dict)
+    before: dict[Group, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def errors(self) -> float | None:
         """Share of requests that failed, over a window at least and so many requests; None where there are too few."""
@@ -168,7 +170,7 @@ class Guardrail:
         watched.back_to = previous.number if previous is not None else 0
         watched.errors_before = watched.errors() or 0.0
         watched.before = {
-            group: (own.imbalance if own.shows(own.imbalance) else 1.0, all.imbalance)
+            group: [(_shown(one), _shown(other)) for one, other in zip(own, all, strict=True)]
             for group, own, all in self._spreads(watched)
         }
 
@@ -216,18 +218,24 @@ class Guardrail:
         if errors is not None and errors > watched.errors_before + self._band.errors:
             return names.ERRORS, f"{errors:.0%} of the requests failed, {watched.errors_before:.0%} before"
         for group, own, all in self._spreads(watched):
-            own_before, before = watched.before.get(group, (1.0, 1.0))
-            most = 1 + MOST_OF_ALL * (own.count - 1)
-            # All of an arm's own may lie on one instance by design, such as a tenant's; all of everybody's may not.
-            limit = max(min(self._band.imbalance, most), WORSE * own_before)
-            if own.imbalance > limit and own.busiest >= LEAST_LOAD and own.shows(own.imbalance):
-                return names.IMBALANCED, _figures("of its own requests ", own, own_before)
-            # Had it piled up its own, that would show: then what else is on the instances is not its fault.
-            if not own.shows(limit) and all.imbalance > min(max(self._band.imbalance, WORSE * before), most):
-                return names.IMBALANCED, _figures("", all, before)
+            most = 1 + MOST_OF_ALL * (own[0].count - 1)
+            band, tells = min(self._band.imbalance, most), False
+            before = watched.before.get(group, ((1.0, 1.0), (1.0, 1.0)))
+            for one, (own_before, _) in zip(own, before, strict=True):
+                # All of an arm's own may lie on one instance by design, such as a tenant's; all of everybody's may not.
+                limit = max(band, WORSE * own_before)
+                if one.imbalance > limit and one.busiest >= LEAST_LOAD and one.shows(one.imbalance):
+                    return names.IMBALANCED, _figures("of its own requests ", one, own_before)
+                tells = tells or one.shows(limit)
+            if tells:
+                continue  # had it piled up its own, that would show: what else is on the instances is not its fault
+            for other, (_, all_before) in zip(all, before, strict=True):
+                limit = min(max(self._band.imbalance, WORSE * all_before), most)
+                if other.imbalance > limit and other.shows(other.imbalance):
+                    return names.IMBALANCED, _figures("", other, all_before)
         return None
 
-    def _spreads(self, watched: _Watched) -> Iterator[tuple[Group, Spread, Spread]]:
+    def _spreads(self, watched: _Watched) -> Iterator[tuple[Group, Spreads, Spreads]]:
         """For each group of instances under load that it may choose from: its own requests, and all, of a window."""
         if not self._loads:
             return
@@ -240,7 +248,8 @@ class Guardrail:
         for group, loads in groups.items():
             mean = sum(loads.values()) / len(loads)
             if len(loads) > 1 and mean >= LEAST_LOAD:
-                yield group, watched.load.over(loads), Spread(len(loads), mean, max(loads.values()))
+                own = watched.load.over(loads), watched.load.at_once(loads)
+                yield group, own, (Spread(len(loads), mean, max(loads.values())), at_once(self._loads, loads))
 
     def _restore(self, watched: _Watched, reason: str, figures: str) -> None:
         watched.since = None
@@ -252,6 +261,11 @@ class Guardrail:
             log.error("smetric.guardrail.failed", route=watched.route.name, reason=figures, error=str(error))
             return
         self._on_restored(watched.route.name, reason)
+
+
+def _shown(spread: Spread) -> float:
+    """Its imbalance; 1 where that may have come about by chance."""
+    return spread.imbalance if spread.shows(spread.imbalance) else 1.0
 
 
 def _figures(what: str, spread: Spread, before: float) -> str:

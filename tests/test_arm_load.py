@@ -64,6 +64,21 @@ def test_first_turns_are_a_choice_each_and_later_ones_only_as_many_as_are_under_
     assert load.over(instances).choices == 10 + 1
 
 
+def test_a_pile_that_moves_on_is_even_on_average_and_on_one_instance_at_once(instances: list[Instance]) -> None:
+    load = ArmLoad(4)
+    for instance in instances:
+        records = [sent(instance) for _ in range(6)]
+        for record in records:
+            load.placed(record)
+        load.look()
+        for record in records:
+            load.left(record)
+    assert load.over(instances) == Spread(4, 1.5, 1.5, 24)
+    assert load.at_once(instances) == Spread(4, 1.5, 6.0, 6)
+    assert load.at_once(instances[:2]) == Spread(2, 1.5, 3.0, 3)
+    assert ArmLoad(4).at_once(instances) == Spread(4, 0.0, 0.0, 0)
+
+
 @pytest.mark.parametrize(("count", "choices"), [(2, 15), (4, 8), (32, 4)])
 def test_all_on_one_instance_shows_from_a_few_requests_on(count: int, choices: int) -> None:
     assert Spread(count, 1, count, choices).shows(count)

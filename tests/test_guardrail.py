@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -103,6 +105,34 @@ def test_a_policy_that_piles_everything_on_one_instance_is_undone_within_seconds
     assert (line["event"], line["log_level"], line["by"]) == ("smetric.policy.restored", "error", "guardrail")
     assert line["reason"].startswith("the busiest instance had ")
     assert "guardrail: the busiest" in (world.file.problem or "")
+
+
+def test_a_pile_that_moves_from_instance_to_instance_is_undone_too(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.load(3, 3, 3, 3)
+    world.pass_s(20)
+    world.swap(BAD)
+    turns = itertools.count()
+
+    def move() -> None:
+        at = next(turns) % 4
+        world.load(*(12 if i == at else 0 for i in range(4)))
+
+    assert world.pass_s(60, move) <= 20
+    assert "4.0 times the mean, 1.0 before" in (world.file.problem or "")
+
+
+def test_requests_at_random_on_many_instances_are_no_pile(tmp_path: Path) -> None:
+    rng, world = random.Random(7), World(tmp_path, models=("m",) * 32)
+    world.load(*[1] * 32)
+    world.pass_s(20)
+    world.swap(BAD)
+
+    def scatter() -> None:
+        chosen = Counter(rng.choices(range(32), k=40))
+        world.load(*(chosen[i] for i in range(32)))
+
+    assert world.pass_s(200, scatter) == 200
 
 
 @pytest.mark.parametrize("count", [2, 3, 32])
@@ -334,6 +364,22 @@ def test_a_canary_that_piles_its_half_on_one_instance_is_undone_though_the_other
     assert world.file.current.number == 1
     assert world.told == [("r", "imbalance")]
     assert "of its own requests the busiest instance had 4.0 times the mean, 1.0 before" in (world.canary.problem or "")
+
+
+def test_a_canary_whose_pile_moves_from_instance_to_instance_is_undone(tmp_path: Path) -> None:
+    world = Arms(tmp_path)
+    world.put(control=EVEN, canary=EVEN)
+    world.pass_s(20)
+    world.swap_canary()
+    turns = itertools.count()
+
+    def move() -> None:
+        at = next(turns) % 4
+        world.put(control=tuple(0 if i == at else 4 for i in range(4)), canary=tuple(12 * (i == at) for i in range(4)))
+
+    assert world.pass_s(60, move) <= 12
+    assert world.canary.current.origin is Origin.GUARDRAIL
+    assert world.file.current.number == 1
 
 
 def test_a_canary_that_spreads_its_own_evenly_is_not_blamed_for_what_the_other_arm_does(tmp_path: Path) -> None:
