@@ -7,10 +7,12 @@ import errno
 import socket
 
 from smetric.doctor.address import is_here, local_url, resolve
-from smetric.doctor.finding import Finding, error, shown, warning
+from smetric.doctor.finding import Finding, error, listed, shown, warning
 from smetric.doctor.site import Site
-from smetric.doctor.wire import NoAnswer
+from smetric.doctor.wire import MAX_BYTES, NoAnswer, TooLong
 from smetric.features import VOCABULARY
+from smetric.sources import index_image
+from smetric.sources.index_image import IndexImage, UnreadableImage
 from smetric.sources.peers import PATH
 
 #: Seconds another router has to answer.
@@ -18,6 +20,7 @@ PEER_S = 3.0
 
 #: What fills a look-up feature, by the setting that turns it on.
 _FILLED_BY = {"hit_len": "leave `prefix_index.enabled` on, or set `kv_events.enabled`"}
+_SCATTER = "what it sends where is not known here, and sessions scatter"
 _LMCACHE = "set `lmcache.url` (and `lmcache.mode: coordinator`), or take it out of the policy"
 
 
@@ -100,18 +103,47 @@ async def _is_own(site: Site, url: str) -> bool:
 async def _peer(site: Site, url: str) -> Finding | None:
     token = site.settings.peers.token
     headers = {"authorization": f"Bearer {token}"} if token else {}
+    indexes = site.router.knows.indexes
+    most = sum(index.table.max_bytes for index in indexes) or MAX_BYTES
     try:
-        answer = await site.wire.get(url + PATH, within_s=PEER_S, headers=headers)
+        answer = await site.wire.get(url + PATH, within_s=PEER_S, headers=headers, most=most)
+        if answer.status == 200:
+            return _strange(site, url, await asyncio.to_thread(index_image.decode, answer.body))
+    except TooLong:
+        what, remedy = "it knows more than fits here", "set the same `prefix_index.max_bytes` on all routers"
+    except UnreadableImage as reason:
+        what, remedy = f"what it knows cannot be read here: {reason}", "run the same release on all routers"
     except NoAnswer as reason:
         what, remedy = f"it is not reached: {reason}", "start it, or correct `peers.urls`"
     else:
-        if answer.status == 200:
-            return None
         if answer.status == 403:
             what, remedy = "it refuses our token", "set the same `peers.token` on all routers"
         else:
             what, remedy = f"it takes no placements (status {answer.status})", "set `peers.urls` there as well"
-    return error(f"peer {url}", what, "what it sends where is not known here, and sessions scatter", remedy)
+    return error(f"peer {url}", what, _SCATTER, remedy)
+
+
+def _strange(site: Site, url: str, image: IndexImage) -> Finding | None:
+    """What the peer knows and this router would refuse."""
+    here = {engine.settings.id for engine in site.engines}
+    strangers = {one.id for one in image.instances} - here
+    if strangers:
+        return error(
+            f"peer {url}",
+            f"it sends to instances that are none here: {listed(sorted(strangers))}; here are {listed(sorted(here))}",
+            _SCATTER,
+            "give each instance the same `id` on all routers",
+        )
+    indexes = site.router.knows.indexes
+    sizes = {one.tokens for one in image.instances} - {index.cutting.tokens for index in indexes}
+    if indexes and sizes:
+        return warning(
+            f"peer {url}",
+            f"it cuts prompts into blocks of {listed(sorted(sizes))} token ids, which are refused here",
+            "what it sends where is known here by text only, and less exact",
+            "set the same `block_size` and `tokenizer.source` on all routers",
+        )
+    return None
 
 
 async def ports(site: Site) -> list[Finding]:

@@ -27,6 +27,10 @@ class NoAnswer(Exception):
     """There was no answer that could be read; the message says why: refused, no answer in 2 s, …"""
 
 
+class TooLong(NoAnswer):
+    """The answer has more bytes than were wanted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer; header names are in lower case."""
@@ -69,14 +73,20 @@ class Wire:
         await self._session.close()
 
     async def get(
-        self, url: str, *, within_s: float, headers: Mapping[str, str] | None = None, verifies: bool = True
+        self,
+        url: str,
+        *,
+        within_s: float,
+        headers: Mapping[str, str] | None = None,
+        verifies: bool = True,
+        most: int = MAX_BYTES,
     ) -> Answer:
-        """What `GET` gives; whoever answers at an https *url* has to prove who it is, unless *verifies* is off.
+        """What `GET` gives, up to *most* bytes; who answers at an https *url* has to prove who it is if it *verifies*.
 
         Raises:
             NoAnswer: nothing, within *within_s* seconds.
         """
-        return await self._ask("GET", url, within_s, headers or {}, None, verifies)
+        return await self._ask("GET", url, within_s, headers or {}, None, verifies, most)
 
     async def post(self, url: str, body: bytes, *, within_s: float) -> Answer:
         """What `POST` of the JSON *body* gives.
@@ -94,6 +104,7 @@ class Wire:
         headers: Mapping[str, str],
         body: bytes | None,
         verifies: bool = True,
+        most: int = MAX_BYTES,
     ) -> Answer:
         assert self._session is not None, "enter it first"
         answer = bytearray()
@@ -113,8 +124,8 @@ class Wire:
             ) as response:
                 async for part in response.content.iter_any():
                     answer += part
-                    if len(answer) > MAX_BYTES:
-                        raise NoAnswer(f"an answer of more than {MAX_BYTES} bytes")
+                    if len(answer) > most:
+                        raise TooLong(f"an answer of more than {most} bytes")
                 found = {name.lower(): value for name, value in response.headers.items()}
                 return Answer(response.status, found, bytes(answer))
         except TimeoutError:

@@ -30,6 +30,7 @@ from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.senders import Senders
 from smetric.telemetry import names
 from smetric.telemetry.gauges import PeerFigures
+from smetric.telemetry.log_limit import LogLimit
 
 #: Where peers receive batches (POST) and give an image of their index (GET).
 PATH = "/admin/placements"
@@ -43,6 +44,8 @@ HEARTBEAT_S = 2.0
 MISSING_HEARTBEATS = 3
 #: Longest wait for a peer, and for all of them at the start, seconds.
 TIMEOUT_S = 2.0
+#: Answers of a router that wants nothing of this one: of another release, with another token, or without peers.
+REFUSALS = frozenset(f"status {status}" for status in (400, 401, 403, 404, 405))
 #: Seconds for the last batch at the end.
 LAST_S = 1.0
 #: Seconds to wait after a failure; doubled each time up to the second.
@@ -72,6 +75,8 @@ class _Peer:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     is_up: bool = False
     reason: str = ""
+    #: It answers, and wants nothing of this router: neither does it tell what it places.
+    refuses: bool = False
     #: Why it did not say what it knows; empty if it did.
     no_image: str = ""
 
@@ -115,6 +120,7 @@ class Peers:
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._catching_up: asyncio.Task[None] | None = None
+        self._log_limit = LogLimit()
         #: Placements sent (each to one peer), not sent, received, and received of no instance or process known here.
         self.sent = self.dropped = self.received = self.refused = 0
         for index in indexes:
@@ -183,11 +189,14 @@ class Peers:
             if self._catching_up is None or self._catching_up.done():
                 self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
                 self._catching_up.add_done_callback(_ended)
-        left = STRETCH
+        left, is_stranger = STRETCH, False
         for one in batch.placements:
             instance, index = self._fleet.get(one.instance), self._indexes.get(one.tokens)
             if instance is None or index is None or not instance.is_incarnation(one.started_at):
                 self.refused += 1
+                if instance is None or index is None:
+                    self._tell_refused(one.instance, "instance" if instance is None else "blocks")
+                    is_stranger |= instance is None
                 continue
             self.received += 1
             blocks = unpack(one.packed)
@@ -196,7 +205,14 @@ class Peers:
             if left <= 0:
                 left = STRETCH
                 await asyncio.sleep(0)
+        if is_stranger:
+            # It may be one of those here, under another id.
+            self._missed()
         return Reception.TAKEN
+
+    def _tell_refused(self, instance: str, problem: str) -> None:
+        if (kept_back := self._log_limit.passes(problem)) is not None:
+            log.warning("smetric.peer.refused", instance=instance, problem=problem, kept_back=kept_back)
 
     def _missed(self) -> None:
         """Something was placed that never arrives here."""
@@ -231,12 +247,12 @@ class Peers:
                 self._flush()
 
     async def _watch_senders(self) -> None:
-        """While a sender is silent, what it places is missed: cut off from here, it may still be asked by clients."""
+        """While a sender is silent, or a peer refuses, what it places is missed: clients may still ask it."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             for sender in self._senders.fallen_silent():
                 log.warning("smetric.peer.silent", sender=sender, silence_s=MISSING_HEARTBEATS * self._heartbeat_s)
-            if self._senders.is_any_silent():
+            if self._senders.is_any_silent() or any(peer.refuses for peer in self._peers):
                 self._missed()
 
     async def _send(self, peer: _Peer) -> None:
@@ -252,7 +268,7 @@ class Peers:
                     return
                 if bool(reason) is peer.is_up or reason != peer.reason:
                     log.warning("smetric.peer.changed", peer=peer.url, is_up=not reason, reason=reason)
-                peer.is_up, peer.reason = not reason, reason
+                peer.is_up, peer.reason, peer.refuses = not reason, reason, reason in REFUSALS
                 if reason:
                     self.dropped += count
                     await asyncio.sleep(pause_s)

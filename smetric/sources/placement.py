@@ -5,12 +5,16 @@ When batches are sent and what follows from a missing one is in `peers.py`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from smetric.sources.index_image import VERSION
 
 #: Most bytes of a batch that is taken.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
+#: A name of a sender or an instance, which may be kept and logged.
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class UnreadableBatch(Exception):
@@ -27,7 +31,7 @@ class Placement(msgspec.Struct, array_like=True, gc=False):
         tokens: token ids in a block; 0 where blocks are of text.
     """
 
-    instance: str
+    instance: _Name
     started_at: float | None
     packed: bytes
     tokens: int = 0
@@ -45,7 +49,7 @@ class Batch(msgspec.Struct, array_like=True):
     """
 
     version: int
-    sender: str
+    sender: _Name
     number: int
     placements: list[Placement]
     is_last: bool = False

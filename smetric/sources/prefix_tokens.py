@@ -25,8 +25,8 @@ from smetric.token_ids import TokenIds
 
 #: Seconds since the last look-up after which no ids are asked for any more: no policy, or a better source, decides.
 ASKED_S = 600.0
-#: Prompts without ids that are remembered.
-MOST_WITHOUT_IDS = 16_384
+#: Prompts entered here that are remembered.
+MOST_ENTERED = 16_384
 
 
 @dataclass(slots=True)
@@ -77,8 +77,9 @@ class PrefixTokens:
         self._clock = clock
         self._asked_at = clock()
         self._late: dict[Prompt, _Late] = {}
-        #: Hashes of the text of prompts that were sent without ids.
-        self._without_ids: LRUCache[int, None] = LRUCache(MOST_WITHOUT_IDS)
+        #: Hashes of the text of prompts that were entered here. What else was sent, by this router without ids or by
+        #: others, may be in the index of text alone.
+        self._entered: LRUCache[int, None] = LRUCache(MOST_ENTERED)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -110,7 +111,7 @@ class PrefixTokens:
             return {"hit_len": [None] * len(instances)}
         cells: list[float | None] = []
         block_of_text, hashes = prompt.tokens(BLOCK_BYTES), prompt.hashes
-        is_whole = hashes.question not in self._without_ids and hashes.whole not in self._without_ids
+        is_whole = hashes.question in self._entered or hashes.whole in self._entered
         exact, rough = self.index.least(request, instances), self._text.least(request, instances)
         for instance, hit, text in zip(instances, exact, rough, strict=True):
             stands = hit and (hit + block_of_text > text or (is_whole and self.index.misses_are_known(instance)))
@@ -126,10 +127,11 @@ class PrefixTokens:
             return
         if request.token_ids is not None:
             self.index.prefilled(request, instance)
+            self._entered[prompt.hashes.whole] = None
             return
         ids = self._token_ids.begin(request) if self._clock() - self._asked_at < ASKED_S else None
         if ids is None:
-            self._without_ids[prompt.hashes.whole] = None
+            self._entered.pop(prompt.hashes.whole, None)
         else:
             self._late[prompt] = _Late(instance, instance.incarnation)
             task = asyncio.create_task(self._enter_late(prompt, ids), name="prefix tokens")
@@ -142,11 +144,12 @@ class PrefixTokens:
         finally:
             late = self._late.pop(prompt)
         if ids is None:
-            self._without_ids[prompt.hashes.whole] = None
+            self._entered.pop(prompt.hashes.whole, None)
         if ids is None or late.instance.incarnation != late.incarnation:
             return
         cut = self._cutting.cut(prompt, ids)
         self.index.enter(cut, prompt, late.instance)
+        self._entered[prompt.hashes.whole] = None
         if late.is_settled:
             self.index.settle(cut, prompt, late.instance, late.usage)
 

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
 from smetric.app import Application
 from smetric.config.routing import MatchSettings, RouteSettings, ShadowSettings
-from smetric.config.settings import Admin, Listen, PeersSettings
+from smetric.config.settings import Admin, Listen, PeersSettings, TokenizerSettings
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
 from smetric.doctor.report import as_text
 from smetric.proxy.server import listen, serve
 from smetric.proxy.tls import Tls
+from smetric.sources import index_image
 from tests.doctor.lab import Lab, free_port, the_only, told
 from tests.fakes import until
 
@@ -69,6 +74,64 @@ async def test_peers_must_take_placements_and_be_as_many_as_there_are_routers(la
     assert "1 are named, and there are 3 replicas" in few.what
     assert "the same `peers.token`" in refused.remedy
     assert "secret" not in as_text(found)
+
+
+@asynccontextmanager
+async def beside(lab: Lab, **fields: Any) -> AsyncIterator[Application]:
+    """A router that runs, with other settings in *fields*; the lab's names it as its peer."""
+    admin = Admin(port=free_port())
+    other = replace(lab.settings, listen=Listen(port=free_port()), admin=admin, **fields)
+    router, stop = (
+        Application(replace(other, peers=PeersSettings(urls=("http://127.0.0.1:9",))), environ={}),
+        asyncio.Event(),
+    )
+    lab.settings = replace(lab.settings, replicas=2, peers=PeersSettings(urls=(f"http://127.0.0.1:{admin.port}",)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(router.admin_app(), listen("127.0.0.1", admin.port), stop=stop.wait, drain_s=1.0))
+        yield router
+        stop.set()
+
+
+async def test_a_peer_that_knows_a_lot_is_well(lab: Lab) -> None:
+    async with beside(lab) as router:
+        for index in router.knows.indexes:
+            index.placed(router.fleet["e0"], array("Q", range(1_200_000)))
+        examination = await examine(lab.settings, may_probe=False)
+    assert told(examination) == [], as_text(examination)
+
+
+async def test_a_peer_that_has_other_instances_is_found(lab: Lab) -> None:
+    one, two = lab.settings.instances
+    async with beside(lab, instances=(replace(one, id="gpu-0"), two)) as router:
+        for id in ("gpu-0", "e1"):
+            router.knows.indexes[0].placed(router.fleet[id], [1, 2, 3])
+        _, found = the_only(await examine(lab.settings, may_probe=False))
+    assert found.severity is Severity.ERROR
+    assert "gpu-0; here are e0, e1" in found.what
+    assert "the same `id`" in found.remedy
+
+
+async def test_a_peer_that_cuts_prompts_otherwise_is_found(lab: Lab) -> None:
+    tokenizer = TokenizerSettings(source="engine")
+    lab.settings = replace(lab.settings, tokenizer=tokenizer)
+    async with beside(lab, block_size=32) as router:
+        router.knows.indexes[0].placed(router.fleet["e0"], [1, 2, 3])
+        _, found = the_only(await examine(lab.settings, may_probe=False))
+    assert found.severity is Severity.WARNING
+    assert "blocks of 32 token ids" in found.what
+    assert "`block_size`" in found.remedy
+
+
+async def test_a_peer_of_another_release_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with beside(lab) as router:
+        router.knows.indexes[0].placed(router.fleet["e0"], [1, 2, 3])
+        magic = bytes([*index_image.MAGIC[:-1], index_image.VERSION + 1])
+        encode = index_image.encode
+        monkeypatch.setattr(index_image, "encode", lambda image: encode(image).replace(index_image.MAGIC, magic))
+        _, found = the_only(await examine(lab.settings, may_probe=False))
+    assert found.severity is Severity.ERROR
+    assert "another version" in found.what
+    assert "the same release" in found.remedy
 
 
 async def test_a_policy_that_looks_up_what_no_source_knows_is_found(lab: Lab, tmp_path: Path) -> None:

@@ -158,8 +158,32 @@ async def test_a_placement_of_another_instance_or_process_is_refused_and_counted
     one = Sidecar()
     block = pack(asked("x", 1).prompt.blocks)  # type: ignore[union-attr]
     assert await one.peers.receive(encode("s", 0, [Placement(id, started_at, block)])) is Reception.TAKEN
-    assert one.hits("x", 1) == [0, 0]
+    assert 1 not in one.hits("x", 1)
     assert one.peers.figures().placements["refused"] == 1
+
+
+async def test_what_is_sent_to_an_instance_or_in_blocks_that_are_not_known_here_is_told_once_and_may_be_missed() -> (
+    None
+):
+    one = Sidecar()
+    block = pack(asked("x", 1).prompt.blocks)  # type: ignore[union-attr]
+    with capture_logs() as logs:
+        await one.peers.receive(encode("s", 0, [Placement("a", 1000.0, block, 32)] * 3))
+        assert one.hits("x", 1) == [0, 0]
+        await one.peers.receive(encode("s", 1, [Placement("c", 1000.0, block)] * 3))
+        assert one.hits("x", 1) == [None, None]
+    told = [(line["event"], line["instance"], line["problem"]) for line in logs]
+    assert told == [("smetric.peer.refused", "a", "blocks"), ("smetric.peer.refused", "c", "instance")]
+
+
+async def test_while_a_peer_refuses_what_is_told_misses_are_unknown() -> None:
+    guarded = Sidecar(token="t" * 16, heartbeat_s=0.02)
+    async with running(guarded) as urls:
+        one = Sidecar(*urls, token="u" * 16, heartbeat_s=0.02)
+        await one.peers.start()
+        one.serve("a", "x")
+        await until(lambda: one.hits("x") == [2, None])
+        await one.peers.stop()
 
 
 async def test_a_missing_batch_makes_misses_unknown_and_what_is_known_stays() -> None:
@@ -203,7 +227,15 @@ async def test_who_missed_something_asks_the_peers_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"{}", encode("s", 0, [])[:-1], encode("s", 0, [Placement("a", None, b"123")])]
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"{}",
+        encode("s", 0, [])[:-1],
+        encode("s", 0, [Placement("a", None, b"123")]),
+        encode("s" * 1000, 0, []),
+    ],
 )
 async def test_what_is_no_batch_is_refused(data: bytes) -> None:
     with pytest.raises(UnreadableBatch):

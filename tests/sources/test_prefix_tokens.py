@@ -153,6 +153,19 @@ async def test_what_was_entered_as_text_alone_is_not_hidden_by_a_part_that_ids_k
     assert pair.by_text(asked(spelt(2000))) == [2048, 0]
 
 
+async def test_what_another_router_sent_without_ids_is_not_hidden_by_a_part_that_ids_know() -> None:
+    pair = Pair()
+    for instance in pair.fleet:
+        await pair.ids.of(shared := asked(spelt(256)))
+        pair.serve(shared, instance)
+    elsewhere = asked(spelt(2000)).prompt
+    assert elsewhere is not None
+    pair.text.placed(pair.fleet[0], elsewhere.blocks)
+    follow_up = asked(spelt(2100), question=spelt(2000))
+    assert await pair.look_up(follow_up) == [None, 256]
+    assert pair.by_text(follow_up) == [2048, 256]
+
+
 async def test_a_part_is_left_to_others_that_may_know_the_whole() -> None:
     for yields, cells in ((False, [256, None]), (True, [None, None])):
         pair = Pair(yields=yields)

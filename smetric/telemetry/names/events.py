@@ -67,6 +67,12 @@ PEER_NO_IMAGE_EVENT = Event("smetric.peer.no_image", "Info or warning: a peer di
 PEER_SILENT_EVENT = Event(
     "smetric.peer.silent", "Warning: another router has not been heard for three heartbeats; what it places is missed."
 )
+PEER_REFUSED_EVENT = Event(
+    "smetric.peer.refused",
+    "Warning: a peer sends to what is not known here; `problem`: `instance`, none has the id `instance`: give them the "
+    "same ids on all routers; `blocks`, of token ids, are not cut so here: set the same `block_size` and "
+    "`tokenizer.source`. Once a minute for each; `kept_back` counts the rest.",
+)
 PEER_FAILED_EVENT = Event("smetric.peer.failed", "Error: sharing placements raised and has ended: a bug.")
 LOOKUP_SUSPENDED_EVENT = Event(
     "smetric.lookup.suspended", "Warning: a lookup service failed several times in a row; it is left alone for a while."
