@@ -169,7 +169,7 @@ class Families:
         low, high = found.interval.low, found.interval.high
         if high < 1 or (low == high and low % 1):
             message = f"`{given.builtin.name}` takes 1, 2, 3, … of the instances, and this {found.interval.place}"
-            raise self._fail("range", argument.value.span, message)
+            raise self._fail("range", argument.value.span, message, "write a whole number, 1 at least")
 
     def _like_score(self, given: Given, pair: Pair, what: str, help_text: str) -> None:
         """A named argument must be one number, never below 0, in the unit of what is compared."""

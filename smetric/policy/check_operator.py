@@ -53,6 +53,10 @@ class Operators:
         return self._arithmetic(expr, left, right)
 
     def _logic(self, expr: tree.Binary, left: Type, right: Type) -> Type:
+        if left.sort is Sort.INSTANCE and right.sort is Sort.INSTANCE:
+            message = f"`{expr.op}` takes truth values, found two instances"
+            self._findings.error("operand", expr.span, message, "the first that is somebody: first(…, …)")
+            return BROKEN
         for side, found in ((expr.left, left), (expr.right, right)):
             if not found.broken and found.sort is not Sort.BOOL:
                 message = f"`{expr.op}` takes truth values, found {found}"
@@ -95,7 +99,8 @@ class Operators:
                 return BROKEN
             if found.sort is Sort.SET or (expr.op in _ORDER and found.sort is not Sort.NUMBER):
                 message = f"`{expr.op}` does not compare {_PLURALS[found.sort]}"
-                self._findings.error("operand", expr.span, message)
+                help_text = 'ask for a member: "a" in …' if found.sort is Sort.SET else ""
+                self._findings.error("operand", expr.span, message, help_text)
                 return BROKEN
         if left.sort is not right.sort:
             self._findings.error("operand", expr.span, f"cannot compare {left} with {right}")

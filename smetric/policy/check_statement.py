@@ -144,6 +144,8 @@ class Statements:
                 self._use(statement)
             case tree.Broken():
                 self._outcomes.broken |= statement.word in ("route", "reject", "hold", "policy", "library", "")
+                # What is none of ours, as `else:` is not, was to say when the next rule applies.
+                self._outcomes.settled &= bool(statement.word)
                 if statement.word in ("param", "use"):
                     self.parameters.failed |= set(statement.names)
                 for name in statement.names:

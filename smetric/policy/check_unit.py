@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from smetric.policy import tree
 from smetric.policy.findings import Findings
 from smetric.policy.names import Names
-from smetric.policy.suggestion import did_you_mean
+from smetric.policy.suggestion import NUMBERS, did_you_mean
 from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import BASES, PLAIN, SECONDS, Unit, base_unit, parse_unit
@@ -64,7 +64,7 @@ class Units:
         if word in _TIMES:
             help_text = "durations are written 500ms, 2s, 5m, 1h, without a space"
         elif word.lstrip("_").isdigit() or word in _THOUSANDS:
-            help_text = "numbers have no separators and no letters: e.g. 5000 or 5e3"
+            help_text = NUMBERS
         else:
             help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
         help_text = help_text or did_you_mean(word, ("when", "as", "and", "or", "retry", "else", "if", "in"))

@@ -146,6 +146,9 @@ def _bad_text(text: str, offset: int) -> Diagnostic:
     end = offset + 1
     while end < len(text) and text[end] == char:
         end += 1
+    if char == "'":  # with what it quotes, or the quote behind that would be told of, too
+        closing = text.find(char, end)
+        end = end if closing < 0 or "\n" in text[offset:closing] else closing + 1
     shown = char if char.isprintable() else f"U+{ord(char):04X}"
     return Diagnostic("character", f"unexpected character `{shown}`", Span(offset, end), _HELP.get(char, ""))
 
@@ -159,6 +162,8 @@ def _bad_token(tokens: Sequence[Token], place: int, text: str) -> Diagnostic | N
         return Diagnostic("too-large", f"`{quote(text, span)}` is too large", span, "numbers are at most 1e15")
     if token.type == "DOT" and place + 1 < len(tokens) and tokens[place + 1].type == "NUMBER":
         follower = tokens[place + 1]
+        if place and tokens[place - 1].type == "RANGE" and tokens[place - 1].end == span.start:
+            return Diagnostic("syntax", "did not expect `.` here", span, "a range has two dots: `0..5`")
         if follower.start == span.end:
             return Diagnostic("bare-fraction", "a number starts with a digit", span, f"write `0.{clip(follower)}`")
     return None

@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "avg": "`mean(…)`",
     "average": "`mean(…)`",
     "len": "`count()`",
+    "median": "`quantile(…, 0.5)`",
     "now": "`age(…)` of what is read: a policy has no clock",
     "random": "`sample(1)`",
     "round_robin": "`rr_argmin(0)`",
@@ -161,7 +162,9 @@ class Names:
         if name in BUILTINS:
             self._findings.error("unknown-name", span, f"`{name}` is a function", f"call it: {name}(…)")
             return
-        if name in self._vocabulary.request:
+        if name == "req":
+            help_text = "name one of its fields: req.turn, req.prompt_len, …"
+        elif name in self._vocabulary.request:
             help_text = f"request fields are written `req.{name}`"
         elif name in self._ever:
             help_text = "define it above this line"

@@ -278,7 +278,9 @@ class Parameters:
             if feature is None or feature.kind is not Kind.NUMBER:
                 shown = f"`{item.name}` is no feature" if isinstance(item, tree.Name) else "this is no feature"
                 known = [word.name for word in self._vocabulary.features.values() if word.kind is Kind.NUMBER]
-                help_text = did_you_mean(item.name, known) if isinstance(item, tree.Name) else ""
+                help_text = ""
+                if isinstance(item, tree.Name):
+                    help_text = did_you_mean(item.name, known) or f'quote it if it is a string: "{item.name}"'
                 if feature is not None:
                     shown = f"`{feature.name}` is no number"
                 self._findings.error("unknown-feature", item.span, shown, help_text)

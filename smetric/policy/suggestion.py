@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from smetric.policy.types import Sort
 
+#: Help for `1_000` and `4k`.
+NUMBERS = "numbers have no separators and no letters: e.g. 5000 or 5e3"
+
 
 def closest(name: str, known: Iterable[str]) -> str:
     """The known name that is most like *name*, or empty when none is like it."""

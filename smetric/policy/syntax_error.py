@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from smetric.policy.builtin import BUILTINS
 from smetric.policy.case_error import explain_case
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS
+from smetric.policy.number_error import explain_number
 from smetric.policy.stop import Stop, unexpected
 from smetric.policy.suggestion import closest
 from smetric.policy.token import Token
@@ -30,9 +32,12 @@ _FOREIGN = {
     "?": "write `x if c else y`",
     "is": "compare with `==`",
 }
+_CONDITION = "a condition stands behind what it decides: `route … when …`"
 #: What statements start with in other languages, and what stands here instead.
 ELSEWHERE = {
-    "if": "a condition stands behind what it decides: `route … when …`",
+    "if": _CONDITION,
+    "else": _CONDITION,
+    "elif": _CONDITION,
     "return": "write `route …`",
     "import": "write `use NAME (…)`",
     "from": "write `use NAME (…)`",
@@ -41,6 +46,8 @@ ELSEWHERE = {
     "func": "write `def`",
     "function": "write `def`",
 }
+#: The names that arguments of built-ins have.
+_ARGUMENTS = frozenset(name for row in BUILTINS.values() for name in row.named)
 _MARKS = {
     "EQUAL": "`=`",
     "COMMA": "`,`",
@@ -115,7 +122,7 @@ def _start(stop: Stop) -> Diagnostic | None:
     token = stop.token
     if token is None or token.type not in ("NAME", "IF", "ELSE") or not stop.starts_line or stop.in_test:
         return None
-    if closest(token, _words(stop.accepted)):
+    if token not in ELSEWHERE and closest(token, _words(stop.accepted)):
         return None
     return misplaced_start(token, stop.following)
 
@@ -124,6 +131,8 @@ def _equals(stop: Stop) -> Diagnostic | None:
     token = stop.token
     if token is None or token.type != "EQUAL" or "COMPARE" not in stop.accepted:
         return None
+    if stop.previous is not None and stop.previous in _ARGUMENTS:
+        return unexpected(token, f"an argument is named with a colon: `{stop.previous}: …`")
     return unexpected(token, "compare with `==`; `=` only follows a name being defined")
 
 
@@ -159,21 +168,34 @@ def _range(stop: Stop) -> Diagnostic | None:
     return unexpected(token, "a range is written `0..5` or `0..`, choices `{a, b}`")
 
 
-def _separator(stop: Stop) -> Diagnostic | None:
-    """`1,000`."""
-    token, before, behind = stop.token, stop.previous, stop.following
-    if token is None or token.type != "COMMA" or before is None or before.type != "NUMBER":
+def _set(stop: Stop) -> Diagnostic | None:
+    """`x in ["a", "b"]`, or `x in ("a", "b")`."""
+    token = stop.token
+    if token is None or token.type not in ("LSQB", "COMMA"):
         return None
-    if behind is None or behind.type != "NUMBER" or (before.end, token.end) != (token.start, behind.start):
-        return None
-    return unexpected(token, f"numbers have no separators: write {before}{behind}")
+    before = list(stop.tokens[: stop.place])
+    if token.type == "COMMA":
+        while before and before[-1].type == "STRING":
+            before.pop()
+        if not before or before.pop().type != "LPAR":
+            return None
+    return unexpected(token, 'a set is written {"a", "b"}') if before and before[-1].type == "IN" else None
 
 
-def _bare_per(stop: Stop) -> Diagnostic | None:
-    token, previous = stop.token, stop.previous
-    if token is None or previous is None or token.type != "PER" or previous.type != "NUMBER":
+def _label(stop: Stop) -> Diagnostic | None:
+    """A `when` behind the label."""
+    token = stop.token
+    if token is None or token.type != "WHEN" or stop.place < 2 or stop.tokens[stop.place - 2].type != "AS":
         return None
-    return Diagnostic("unit", "a unit is missing before `per`", token.span, "e.g. 5 requests per second")
+    return unexpected(token, "the label comes last: … when … as …")
+
+
+def _else(stop: Stop) -> Diagnostic | None:
+    """An `else` of no `if` in this statement."""
+    token = stop.token
+    if token is None or token.type != "ELSE" or any(earlier.type == "IF" for earlier in stop.tokens[: stop.place]):
+        return None
+    return unexpected(token, _CONDITION)
 
 
 def _no_arguments(stop: Stop) -> Diagnostic | None:
@@ -195,11 +217,16 @@ def _where(stop: Stop) -> Diagnostic | None:
 
 
 def _unquoted_name(stop: Stop) -> Diagnostic | None:
-    """A hyphen in a name that the header, a label or a table gives."""
+    """A hyphen in a name that the header, a label or a table gives, or quotes around it."""
     token, previous = stop.token, stop.previous
-    if token is None or previous is None or token.type not in ("MINUS", "DOT") or previous.type != "NAME":
+    if token is None or previous is None:
         return None
-    if stop.in_test or stop.tokens[0].type in ("POLICY", "LIBRARY"):
+    if token.type == "STRING" and stop.accepted == {"NAME"}:
+        return unexpected(token, "a name is written without quotes")
+    if token.type not in ("MINUS", "DOT") or previous.type != "NAME":
+        return None
+    is_label = stop.place > 1 and stop.tokens[stop.place - 2].type == "AS"
+    if stop.in_test or is_label or stop.tokens[0].type in ("POLICY", "LIBRARY"):
         return unexpected(token, "names have letters, digits and `_` only")
     return None
 
@@ -233,8 +260,10 @@ _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
     _equals,
     _chain,
     _range,
-    _separator,
-    _bare_per,
+    _set,
+    explain_number,
+    _label,
+    _else,
     _no_arguments,
     _where,
     _unquoted_name,

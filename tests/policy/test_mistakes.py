@@ -551,7 +551,7 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
             amount,
             "range",
             f"`{name}` takes 1, 2, 3, … of the instances, and this is {amount}",
-            "",
+            "write a whole number, 1 at least",
         )
         for name, mask, amount in (
             ("draw", "draw(0)", "0"),
@@ -565,7 +565,7 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "N",
         "range",
         "`draw` takes 1, 2, 3, … of the instances, and this is 0",
-        "",
+        "write a whole number, 1 at least",
     ),
     (
         "route argmin(ratio(requests, 0, default: 1))",
@@ -644,9 +644,86 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         )
     ),
     *(
+        (f"{code}\nroute argmin(requests)", {}, caret, "syntax", f"did not expect `{caret}` here", help_text)
+        for code, caret, help_text in (
+            ("keep kv_usage < 0,9", ",", "decimals follow a dot: write 0.9"),
+            ("keep requests < 12,5", ",", "decimals follow a dot: write 12.5"),
+            ("keep requests < 1,000,000", ",", "numbers have no separators: write 1000000"),
+            ("param X = 1 in 0...5", ".", "a range has two dots: `0..5`"),
+            ('keep role in ["a", "b"]', "[", 'a set is written {"a", "b"}'),
+            ('keep role not in ("a", "b")', ",", 'a set is written {"a", "b"}'),
+            ("keep healthy as up when req.turn > 0", "when", "the label comes last: … when … as …"),
+            ("keep healthy as is-up", "-", "names have letters, digits and `_` only"),
+            ('keep healthy as "up"', '"up"', "a name is written without quotes"),
+            ("route softmin(requests, temperature = 1)", "=", "an argument is named with a colon: `temperature: …`"),
+            (
+                "route argmin(requests) when any(healthy) else argmax(hit_len)",
+                "else",
+                "a condition stands behind what it decides: `route … when …`",
+            ),
+        )
+    ),
+    (
+        "route argmin(requests)\nelse:\n  route argmax(hit_len)",
+        {},
+        "else",
+        "statement",
+        "a statement cannot start with `else`",
+        "a condition stands behind what it decides: `route … when …`",
+    ),
+    (
+        "route argmin(requests) when req.model == 'gpt'\nroute argmin(requests)",
+        {},
+        "'gpt'",
+        "character",
+        "unexpected character `'`",
+        'strings are written "…"',
+    ),
+    (
+        "keep req.prompt_len > 4k tokens",
+        {},
+        "k",
+        "unit",
+        "unknown unit `k`",
+        "numbers have no separators and no letters: e.g. 5000 or 5e3",
+    ),
+    (
+        'route argmin(requests) when req["turn"] > 0',
+        {},
+        "req",
+        "unknown-name",
+        "unknown name `req`",
+        "name one of its fields: req.turn, req.prompt_len, …",
+    ),
+    (
+        "route argmin(requests) or argmax(hit_len)",
+        {},
+        "argmin(requests) or argmax(hit_len)",
+        "operand",
+        "`or` takes truth values, found two instances",
+        "the first that is somebody: first(…, …)",
+    ),
+    (
+        'keep role == {"both"}\nroute argmin(requests)',
+        {},
+        'role == {"both"}',
+        "operand",
+        "`==` does not compare sets",
+        'ask for a member: "a" in …',
+    ),
+    (
+        "param MODE = fast in {fast}",
+        {},
+        "fast",
+        "unknown-feature",
+        "`fast` is no feature",
+        'quote it if it is a string: "fast"',
+    ),
+    *(
         (f"route {pick}", {}, name, "unknown-function", f"unknown function `{name}`", help_text)
         for pick, name, help_text in (
             ("argmin(hit_len(requests))", "hit_len", "of one instance, picked as s, it is `hit_len[s]`"),
+            ("argmin(abs(requests - median(requests)))", "median", "write `quantile(…, 0.5)`"),
             ("round_robin()", "round_robin", "write `rr_argmin(0)`"),
         )
     ),

@@ -1,0 +1,51 @@
+"""What to tell somebody who writes a number as it is written elsewhere, where that does not parse.
+
+What parses all the same, as `4k` does, is the checker's of units.
+"""
+
+from __future__ import annotations
+
+from smetric.policy.diagnostic import Diagnostic, clip
+from smetric.policy.stop import Stop, unexpected
+from smetric.policy.suggestion import NUMBERS
+
+
+def explain_number(stop: Stop) -> Diagnostic | None:
+    """The diagnostic for *stop*; None where no number is the reason."""
+    return _separator(stop) or _thousands(stop) or _bare_per(stop)
+
+
+def _separator(stop: Stop) -> Diagnostic | None:
+    """`1,000`, or `0,9`."""
+    token, before = stop.token, stop.previous
+    if token is None or token.type != "COMMA" or before is None or before.type != "NUMBER":
+        return None
+    parts, end = [str(before)], before.end
+    for comma, behind in zip(stop.tokens[stop.place :: 2], stop.tokens[stop.place + 1 :: 2], strict=False):
+        if (comma.type, comma.start, behind.type, behind.start) != ("COMMA", end, "NUMBER", comma.end):
+            break
+        parts.append(str(behind))
+        end = behind.end
+    if len(parts) == 1:
+        return None
+    if len(parts) == 2 and (len(parts[1]) != 3 or parts[0] == "0"):
+        return unexpected(token, f"decimals follow a dot: write {'.'.join(parts)}")
+    return unexpected(token, f"numbers have no separators: write {''.join(parts)}")
+
+
+def _thousands(stop: Stop) -> Diagnostic | None:
+    """`4k tokens`: the unit stands behind what was taken for one."""
+    token, unit = stop.token, stop.previous
+    if token is None or token.type != "NAME" or unit is None or unit.type != "NAME" or stop.place < 2:
+        return None
+    number = stop.tokens[stop.place - 2]
+    if number.type != "NUMBER" or number.end != unit.start:
+        return None
+    return Diagnostic("unit", f"unknown unit `{clip(unit)}`", unit.span, NUMBERS)
+
+
+def _bare_per(stop: Stop) -> Diagnostic | None:
+    token, previous = stop.token, stop.previous
+    if token is None or previous is None or token.type != "PER" or previous.type != "NUMBER":
+        return None
+    return Diagnostic("unit", "a unit is missing before `per`", token.span, "e.g. 5 requests per second")
