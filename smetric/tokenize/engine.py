@@ -30,7 +30,7 @@ from smetric.tokenize.encoder import Unavailable
 MAX_ANSWER = 16 << 20
 #: Answers above this many bytes are decoded in a thread.
 INLINE_BYTES = 256 << 10
-#: Failures in a row after which an instance is not asked, and for how many seconds.
+#: Failures in a row after which an instance is not asked about a model, and for how many seconds.
 FAILURES, OPEN_S = 3, 5.0
 #: Statuses by which an engine says that it is the prompt that it does not take.
 _REFUSING = frozenset({400, 413, 422})
@@ -61,7 +61,7 @@ class EngineEncoder:
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._clock = clock
-        self._breakers: LRUCache[str, Breaker] = LRUCache(1024)
+        self._breakers: LRUCache[tuple[str, str], Breaker] = LRUCache(1024)
         self._turns = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -92,24 +92,26 @@ class EngineEncoder:
         first = self._turns % len(candidates)
         asked = 0
         for instance in candidates[first:] + candidates[:first]:
-            breaker = self._breaker(instance)
+            breaker = self._breaker(instance, model)
             if not breaker.allows():
                 continue
             asked += 1
             try:
-                return await self._ask(instance, body, breaker)
+                return await self._ask(instance, model, body, breaker)
             except Unavailable:
                 if asked == 2:
                     raise
         raise Unavailable
 
-    def _breaker(self, instance: Instance) -> Breaker:
-        breaker = self._breakers.get(instance.id)
+    def _breaker(self, instance: Instance, model: str) -> Breaker:
+        """Of each model its own: where one cannot be tokenised, the others can."""
+        key = instance.id, model
+        breaker = self._breakers.get(key)
         if breaker is None:
-            breaker = self._breakers[instance.id] = Breaker(FAILURES, OPEN_S, clock=self._clock)
+            breaker = self._breakers[key] = Breaker(FAILURES, OPEN_S, clock=self._clock)
         return breaker
 
-    async def _ask(self, instance: Instance, body: bytes, breaker: Breaker) -> array[int]:
+    async def _ask(self, instance: Instance, model: str, body: bytes, breaker: Breaker) -> array[int]:
         """One question to one instance, whose end *breaker* is told exactly once."""
         was_open = breaker.is_open
         try:
@@ -117,7 +119,7 @@ class EngineEncoder:
         except Unavailable:
             breaker.failed()
             if breaker.is_open and not was_open:
-                log.warning("smetric.tokenize.unavailable", instance=instance.id)
+                log.warning("smetric.tokenize.unavailable", instance=instance.id, model=model)
             raise
         except NotTokenised:
             breaker.succeeded()

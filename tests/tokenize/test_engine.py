@@ -197,6 +197,19 @@ async def test_an_engine_that_fails_again_and_again_is_left_alone_for_a_while_th
         assert (await encoder.encode("tiny", HELLO, 100)).tolist() == [5]
 
 
+async def test_where_one_model_cannot_be_tokenised_others_can() -> None:
+    async def only_tiny(call: Call) -> None:
+        await (answering([5]) if b'"tiny"' in call.body else failing(500))(call)
+
+    async with engines(only_tiny) as (encoder, (engine,)):
+        encoder._fleet.instances[0].models = frozenset({"tiny", "broken"})
+        for _ in range(FAILURES + 2):
+            with pytest.raises(Unavailable):
+                await encoder.encode("broken", HELLO, 100)
+        assert len(engine.calls) == FAILURES
+        assert (await encoder.encode("tiny", HELLO, 100)).tolist() == [5]
+
+
 async def test_a_model_that_nobody_serves_is_unavailable() -> None:
     async with engines(answering([1])) as (encoder, (engine,)):
         with pytest.raises(Unavailable):

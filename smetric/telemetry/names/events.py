@@ -83,7 +83,7 @@ SOURCE_FAILED_EVENT = Event(
 )
 TOKENIZE_UNAVAILABLE_EVENT = Event(
     "smetric.tokenize.unavailable",
-    "Warning: an instance failed to tokenise several times; it is not asked for a while.",
+    "Warning: an instance failed to tokenise for a model several times; it is not asked for a while.",
 )
 TOKENIZE_DISTRUSTED_EVENT = Event(
     "smetric.tokenize.distrusted",
