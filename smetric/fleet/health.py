@@ -160,10 +160,13 @@ class Health:
                 self._eject(slow, self._vitals[slow], "slow")
 
     def aborted(self, instance: Instance) -> None:
-        """The engine ended a request with `finish_reason: abort`, as it does when it is told to stop."""
+        """The engine ended a request with `finish_reason: abort`, as it does when it is told to stop.
+
+        It may be the request that is odd, so no more are taken to be ending than may be ejected, and never the last.
+        """
         vitals = self._vitals[instance]
         vitals.aborts += 1
-        if vitals.aborts >= ABORTS:
+        if vitals.aborts >= ABORTS and self._may_leave_out(State.STOPPING) and self._is_replaceable(instance):
             self.stopping(instance)
 
     def stopping(self, instance: Instance) -> None:
@@ -241,7 +244,7 @@ class Health:
 
     def _eject(self, instance: Instance, vitals: _Vitals, reason: str) -> None:
         """Leave it out for a while, if it is not yet and not too many are."""
-        if not instance.healthy or not self._may_eject():
+        if not instance.healthy or not self._may_leave_out(State.EJECTED):
             return
         vitals.failures = 0
         self._fell(instance, vitals, reason)
@@ -252,9 +255,18 @@ class Health:
         vitals.held_until = self._clock() + min(seconds, self.tolerance.longest_ejection_s)
         vitals.flaps = flaps
 
-    def _may_eject(self) -> bool:
-        ejected = sum(instance.state is State.EJECTED for instance in self._vitals)
-        return ejected < max(1, int(self.tolerance.max_ejected * len(self._vitals)))
+    def _may_leave_out(self, state: State) -> bool:
+        """Whether one more may come into *state* for what requests say."""
+        left_out = sum(instance.state is state for instance in self._vitals)
+        return left_out < max(1, int(self.tolerance.max_ejected * len(self._vitals)))
+
+    def _is_replaceable(self, instance: Instance) -> bool:
+        """Whether others take requests that serve what it serves."""
+        models = (instance.models or frozenset()) - instance.adapters
+        return any(
+            other is not instance and not other.draining and (other.models is None or models <= other.models)
+            for other in self._vitals
+        )
 
     def _judge(self, instance: Instance, vitals: _Vitals) -> None:
         """Write down how the instance stands now, and when that changes by itself."""

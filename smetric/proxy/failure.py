@@ -11,8 +11,9 @@ from smetric.proxy.headers import Headers
 ELSEWHERE = frozenset({429, 500, 502, 503})
 #: Such an answer is held back while another instance is tried, if its body is at most this many bytes.
 HELD_BYTES = 16 * 1024
-#: What an engine answers, with 500, from the moment it is told to stop to its end.
-SHUTTING_DOWN = b"cannot schedule new futures after shutdown"
+#: What an engine answers, with 500, from the moment it is told to stop to its end. The whole of a message: less may be
+#: what a client sent.
+SHUTTING_DOWN = tuple(b'"message":%b"cannot schedule new futures after shutdown"' % gap for gap in (b"", b" "))
 
 
 @dataclass(frozen=True, slots=True)

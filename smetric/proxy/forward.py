@@ -225,12 +225,13 @@ class Forwarding:
                 else:
                     answer.finish()
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
-                    if answer.status == 500 and SHUTTING_DOWN in b"".join(held):
+                    body = b"".join(held)
+                    if answer.status == 500 and any(message in body for message in SHUTTING_DOWN):
                         self._trial.stopping(lease.instance)
                     return Failure(
                         status=answer.status,
                         headers=response_headers(answer.headers) + self._plane.receipt(record),
-                        body=b"".join(held),
+                        body=body,
                     )
             except AnswerBroken:
                 answer.close()

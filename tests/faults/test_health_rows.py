@@ -16,7 +16,7 @@ import pytest
 
 from smetric.config.instances import HealthSettings
 from smetric.fleet.instance import Instance, State
-from tests.fakes import DONE, Call, FakeEngine, Response, Script, capture, chunk, delta, healthy, until
+from tests.fakes import DONE, Call, FakeEngine, Response, Script, capture, chunk, delta, fetch, healthy, until
 from tests.faults.harness import Running, Tell, chat, running
 
 #: Judges fast, so that rows are short.
@@ -273,6 +273,27 @@ async def test_a_poisonous_request_ejects_nobody() -> None:
         for _ in range(30):
             assert (await router.chat(user="poison")).status == 500
         assert {router.instance_of(engine).state for engine in router.engines} == {State.WELL}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+async def test_a_poisonous_request_that_engines_abort_or_that_quotes_them_takes_no_fleet_away(count: int) -> None:
+    aborted = orjson.dumps({"id": "c", "choices": [{"index": 0, "message": {}, "finish_reason": "abort"}]})
+    quoted = orjson.dumps({"error": {"message": 'no model "cannot schedule new futures after shutdown"'}})
+
+    async def poisoned(call: Call) -> None:
+        if b'"aborts"' in call.body:
+            await call.answer(200, aborted, (b"content-type", b"application/json"))
+        else:
+            await (call.answer(500, quoted) if b'"quotes"' in call.body else healthy(call))
+
+    async with running(*(FakeEngine(poisoned) for _ in range(count)), health=EAGER, check_after=False) as router:
+        for poison in ("aborts", "quotes"):
+            for _ in range(12):
+                await router.chat(user=poison)
+            states = [router.instance_of(engine).state for engine in router.engines]
+            assert states.count(State.STOPPING) <= count // 4
+            assert (await router.chat()).status == 200
+            assert (await fetch(router.url, "GET", "/readyz")).status == 200
 
 
 async def test_an_engine_that_is_shutting_down_is_passed_over_at_once_and_drains() -> None:
