@@ -126,13 +126,18 @@ class IndexFile:
         self._make_draft(b"").unlink()
 
     def _make_draft(self, data: bytes) -> Path:
-        """A new file in the folder, with *data*. One that a crash left there is overwritten."""
+        """A new file in the folder, with *data*, in the place of whatever a crash left there; none if not all fits."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._folder / f"{NAME}.new"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        draft.unlink(missing_ok=True)
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
         return draft
 
     def _write(self, image: IndexImage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from array import array
@@ -189,3 +190,42 @@ async def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path: Path) -
             await file.save()
         await file.stop()
     assert [line["event"] for line in logs].count("smetric.index.not_saved") == 1
+
+
+async def test_a_full_disk_is_left_no_fuller_and_the_last_image_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, file = await started(tmp_path)
+    index.prefilled(ASKED, engine())
+    await until((tmp_path / NAME).exists)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    other = Instance("b", "http://127.0.0.1:2")
+    other.started_at = 1000.0
+    with capture_logs() as logs:
+        index.prefilled(ASKED, other)
+        await file.stop()
+    assert [(line["event"], line["reason"]) for line in logs] == [
+        ("smetric.index.not_saved", "No space left on device")
+    ]
+    assert os.listdir(tmp_path) == [NAME]
+    assert [one.id for one in decode((tmp_path / NAME).read_bytes()).instances] == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+async def test_what_lies_in_the_drafts_place_is_neither_waited_for_nor_written_to(tmp_path: Path, kind: str) -> None:
+    draft, other = tmp_path / f"{NAME}.new", tmp_path / "other"
+    other.write_text("of somebody else")
+    if kind == "pipe":
+        os.mkfifo(draft)
+    else:
+        draft.symlink_to(other)
+    async with asyncio.timeout(5):
+        index, file = await started(tmp_path)
+        index.prefilled(ASKED, engine())
+        await file.stop()
+    assert other.read_text() == "of somebody else"
+    assert len(decode((tmp_path / NAME).read_bytes()).instances) == 1
