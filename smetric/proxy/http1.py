@@ -22,6 +22,7 @@ import structlog
 from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Scope
 from smetric.proxy.client import LINGER_BYTES, LINGER_S
+from smetric.proxy.departure import Departure
 from smetric.proxy.error_response import FAULT
 from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
 from smetric.proxy.limits import Limits
@@ -65,6 +66,7 @@ class Http1(asyncio.Protocol):
         "_current",
         "_deadline",
         "_deadlines",
+        "_departure",
         "_drains",
         "_dropped",
         "_has_left",
@@ -113,9 +115,8 @@ class Http1(asyncio.Protocol):
         #: The head being read; None between its end and the next request.
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._url = b""
-        #: Bytes of the request being read that are not of its body.
-        self._overhead = 0
-        self._body_bytes = 0
+        #: Bytes of the request being read: those that are not of its body, and those that are.
+        self._overhead = self._body_bytes = 0
         #: The same as the last data came, the whole of it included: no head in it is longer.
         self._received = 0
         #: Whose body is arriving.
@@ -126,15 +127,14 @@ class Http1(asyncio.Protocol):
         #: Nothing more is read as a request; what still comes is dropped, and counted.
         self._is_deaf = False
         self._dropped = 0
-        self._is_closing = False
-        self._is_paused = False
-        self._has_left = False
+        self._is_closing = self._is_paused = self._has_left = False
+        #: Looked for while reading is paused; None before the first time.
+        self._departure: Departure | None = None
         self._drains: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         #: By which a request or the rest of its head is to come; 0 for a head that has just begun.
         self._deadline = 0.0
-        self.is_full = False
-        self.is_ending = False
+        self.is_full = self.is_ending = False
         #: In which the app answers, one request after the other; None before the first.
         self.task: asyncio.Task[None] | None = None
         #: What it is to take up, and what it waits on for that.
@@ -440,10 +440,13 @@ class Http1(asyncio.Protocol):
         )
         if pause is not self._is_paused and not self._transport.is_closing():
             self._is_paused = pause
+            self._departure = departure = self._departure or Departure(self._transport, self.eof_received)
             if pause:
                 self._transport.pause_reading()
+                departure.watch()
             else:
                 self._transport.resume_reading()
+                departure.is_read = True
 
     def _leave(self) -> None:
         """The client has left: nobody waits for an answer any more."""

@@ -102,9 +102,18 @@ async def test_b2_a_client_that_leaves_between_head_and_body_of_an_answer_aborts
         await until(lambda: len(engine.aborted) == 1)
 
 
-@pytest.mark.parametrize(
-    "extra", [b"\r\n", b"x", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["CRLF", "x", "GET"]
-)
+MORE = {
+    "CRLF": b"\r\n",
+    "x": b"x",
+    "GET": request("GET", "/healthz"),
+    "many of them": request("GET", "/healthz") * 20,
+    "a large request": request("POST", "/v1/chat/completions", b"x" * 400_000),
+    "a large request in chunks": request("POST", "/", headers=[("Transfer-Encoding", "chunked")])
+    + b"4000\r\n%b\r\n" % (b"x" * 0x4000) * 24,
+}
+
+
+@pytest.mark.parametrize("extra", MORE.values(), ids=MORE)
 async def test_b3_a_client_that_sent_more_than_its_request_and_leaves_aborts_it_at_once(extra: bytes) -> None:
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
