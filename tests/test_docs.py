@@ -12,7 +12,7 @@ import pytest
 
 from smetric.cli import main
 from smetric.config.section import ListOf, Section
-from smetric.config.settings import SETTINGS
+from smetric.config.settings import SETTINGS, Settings
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
 from smetric.telemetry import names
@@ -105,3 +105,14 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_the_front_page_leads_to_every_page_of_the_manual() -> None:
     front = (DOCS.parent / "README.md").read_text()
     assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in front] == []
+
+
+def test_nginx_as_the_manual_has_it_passes_on_all_that_the_router_takes_and_waits_as_long() -> None:
+    (block,) = re.findall(r"^```nginx\n(.*?)^```", page("operations"), re.M | re.S)
+    directives = dict(re.findall(r"^\s*(\w+) (\w+);", block, re.M))
+    forward = Settings().forward
+    assert int(directives["client_max_body_size"].removesuffix("m")) << 20 == forward.max_body
+    assert int(directives["proxy_read_timeout"].removesuffix("s")) > max(
+        forward.first_byte_timeout, forward.idle_timeout
+    )
+    assert (directives["proxy_buffering"], directives["proxy_request_buffering"]) == ("off", "off")
