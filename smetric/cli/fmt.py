@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -45,7 +46,8 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
             if changed and diff:
                 click.echo(_difference(source, laid_out), nl=False)
             if changed and check:
-                click.echo(f"{source.path}: not in its canonical layout; run `smetric fmt {source.path}`", err=True)
+                way_out = "" if file is None else f"; run `smetric fmt {shlex.quote(source.path)}`"
+                click.echo(f"{source.path}: not in its canonical layout{way_out}", err=True)
             if file is None and not dry:
                 sys.stdout.buffer.write(laid_out.encode())
             elif file is not None and changed and not dry:

@@ -45,7 +45,8 @@ def read_situation(text: str, place: str, vocabulary: Vocabulary) -> Situation:
     given = _request(top.get("request", {}), f"{place}: request", vocabulary)
     rows = top.get("instances")
     if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_INSTANCES:
-        raise ConfigError(f"{place}: instances: expected a list of 1 to {_MOST_INSTANCES} objects")
+        example = '[{"id": "a", "requests": 3}, …]'
+        raise ConfigError(f"{place}: instances: expected a list of 1 to {_MOST_INSTANCES} objects: {example}")
     ids, cells, ages = _columns(rows, place, vocabulary, given)
     cursors = _object(top.get("cursors", {}), f"{place}: cursors")
     if not all(isinstance(value, str) for value in cursors.values()):

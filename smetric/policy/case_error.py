@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from smetric.policy.diagnostic import Diagnostic
+from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import same_line
 from smetric.policy.stop import Stop, unexpected
 from smetric.policy.suggestion import closest
@@ -53,6 +53,16 @@ def _unit(stop: Stop) -> Diagnostic | None:
     return None
 
 
+def _bare_word(stop: Stop) -> Diagnostic | None:
+    """A string without quotes in a cell."""
+    token, previous = stop.token, stop.previous
+    if token is None or previous is None or token.type != "NAME" or previous.type not in ("VBAR", "LBRACE", "COMMA"):
+        return None
+    if "UNKNOWN" not in stop.accepted and "STRING" not in stop.accepted:
+        return None
+    return unexpected(token, f'quote it if it is a string, "{clip(token)}"; what nobody knows is `?`')
+
+
 def _field(stop: Stop) -> Diagnostic | None:
     """`req.` in `given`."""
     token, previous = stop.token, stop.previous
@@ -61,7 +71,7 @@ def _field(stop: Stop) -> Diagnostic | None:
     return unexpected(token, f"`given` is of the request, so write `{stop.following or 'turn'} = …`")
 
 
-_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (_outer_bar, _part, _unit, _field)
+_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (_outer_bar, _part, _unit, _bare_word, _field)
 
 
 def _around(stop: Stop) -> Iterator[tuple[Token, Token, Token | None]]:

@@ -58,7 +58,10 @@ class Tests:
                 continue
             if made is None:
                 message = f"this policy declares no `{setting.name}`"
-                self._findings.error("setting", _name(setting), message, did_you_mean(setting.name, declared))
+                help_text = did_you_mean(setting.name, declared)
+                if setting.name in self._vocabulary.request:
+                    help_text = f"request fields go into `given {setting.name} = …`"
+                self._findings.error("setting", _name(setting), message, help_text)
                 continue
             value = setting.value.name if isinstance(setting.value, tree.Name) else setting.value
             self._statements.parameters.set(made, value, "this test", _name(setting), setting.unit, self._units)
@@ -82,6 +85,8 @@ class Tests:
                 help_text = did_you_mean(setting.name, [*self._vocabulary.request, "last"])
                 if setting.name in self._vocabulary.features:
                     help_text = f"`{setting.name}` belongs to the instances: make it a column"
+                elif setting.name in self._statements.parameters.declared:
+                    help_text = f"a parameter is set by `with {setting.name} = …`"
                 self._findings.error(
                     "unknown-field", _name(setting), f"a request has no `{setting.name}`", help_text
                 )  # fmt: skip
@@ -148,7 +153,8 @@ class Tests:
             if isinstance(word, RequestField) and not word.may_be_unknown:
                 self._findings.error("value", span, f"{shown} is never unknown")
         elif type(value) is not kind:
-            self._findings.error("value", span, f"{shown} is {description}")
+            bare = value.name if isinstance(value, tree.Name) and word.kind is Kind.STRING else ""
+            self._findings.error("value", span, f"{shown} is {description}", f'quote it: "{bare}"' if bare else "")
         elif isinstance(value, float) and value not in Interval(word.low, word.high):
             self._findings.error("value", span, f"{shown} lies in {word.low:g}..{word.high:g}")
 

@@ -131,7 +131,7 @@ def _holds_back(previous: Token | None, token: Token) -> bool:
     """Whether a statement keyword behind *previous* starts no statement."""
     if previous is None:
         return False
-    if previous.type == "EXPECT":
+    if previous.type == "EXPECT" or (previous.type == "MINUS" and previous.end == token.start):  # as in my-policy
         return True
     return (previous.type in BEFORE_NAMES or previous.type in ("LPAR", "COMMA")) and same_line(previous, token)
 

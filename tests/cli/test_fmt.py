@@ -48,6 +48,9 @@ def test_check_names_what_would_change_and_writes_nothing(ugly: Path) -> None:
     assert result.exit_code == 1
     assert f"run `smetric fmt {ugly}`" in result.stderr
     assert ugly.read_text() == UGLY
+    spaced = ugly.rename(ugly.with_name("not mine.policy"))
+    assert f"run `smetric fmt '{spaced}'`" in run("--check", str(spaced)).stderr
+    assert run("--check", "-", stdin=UGLY).stderr == "<stdin>: not in its canonical layout\n"
     ugly.write_text(FINE)
     assert (run("--check", "--diff", str(ugly)).exit_code, run("--check", "--diff", str(ugly)).output) == (0, "")
 

@@ -193,7 +193,7 @@ def test_explain_treats_a_look_up_that_nothing_is_said_about_as_unknown() -> Non
         ("[]", "<stdin>: expected an object, got []"),
         ({"instance": []}, "<stdin>: instance: no such name; did you mean instances?"),
         ({}, "instances: expected a list of 1 to 10000 objects"),
-        ({"instances": []}, "instances: expected a list of 1 to 10000 objects"),
+        ({"instances": []}, 'instances: expected a list of 1 to 10000 objects: [{"id": "a", "requests": 3}, …]'),
         ({"instances": [{"id": "a"}, {"id": "a"}]}, 'instances[1]: id: expected a text of its own, got "a"'),
         ({"instances": [{"id": "a", "reqests": 1}]}, "instances[0]: reqests: no such name; did you mean requests?"),
         ({"instances": [{"id": "a", "requests": "1"}]}, 'instances[0]: requests: expected a number, got "1"'),

@@ -663,6 +663,53 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
             ),
         )
     ),
+    *(
+        (
+            f'param A = 1 in 0..2\nroute argmin(requests * A)\ntest "t"\n{case}\n  expect a',
+            {},
+            caret,
+            kind,
+            message,
+            help_text,
+        )
+        for case, caret, kind, message, help_text in (
+            (
+                "  instance | role\n  a | prefill",
+                "prefill",
+                "syntax",
+                "did not expect `prefill` here",
+                'quote it if it is a string, "prefill"; what nobody knows is `?`',
+            ),
+            (
+                "  instance | loras\n  a | {x}",
+                "x",
+                "syntax",
+                "did not expect `x` here",
+                'quote it if it is a string, "x"; what nobody knows is `?`',
+            ),
+            (
+                "  given A = 2\n  instance | requests\n  a | 1",
+                "A",
+                "unknown-field",
+                "a request has no `A`",
+                "a parameter is set by `with A = …`",
+            ),
+            (
+                "  with turn = 2\n  instance | requests\n  a | 1",
+                "turn",
+                "setting",
+                "this policy declares no `turn`",
+                "request fields go into `given turn = …`",
+            ),
+            (
+                "  given tenant = gold\n  instance | requests\n  a | 1",
+                "tenant = gold",
+                "value",
+                "`tenant` is a string",
+                'quote it: "gold"',
+            ),
+        )
+    ),
     (
         "route argmin(requests)\nelse:\n  route argmax(hit_len)",
         {},
@@ -825,6 +872,14 @@ def test_a_mistake_is_named_with_its_place_and_the_way_out_and_has_no_echo(
 def test_a_mistyped_rule_below_the_header_is_not_missed_besides(word: str) -> None:
     assert [each.message for each in _found(f"{word} argmin(requests)", {})] == [
         f"a statement cannot start with `{word}`"
+    ]
+
+
+def test_a_keyword_behind_a_hyphen_starts_no_statement() -> None:
+    with pytest.raises(PolicyError) as caught:
+        check_text("policy my-policy\nroute argmin(requests)", WORDS)
+    assert [(each.message, each.help) for each in caught.value.diagnostics] == [
+        ("did not expect `-` here", "names have letters, digits and `_` only")
     ]
 
 
