@@ -268,7 +268,7 @@ class Http1(asyncio.Protocol):
         if receiving is None or self._is_deaf:
             return
         receiving.feed(piece)
-        if receiving.buffered > HIGH_WATER:
+        if receiving.buffered > HIGH_WATER or self._waiting:
             self._set_reading()
 
     def on_message_complete(self) -> None:
@@ -434,10 +434,7 @@ class Http1(asyncio.Protocol):
 
     def _set_reading(self) -> None:
         """Pause or resume reading: by what waits for the app, and always on when it is dropped anyway."""
-        receiving = self._receiving
-        pause = not self._is_deaf and (
-            (receiving is not None and receiving.buffered > HIGH_WATER) or len(self._waiting) >= PIPELINE_PAUSE
-        )
+        pause = not self._is_deaf and (len(self._waiting) >= PIPELINE_PAUSE or self._held() > HIGH_WATER)
         if pause is not self._is_paused and not self._transport.is_closing():
             self._is_paused = pause
             self._departure = departure = self._departure or Departure(self._transport, self.eof_received)
@@ -447,6 +444,12 @@ class Http1(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
                 departure.is_read = True
+
+    def _held(self) -> int:
+        """Bytes of bodies that wait for the app, whether it is at their request or at one before it."""
+        receiving = self._receiving
+        waiting = sum(turn.buffered for turn in self._waiting if isinstance(turn, Transaction))
+        return waiting if receiving is None else max(waiting, receiving.buffered)
 
     def _leave(self) -> None:
         """The client has left: nobody waits for an answer any more."""

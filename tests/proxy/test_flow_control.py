@@ -234,6 +234,27 @@ async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_
     await asyncio.wait((client.task,))
 
 
+async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    pipe = Pipe()
+    client = Http1(app, Limits(), {}, lambda _: None)
+    pipe.join(client)
+    rest = request("POST", "/") + request("POST", "/", bytes(100_000)) * 20
+    held = 0
+    while pipe.is_reading and rest:
+        held += len(rest[:10_000])
+        client.data_received(rest[:10_000])
+        rest = rest[10_000:]
+        await asyncio.sleep(0)
+    assert HIGH_WATER < held < HIGH_WATER + 20_000
+    client.abort()
+    assert client.task is not None
+    client.task.cancel()
+    await asyncio.wait((client.task,))
+
+
 def _steps(text: bytes) -> Iterator[int]:
     return iter(range(0, len(text), 5000))
 
