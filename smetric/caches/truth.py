@@ -155,10 +155,7 @@ class HitTruth:
             return
         if usage.cached_tokens is None or not usage.prompt_tokens:
             return
-        tokens, source = predicted
-        if record.tokens_source != "exact":
-            # Shares are right where counts are only estimated.
-            tokens = round(tokens * usage.prompt_tokens / (request.prompt_len or 1))
+        tokens, source = record.as_counted(predicted[0], usage.prompt_tokens), predicted[1]
         block, grain = instance.cache.block_size or BLOCK_TOKENS, self._grains.get(source, 1)
         if grain > block:
             block = grain

@@ -102,7 +102,7 @@ class Figures:
                 second.compare(record.shadowed)
             usage, hit = record.usage, record.hit
             if hit is not None and usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
-                predicted += hit[0]
+                predicted += record.as_counted(hit[0], usage.prompt_tokens)
                 actual += usage.cached_tokens
                 prompts += usage.prompt_tokens
         second.predicted += predicted

@@ -173,3 +173,12 @@ class DecisionRecord:
             if (hit := snapshot.cell("hit_len", index)) is not None:
                 break
         return None if hit is None else int(hit)
+
+    def as_counted(self, tokens: int, prompt_tokens: int) -> int:
+        """*tokens* of the prompt, as the instance counts that counted *prompt_tokens* in all of it.
+
+        Where the router only estimates, shares are right and counts are not: a hit could exceed its prompt.
+        """
+        if self.tokens_source == "exact":
+            return tokens
+        return round(tokens * prompt_tokens / (self.request.prompt_len or 1))

@@ -101,10 +101,11 @@ class Savings:
         if forecast is None:
             return
         if forecast.other_hit is not None:
-            usage, hit = record.usage, record.hit_at(decision.index)
-            found = usage.cached_tokens if usage is not None and usage.cached_tokens is not None else hit
+            usage, found, other = record.usage, record.hit_at(decision.index), forecast.other_hit
+            if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
+                found, other = usage.cached_tokens, record.as_counted(other, usage.prompt_tokens)
             if found is not None:
-                saved = found - forecast.other_hit
+                saved = found - other
                 account.compared_tokens += 1
                 account.saved_tokens += saved
                 (series.tokens_saved if saved >= 0 else series.tokens_lost).value += abs(saved)

@@ -29,10 +29,12 @@ export function percent(share, digits = 0) {
 /** Seconds in the unit that suits them. */
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
-  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  return value < 100 ? `${value.toFixed(1)} s` : `${Math.round(value / 60)} min`;
+  // Each bound is where rounding would reach the next unit.
+  if (value < 0.0009995) return `${Math.round(value * 1e6)} µs`;
+  if (value < 0.00995) return `${(value * 1000).toFixed(1)} ms`;
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
+  if (value < 99.95) return `${value.toFixed(1)} s`;
+  return value < 599.5 ? `${Math.round(value)} s` : `${Math.round(value / 60)} min`;
 }
 
 /** The guard that took a later turn elsewhere; empty where none did. */

@@ -82,6 +82,16 @@ def test_predicted_and_actual_hits_are_of_the_same_requests() -> None:
     assert (state["predicted"], state["actual"]) == (0.88, 0.8)
 
 
+def test_a_predicted_hit_is_never_more_than_its_prompt_however_that_was_estimated() -> None:
+    board = Board()
+    record = samples.record(hits=(0, 1000, 0))  # the whole of what was taken for 1,000 tokens
+    record.usage = Usage(800, 10, 784)
+    board.figures.add([], [record])
+    board.second()
+    state = board.figures.state()
+    assert (state["predicted"], state["actual"]) == (1.0, 0.98)
+
+
 def test_times_to_first_token_are_percentiles_of_what_was_answered() -> None:
     board = Board()
     ended = []

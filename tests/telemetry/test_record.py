@@ -18,3 +18,10 @@ def test_where_nobody_was_chosen_only_the_best_hit_is_known_and_without_a_policy
     rejected, pinned = samples.record(names.REJECTED), samples.record(names.PINNED)
     assert (rejected.hit, rejected.best_hit) == (None, 880)
     assert (pinned.hit, pinned.best_hit) == (None, None)
+
+
+def test_a_share_of_an_estimated_prompt_is_the_same_share_of_the_counted_one() -> None:
+    made = samples.record()  # of 1,000 tokens
+    assert made.as_counted(880, 500) == 440
+    made.tokens_source = "exact"
+    assert made.as_counted(880, 500) == 880

@@ -110,6 +110,14 @@ def test_outcomes_settle_what_decisions_saved_and_lost() -> None:
     assert savings.forecast_seconds.series["sticky", "predicted"].value == pytest.approx(1.4)
 
 
+def test_tokens_are_compared_in_what_the_instance_counted() -> None:
+    savings = Savings(lambda: NOON)
+    # Both held all of a prompt that was taken for 1,000 tokens and is 700.
+    savings.settle(ended(Forecast(0.4, "gpu-0", None, 1000), usage=Usage(700, 20, 700)))
+    (row,) = savings.report()
+    assert row["tokens"] == {"compared": 1, "saved": 0}
+
+
 @pytest.mark.parametrize("fields", [{"status": 503}, {"error_type": "upstream_closed"}, {"decision": None}])
 def test_what_failed_settles_nothing(fields: dict[str, Any]) -> None:
     savings = Savings(lambda: NOON)
