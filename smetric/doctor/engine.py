@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 
 import msgspec
 
@@ -107,7 +105,7 @@ async def look(wire: Wire, settings: InstanceSettings, scrape_s: float) -> Engin
         problem=health if isinstance(health, str) else "" if health.status == 200 else f"/health says {health.status}",
         version=_version(version),
         server=health.headers.get("server", "") if isinstance(health, Answer) else "",
-        ahead_s=_ahead(health),
+        ahead_s=health.clock_ahead_s if isinstance(health, Answer) else None,
         cards=found,
         cards_problem=cards_problem,
         page=read,
@@ -144,12 +142,3 @@ def _version(answer: Answer | str) -> str:
         return _VERSION.decode(answer.body).version
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
-
-
-def _ahead(answer: Answer | str) -> float | None:
-    if isinstance(answer, str) or "date" not in answer.headers:
-        return None
-    try:
-        return parsedate_to_datetime(answer.headers["date"]).timestamp() - time.time()
-    except ValueError:
-        return None

@@ -58,10 +58,11 @@ async def lmcache(site: Site) -> list[Finding]:
         raise Skipped("lmcache.url is not set")
     where = f"LMCache at {settings.url}"
     try:
-        entries = await _entries(site, settings.mode)
+        answer = await _list(site, settings.mode)
+        entries = _entries(answer, settings.mode)
         if entries is None:
             other = "controller" if settings.mode == "coordinator" else "coordinator"
-            is_other = await _entries(site, other) is not None
+            is_other = _entries(await _list(site, other), other) is not None
             return [
                 error(
                     where,
@@ -70,7 +71,7 @@ async def lmcache(site: Site) -> list[Finding]:
                     f"set `lmcache.mode: {other}`" if is_other else f"set `lmcache.url` to the {settings.mode}'s",
                 )
             ]
-        found = [*_models(site), *_registered(site, entries)]
+        found = [*_models(site), *_registered(site, entries, _now(answer))]
         chunks = await _chunks(site, where)
     except NoAnswer as reason:
         return [
@@ -100,9 +101,12 @@ async def lmcache(site: Site) -> list[Finding]:
     return found
 
 
-async def _entries(site: Site, mode: str) -> Sequence[_Entry] | None:
+async def _list(site: Site, mode: str) -> Answer:
+    return await site.wire.get(site.settings.lmcache.url + _LISTS[mode], within_s=ANSWER_S)
+
+
+def _entries(answer: Answer, mode: str) -> Sequence[_Entry] | None:
     """What is registered with the service; None if it is not of this kind."""
-    answer = await site.wire.get(site.settings.lmcache.url + _LISTS[mode], within_s=ANSWER_S)
     if answer.status != 200:
         return None
     try:
@@ -112,7 +116,14 @@ async def _entries(site: Site, mode: str) -> Sequence[_Entry] | None:
     return read.instances if mode == "coordinator" else read.workers
 
 
-def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
+def _now(answer: Answer) -> float:
+    """What the clock says by which the service dates its registrations; ours, unless they are seconds apart."""
+    ahead_s = answer.clock_ahead_s or 0.0
+    return time.time() + (ahead_s if abs(ahead_s) > 2 else 0)
+
+
+def _registered(site: Site, entries: Sequence[_Entry], now: float) -> list[Finding]:
+    """What is wrong with the registrations at *now*."""
     known = {entry.instance_id for entry in entries}
     unknown = [engine for engine in site.engines if _id(site, engine) not in known]
     found = [
@@ -125,7 +136,6 @@ def _registered(site: Site, entries: Sequence[_Entry]) -> list[Finding]:
         )
         for engine in unknown
     ]
-    now = time.time()
     for id in sorted(known & {_id(site, engine) for engine in site.engines}):
         beats = [entry for entry in entries if entry.instance_id == id and entry.last_heartbeat_time]
         # Without heartbeats the time of the last one stays that of the registration.

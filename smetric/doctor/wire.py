@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -38,6 +40,14 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """Seconds by which the clock of whoever answered is ahead of ours; None where it does not say."""
+        try:
+            return parsedate_to_datetime(self.headers["date"]).timestamp() - time.time()
+        except (KeyError, ValueError):
+            return None
 
     def json(self) -> Any:
         """The body as JSON; None if it is none."""

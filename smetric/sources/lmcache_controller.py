@@ -23,7 +23,7 @@ from typing import Annotated
 import msgspec
 import orjson
 
-from smetric.sources.lmcache_holdings import NOTHING, Holdings, Question, UnreadableError
+from smetric.sources.lmcache_holdings import NOTHING, Holdings, InstanceId, Question, UnreadableError
 
 #: Where an instance keeps chunks of its own: in host memory, on its disk.
 HOST, DISK = "LocalCPUBackend", "LocalDiskBackend"
@@ -34,7 +34,7 @@ _Length = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class _Answer(msgspec.Struct):
-    layout_info: dict[str, tuple[str, _Length]]
+    layout_info: dict[InstanceId, tuple[str, _Length]]
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import orjson
 
-from smetric.sources.lmcache_holdings import Holdings, Question, UnreadableError
+from smetric.sources.lmcache_holdings import Holdings, InstanceId, Question, UnreadableError
 
 #: The tier in an instance's host memory; every other tier of its own lies on its disk.
 HOST_TIER = "l1"
@@ -22,7 +22,7 @@ BASE_BYTES, KEY_BYTES = 1024 * 1024, 16 * 1024
 
 # An answer for a long prompt has tens of thousands of these, none in a cycle: the collector need not look at them.
 class _Placement(msgspec.Struct, gc=False):
-    instance_id: str
+    instance_id: InstanceId
     tier: str
     shared: bool = False
 

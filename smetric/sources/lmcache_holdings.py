@@ -8,9 +8,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 #: Most tokens in one question; the coordinator refuses more than a million.
 MAX_TOKENS = 1_000_000
+#: LMCache's id of an instance, in an answer: no longer than it may be in the settings, since answers are remembered.
+InstanceId: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from email.utils import formatdate
+from typing import Any
 
 from smetric.doctor.examination import examine
-from tests.doctor.lab import Lab, the_only
+from smetric.doctor.report import as_text
+from tests.doctor.lab import Lab, the_only, told
 
 
 async def test_an_instance_that_lmcache_does_not_know_is_found(lab: Lab) -> None:
@@ -14,3 +18,18 @@ async def test_an_instance_that_lmcache_does_not_know_is_found(lab: Lab) -> None
     assert (check, finding.where) == ("lmcache", "instance e1")
     assert "knows no instance nobody; it knows 127.0.0.1:" in finding.what
     assert "set `lmcache.instances: {e1: ID}`" in finding.remedy
+
+
+async def test_a_service_whose_clock_is_an_hour_behind_has_heartbeats_as_well(lab: Lab) -> None:
+    behind = time.time() - 3600
+
+    def beat(answer: Any) -> None:
+        for worker in answer["workers"]:
+            worker |= {"registration_time": behind - 1000, "last_heartbeat_time": behind - 5}
+
+    lab.lmcache(mode="controller")
+    lab.store.edit_json("/controller/workers", beat)
+    lab.store.headers = {"date": formatdate(behind, usegmt=True)}
+    examination = await examine(lab.settings, may_probe=False)
+    found = [finding.what for check, finding in told(examination) if "heartbeat" in finding.what]
+    assert found == [], as_text(examination)

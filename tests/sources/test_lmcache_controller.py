@@ -84,6 +84,7 @@ def test_the_question_is_the_captured_one() -> None:
         b'{"instA":["LocalCPUBackend"]}',
         b'{"instA":"LocalCPUBackend"}',
         b'{"instA":["LocalCPUBackend",256],"instB":["LocalCPUBackend",4096]}',
+        b'{"%b":["LocalCPUBackend",256]}' % (b"a" * 257),
         b'["instA"]',
         b"null",
     ],

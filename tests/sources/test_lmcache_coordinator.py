@@ -122,6 +122,8 @@ def test_a_disk_of_its_own_is_not_host_memory_and_continues_it() -> None:
         b'{"chunks":1,"results":[{"key":{"chunk_hash_hex":"00"},"placements":null}]}',
         b'{"chunks":1,"results":[{"key":{"chunk_hash_hex":"00"},"placements":[{"instance_id":7,"tier":"l1"}]}]}',
         b'{"chunks":1,"results":[{"placements":[]}]}',
+        b'{"chunks":1,"results":[{"key":{"chunk_hash_hex":"00"},"placements":[{"instance_id":"%b","tier":"l1"}]}]}'
+        % (b"a" * 257),
     ],
 )
 def test_garbage_is_no_answer(body: bytes) -> None:
