@@ -30,6 +30,12 @@ from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.exchange import Exchange
 from smetric.telemetry.record import DecisionRecord
 
+#: What a client is told of an instance that was reached but did not answer, by reason.
+_SAID = {
+    "closed": "the instance chosen for this request ended the connection before it answered",
+    "protocol": "what the instance chosen for this request answered is not HTTP/1.1",
+}
+
 
 class Forwarding:
     """One request on its way: `run` sends it and streams the answer back.
@@ -183,7 +189,7 @@ class Forwarding:
                 return Failure(UpstreamError(none_left, reason=names.EXHAUSTED, status=503), elsewhere=False)
             return Failure(
                 UpstreamError(
-                    "the instance chosen for this request could not be reached",
+                    _SAID.get(failed.reason, "the instance chosen for this request could not be reached"),
                     reason=failed.reason,
                     status=503 if isinstance(failed, Unreachable) else 502,
                 ),

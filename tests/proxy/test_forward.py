@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 
+import orjson
 import pytest
 
 from smetric.config.settings import Forward
@@ -171,6 +172,23 @@ async def test_a_stream_that_is_compressed_passes_as_it_is_and_is_whole_by_its_f
         assert (answer.complete, answer.body) == (is_whole, sent if is_whole else sent[:20])
         assert answer.value("x-accel-buffering") == "no"
         assert await router.attempts("closed") == (not is_whole)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [(b"", "ended the connection before it answered"), (b"SSH-2.0-x\r\n\r\n", "is not HTTP/1.1")],
+    ids=["nothing", "another protocol"],
+)
+async def test_an_instance_that_does_not_answer_is_told_from_one_that_cannot_be_reached(raw: bytes, told: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(raw)
+        call.close()
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat()
+        assert answer.status == 502
+        assert orjson.loads(answer.body)["error"]["message"].endswith(told)
 
 
 @pytest.mark.parametrize("path", BODIES)
