@@ -52,6 +52,65 @@ def test_no_block_is_ever_held_without_those_before_it(
         assert ticks == [sorted(each) for each in ticks]
 
 
+class LeastRecent:
+    """A holder that is searched through: each block with the tick it was last entered in, and its depth."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[int, int]] = {}
+
+    def runs(self, path: list[int]) -> list[tuple[int, int]]:
+        depth = self.depth(path)
+        ticks = [self.held[block][0] for block in path[:depth]]
+        return [(at, tick) for at, tick in enumerate(ticks) if not at or ticks[at - 1] != tick] + [(depth, 0)]
+
+    def depth(self, path: list[int]) -> int:
+        return next((at for at, block in enumerate(path) if block not in self.held), len(path))
+
+    def enter(self, path: list[int], tick: int, room: int) -> None:
+        self.held.update({block: (tick, -depth) for depth, block in enumerate(path[:room])})
+        while len(self.held) > room:
+            del self.held[min(self.held, key=lambda block: self.held[block])]
+
+    def forget_until(self, tick: int) -> int:
+        old = [block for block, (at, _) in self.held.items() if at <= tick]
+        for block in old:
+            del self.held[block]
+        return len(old)
+
+
+STEP = st.tuples(st.sampled_from(["enter", "enter", "enter", "forget", "leave"]), st.integers(0, 2), PATH)
+
+
+@settings(deadline=None)
+@given(st.lists(STEP, max_size=30), st.sampled_from([2, 5, 100]), st.data())
+def test_what_was_entered_longest_ago_is_forgotten_first_and_of_it_the_end(
+    steps: list[tuple[str, int, str]], room: int, data: st.DataObject
+) -> None:
+    table = Holdings(2**20)
+    helds, models = [table.open() for _ in range(3)], [LeastRecent() for _ in range(3)]
+    for what, which, text in steps:
+        held, model, path = helds[which], models[which], blocks(text)
+        if what == "enter":
+            before = model.runs(path[:room])
+            assert table.enter(held, path, room) == before
+            model.enter(path, table.tick, room)
+        elif what == "forget":
+            tick = data.draw(st.integers(0, table.tick))
+            newer = sum(at > tick for at, _ in model.held.values())
+            assert held.newer_than(tick, room) == min(newer, room)
+            assert table.forget_until(held, tick) == model.forget_until(tick)
+        else:
+            table.close(held)
+            helds[which], models[which] = table.open(), LeastRecent()
+        assert [set(one.image()[0]) for one in helds] == [set(one.held) for one in models]
+        assert table.blocks == len({block for one in models for block in one.held})
+        found = {bit: depth for bits, depth in table.depths(path) for bit in (1, 2, 4) if bits & bit}
+        assert [found.get(one.bit, 0) for one in helds] == [one.depth(path) for one in models]
+    for held in helds:
+        table.close(held)
+    assert (table.blocks, table.memory_bytes) == (0, 0)
+
+
 def test_runs_say_how_much_of_a_prompt_is_held_and_since_when() -> None:
     table = Holdings(2**20)
     held = table.open()
