@@ -35,6 +35,8 @@ class State(enum.Enum):
     GAP = "gap"
     #: A message could not be read.
     MALFORMED = "malformed"
+    #: The engine publishes under a topic that is not listened to.
+    OTHER_TOPIC = "other_topic"
     #: A block was stored after, or removed that was, one nobody told of; or the index is full.
     UNKNOWN_BLOCK = "unknown_block"
     #: The model has several kinds of KV caches, whose blocks do not tell its hits.

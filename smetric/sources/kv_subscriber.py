@@ -50,6 +50,7 @@ class Subscriber:
 
     def __init__(self, publisher: Publisher, index: KvIndex) -> None:
         self.publisher = publisher
+        self._topic = publisher.topic.encode()
         self._index = index
         self._context: zmq.asyncio.Context | None = None
         #: By data-parallel rank: mostly one, but several may connect to an address bound here.
@@ -74,7 +75,9 @@ class Subscriber:
         self._context = context
         with context.socket(zmq.SUB) as events:
             configure(events, self.publisher.endpoint)
-            events.setsockopt(zmq.SUBSCRIBE, self.publisher.topic.encode())
+            # Several may connect to an address bound here. One that is connected to is the instance's own, and whatever
+            # it publishes tells whether the topic is the right one.
+            events.setsockopt(zmq.SUBSCRIBE, self._topic if self.publisher.bind else b"")
             with events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as connection:
                 try:
                     await self._listen(events, connection)
@@ -130,6 +133,10 @@ class Subscriber:
 
     async def _receive(self, frames: list[bytes]) -> None:
         """One published message, after whatever was missed before it."""
+        if not frames[0].startswith(self._topic):
+            if not self.messages["ok"]:
+                self._lose(State.OTHER_TOPIC)
+            return
         read = self._read(frames)
         if read is None:
             return
@@ -172,10 +179,14 @@ class Subscriber:
             except MessageError:
                 pass
         self.messages["malformed"] += 1
-        for rank, stream in self.streams.items():
-            stream.lose(State.MALFORMED)
-            self._tell(rank, stream)
+        self._lose(State.MALFORMED)
         return None
+
+    def _lose(self, loss: State) -> None:
+        """All that this publisher told is lost."""
+        for rank, stream in self.streams.items():
+            stream.lose(loss)
+            self._tell(rank, stream)
 
     def _stream(self, rank: int) -> Stream | None:
         stream = self.streams.get(rank)

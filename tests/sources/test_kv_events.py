@@ -402,6 +402,21 @@ async def test_where_the_topic_is_another_than_the_engines_its_replay_does_not_m
     assert problems == [("smetric.kv_events.no_replay", "OtherTopic")]
 
 
+async def test_an_engine_that_had_said_nothing_and_speaks_under_another_topic_is_not_known_to_be_empty() -> None:
+    async with (
+        engine(topic="kv@10.0.0.7@m") as one,
+        listening(publisher(one, topic="kv@engine-0@m")) as source,
+    ):
+        await one.joined()
+        await until(lambda: told(source).is_known)
+        with capture_logs() as logs:
+            await one.publish(stored(PROMPT))
+            await until(lambda: not told(source).is_known)
+        assert [line["state"] for line in logs] == ["other_topic"]
+        assert await hit_len(source, request(PROMPT)) == [None]
+        assert await hit_len(source, request([9] * 9)) == [None]
+
+
 async def test_an_event_of_a_long_prompt_leaves_the_loop_to_others() -> None:
     prompt = list(range(8000 * BLOCK + 1))
     async with engine(replay=False) as one, listening(publisher(one)) as source:

@@ -96,7 +96,7 @@ TOKENIZE_FAILED_EVENT = Event("smetric.tokenize.failed", "Error: tokenising rais
 KV_CHANGED_EVENT = Event(
     "smetric.kv_events.changed",
     "Info: an instance's cache contents became known from its events. Warning: they no longer are, and why: "
-    "`joined_late`, `behind`, `gap`, `malformed`, `unknown_block`, `unsupported`.",
+    "`joined_late`, `behind`, `gap`, `malformed`, `other_topic`, `unknown_block`, `unsupported`.",
 )
 KV_RESTARTED_EVENT = Event(
     "smetric.kv_events.restarted", "Warning: an engine's numbering began anew: a new process, whose cache is empty."
