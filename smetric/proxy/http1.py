@@ -434,7 +434,8 @@ class Http1(asyncio.Protocol):
 
     def _set_reading(self) -> None:
         """Pause or resume reading: by what waits for the app, and always on when it is dropped anyway."""
-        pause = not self._is_deaf and (len(self._waiting) >= PIPELINE_PAUSE or self._held() > HIGH_WATER)
+        held = sum(turn.buffered for turn in {self._receiving, *self._waiting} if isinstance(turn, Transaction))
+        pause = not self._is_deaf and (held > HIGH_WATER or len(self._waiting) >= PIPELINE_PAUSE)
         if pause is not self._is_paused and not self._transport.is_closing():
             self._is_paused = pause
             self._departure = departure = self._departure or Departure(self._transport, self.eof_received)
@@ -444,12 +445,6 @@ class Http1(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
                 departure.is_read = True
-
-    def _held(self) -> int:
-        """Bytes of bodies that wait for the app, whether it is at their request or at one before it."""
-        receiving = self._receiving
-        waiting = sum(turn.buffered for turn in self._waiting if isinstance(turn, Transaction))
-        return waiting if receiving is None else max(waiting, receiving.buffered)
 
     def _leave(self) -> None:
         """The client has left: nobody waits for an answer any more."""
