@@ -3,8 +3,8 @@
     python -m tests.faults.report [--soak] [ROW ...]
 
 With `--soak` those that take minutes, without it all others; docs/figures/reliability.json keeps both, and
-docs/reliability.md is made from it. Rows are renewed whole or not at all: of a part it could not be said whether the
-rest still passes.
+docs/reliability.md is made from it. Rows are renewed whole or not at all, and with them those that tell of the same
+figure: of a part it could not be said whether the rest still passes.
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ def _row(text: str) -> str:
     return text.upper()
 
 
+def _with_kin(rows: list[str]) -> list[str]:
+    """*rows*, and those that tell a part of a figure that one of them tells a part of."""
+    figures = tomllib.loads((ROOT / "tests" / "faults" / "figures.toml").read_text()).values()
+    told = [{row.upper() for row in re.findall(r"\b[a-i]\d+\b", about.get("by", ""))} for about in figures]
+    return sorted({*rows}.union(*(kin for kin in told if not kin.isdisjoint(rows))))
+
+
 def main() -> int:
     """Run, write, and say how many failed; the exit code is pytest's."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.report", description=(__doc__ or "").splitlines()[0])
@@ -81,7 +88,9 @@ def main() -> int:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
         command += ["-m", "soak", "-o", "faulthandler_timeout=0"] if options.soak else ["-m", "not soak"]
-        command += ["-k", " or ".join(f"test_{row.lower()}_" for row in options.rows)] if options.rows else []
+        command += (
+            ["-k", " or ".join(f"test_{row.lower()}_" for row in _with_kin(options.rows))] if options.rows else []
+        )
         code = subprocess.run([*command, *files()], cwd=ROOT, check=False).returncode
         if code not in (0, 1):  # all tests ran, whether they passed or failed
             sys.stderr.write(f"pytest ended with {code} before its end: nothing is written\n")
