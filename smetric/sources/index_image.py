@@ -83,7 +83,7 @@ def encode(image: IndexImage) -> bytes:
     return MAGIC + xxhash.xxh3_128_digest(payload) + payload
 
 
-def decode(data: bytes) -> IndexImage:
+def decode(data: bytes | bytearray) -> IndexImage:
     """The image that `encode` made *data* of.
 
     Raises:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import hmac
+import random
 import secrets
 import time
 from collections import deque
@@ -42,8 +43,11 @@ MAX_QUEUED = 32
 HEARTBEAT_S = 2.0
 #: Heartbeats that may fail to come before a peer's placements count as missing.
 MISSING_HEARTBEATS = 3
-#: Longest wait for a peer, and for all of them at the start, seconds.
+#: Longest wait for a peer, and at the start for all of them, seconds. What comes later is taken in later.
 TIMEOUT_S = 2.0
+START_S = 2.1
+#: Peers that are asked for all they know at the same time.
+ASKED_AT_A_TIME = 4
 #: Answers of a router that wants nothing of this one: of another release, with another token, or without peers.
 REFUSALS = frozenset(f"status {status}" for status in (400, 401, 403, 404, 405))
 #: Seconds for the last batch at the end.
@@ -141,12 +145,14 @@ class Peers:
         return not self._token or hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
 
     async def start(self) -> None:
-        """Ask the peers what is where, for at most `TIMEOUT_S`, and begin to send."""
+        """Ask the peers what is where, wait for it for at most `START_S`, and begin to send."""
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         self._session = aiohttp.ClientSession(
             headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False
         )
-        await self._catch_up()
+        self._begin_catch_up()
+        assert self._catching_up is not None
+        await asyncio.wait([self._catching_up], timeout=START_S)
         self._tasks = [asyncio.create_task(self._send(peer), name=f"peer {peer.url}") for peer in self._peers]
         self._tasks.append(asyncio.create_task(self._flush_for_ever(), name="placements"))
         self._tasks.append(asyncio.create_task(self._watch_senders(), name="senders"))
@@ -186,9 +192,7 @@ class Peers:
             return Reception.OWN
         if self._senders.heard(batch.sender, batch.number, is_last=batch.is_last):
             self._missed()
-            if self._catching_up is None or self._catching_up.done():
-                self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
-                self._catching_up.add_done_callback(_ended)
+            self._begin_catch_up()
         left, is_stranger = STRETCH, False
         for one in batch.placements:
             instance, index = self._fleet.get(one.instance), self._indexes.get(one.tokens)
@@ -292,11 +296,33 @@ class Peers:
         except (aiohttp.ClientError, OSError):
             return "connect_error"
 
+    def _begin_catch_up(self) -> None:
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
+            self._catching_up.add_done_callback(_ended)
+
     async def _catch_up(self) -> None:
-        """Ask all peers what is where."""
+        """Ask all peers what is where, a few at a time: each tells mostly the same, up to all that is kept here."""
         await asyncio.sleep(max(0.0, self._caught_up_at + CATCH_UP_EVERY_S - time.monotonic()))
         self._caught_up_at = time.monotonic()
-        await asyncio.gather(*(self._ask(peer) for peer in self._peers))
+        turn = asyncio.Semaphore(ASKED_AT_A_TIME)
+
+        async def in_turn(peer: _Peer) -> None:
+            async with turn:
+                await self._ask(peer)
+
+        # Those that are known to answer first, and not everybody the same ones.
+        peers = sorted(self._peers, key=lambda peer: (not peer.is_up, random.random()))
+        await asyncio.gather(*(in_turn(peer) for peer in peers))
+
+    async def _restore(self, image: IndexImage) -> None:
+        """Take *image* in, one instance after the other, so that others may run in between."""
+        for one in image.instances:
+            instance, index = self._fleet.get(one.id), self._indexes.get(one.tokens)
+            if instance is not None and index is not None:
+                index.restore(IndexImage(image.taken_at, image.block_bytes, [one]))
+                index.take_in(instance)
+                await asyncio.sleep(0)
 
     async def _ask(self, peer: _Peer) -> None:
         assert self._session is not None
@@ -310,9 +336,7 @@ class Peers:
                     data += chunk
                     if len(data) > most:
                         raise UnreadableImage("it is larger than prefix_index.max_bytes")
-            image = await asyncio.to_thread(index_image.decode, bytes(data))
-            for index in self._indexes.values():
-                index.restore(image)
+            await self._restore(await asyncio.to_thread(index_image.decode, data))
             reason, write = "", log.info
         except UnreadableImage as error:
             reason, write = str(error), log.warning

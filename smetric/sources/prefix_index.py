@@ -234,8 +234,12 @@ class PrefixIndex:
         """Take in what waits for *instances* that have said when they started; they are all there are."""
         self._restoring.drop_strangers([instance.id for instance in instances])
         for instance in instances:
-            self._of(instance)
+            self.take_in(instance)
             await asyncio.sleep(0)
+
+    def take_in(self, instance: Instance) -> None:
+        """Take in what waits for *instance*, if it has said when it started."""
+        self._of(instance)
 
     def _of(self, instance: Instance) -> Belief:
         """What is known of the present incarnation of *instance*."""
@@ -246,7 +250,7 @@ class PrefixIndex:
             sure_at = self._clock() + self._warm_up_s
             known = self._known[instance] = Belief(instance, self.table, self.cutting.grain, units, sure_at)
         if self._restoring.waiting:
-            self._take_in(instance, known)
+            self._merge(instance, known)
         return known
 
     def _all_of(self, instances: Sequence[Instance]) -> Beliefs:
@@ -259,7 +263,7 @@ class PrefixIndex:
             self._asked = instances, asked
         return asked
 
-    def _take_in(self, instance: Instance, known: Belief) -> None:
+    def _merge(self, instance: Instance, known: Belief) -> None:
         for image in self._restoring.of(instance):
             is_same = instance.is_incarnation(image.started_at)
             new = 0

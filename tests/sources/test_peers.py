@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from starlette.applications import Starlette
@@ -21,10 +21,10 @@ from smetric.request import InferenceRequest
 from smetric.sources import peers
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import pack
-from smetric.sources.peers import BATCH_BYTES, MAX_QUEUED, Peers, Reception
+from smetric.sources.peers import ASKED_AT_A_TIME, BATCH_BYTES, MAX_QUEUED, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
 from smetric.sources.prefix_index import PrefixIndex
-from tests.fakes import FakeEngine, hang, until
+from tests.fakes import Call, FakeEngine, hang, until
 
 BLOCK_TOKENS = BLOCK_BYTES / 4
 
@@ -298,3 +298,34 @@ async def test_only_who_knows_the_token_is_heard() -> None:
             await until(lambda other=other: sum(other.peers.figures().placements.values()) > 0)  # type: ignore[misc]
             await other.peers.stop()
     assert guarded.peers.figures().placements["received"] == 1
+
+
+async def test_a_crowd_of_peers_is_asked_a_few_at_a_time_and_the_start_waits_for_them_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "START_S", 0.05)
+    old, asked_now, most = Sidecar(), 0, 0
+    old.serve("b", "x")
+    image = await old.peers.image()
+
+    async def give(call: Call) -> None:
+        nonlocal asked_now, most
+        if call.method == b"GET":
+            asked_now += 1
+            most = max(most, asked_now)
+            await asyncio.sleep(0.1)
+            asked_now -= 1
+        await call.answer(200, image)
+
+    async with AsyncExitStack() as stack:
+        crowd = [FakeEngine(give) for _ in range(10)]
+        for peer in crowd:
+            await peer.start()
+            stack.push_async_callback(peer.stop)
+        new = Sidecar(*[peer.url for peer in crowd], seen_empty=False)
+        await new.peers.start()
+        assert any(not peer.calls for peer in crowd)
+        await until(lambda: new.hits("x") == [None, 2])
+        await until(lambda: all(peer.calls for peer in crowd))
+        await new.peers.stop()
+    assert most == ASKED_AT_A_TIME
