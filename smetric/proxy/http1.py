@@ -341,7 +341,8 @@ class Http1(asyncio.Protocol):
             self._start(self._waiting.popleft())
             self._set_reading()
         else:
-            self._await_request(LAST_REQUEST_S if self.is_ending else self._limits.idle_timeout_s)
+            wait_s = self._limits.idle_timeout_s if self._headers is None else self._limits.head_timeout_s
+            self._await_request(LAST_REQUEST_S if self.is_ending else wait_s)
 
     def failed(self, transaction: Transaction) -> None:
         """The app has ended before its answer was whole: say so, by a 500 or by the connection's end."""

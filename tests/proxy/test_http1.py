@@ -318,6 +318,17 @@ async def test_a_head_may_be_at_all_its_limits_at_once_however_it_is_cut(cut: in
         assert (await told(client))["body"] == "hi"
 
 
+async def test_a_head_that_began_behind_another_request_has_as_long_as_any_other() -> None:
+    async with (
+        serving(echo, Limits(head_timeout_s=0.1, idle_timeout_s=30.0)) as url,
+        await RawClient.connect(url) as client,
+    ):
+        await client.send(GET + GET[:10])
+        await told(client)
+        assert (await client.response()).status == 408
+        assert await client.at_end()
+
+
 async def test_empty_lines_between_requests_are_bounded() -> None:
     async with (
         serving(echo, Limits(header_bytes=1024, target_bytes=1024)) as url,
