@@ -238,7 +238,7 @@ routes:
         assert acted == ["by_tenant", "by_model", "by_path", "load_only", "by_model"]
         briefs = orjson.loads((await router.admin("/admin/decisions?limit=5")).body)["decisions"]
         assert [one["route"] for one in briefs] == ["third", "default", "route-2", "third", "route-1"]
-        await until(lambda: len(router.lines("request")) >= 5)
+        await until(lambda: len(router.lines("request")) >= 5 + len(pair))  # `running` has each instance asked once
         told = [(line["route"], line["path"]) for line in router.lines("request")[-5:]]
         assert told[2] == ("route-2", "/v1/completions")
         assert [route for route, _ in reversed(told)] == [one["route"] for one in briefs]

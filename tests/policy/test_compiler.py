@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import traceback
 import types
 from typing import Any
@@ -388,12 +387,6 @@ def test_the_digest_is_of_the_source() -> None:
 def test_names_that_mean_something_in_python_are_ordinary_names() -> None:
     body = "let lambda = requests\nlet zip = lambda + running\nlet len = count()\nroute argmin(zip * len + max(zip))"
     assert decide(body).score == [6 * 3 + 6, 2 * 3 + 6, 6 * 3 + 6]
-
-
-def test_lists_that_some_pythons_have_and_others_not_need_not_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3.12 knows `type_params` of a function, 3.11 does not, and a node without it has no such attribute there."""
-    monkeypatch.setattr(ast.FunctionDef, "_fields", (*ast.FunctionDef._fields, "of_a_later_python"))
-    assert decide("route argmin(requests)").instance == "b"
 
 
 @pytest.mark.parametrize(
