@@ -92,7 +92,7 @@ class Fleet:
         self, model: str, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
     ) -> Candidates:
         """Instances that may serve *model*: not draining, healthy, in *subset*, not excluded; of these, while there are
-        any, those that have not just said that they are full.
+        any, those that are not spared.
 
         Where fewer than the tolerated share are healthy it is more likely our view that is wrong than all engines, so
         all are candidates (panic) but those that refuse connections, which is no matter of opinion; and those too
@@ -104,7 +104,7 @@ class Fleet:
         """
         self.health.settle()
         standing = [
-            (i.healthy, i.draining, i.full, i.models, i.scrape, i.incarnation, i.seen_empty) for i in self.instances
+            (i.healthy, i.draining, i.spared, i.models, i.scrape, i.incarnation, i.seen_empty) for i in self.instances
         ]
         if standing != self._standing:
             self._standing = standing
@@ -140,7 +140,7 @@ class Fleet:
             chosen = [i for i in chosen if i not in exclude] or [i for i in eligible if i not in exclude]
         if not chosen:
             raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
-        return [i for i in chosen if not i.full] or chosen
+        return [i for i in chosen if not i.spared] or chosen
 
     def snapshot(self, candidates: Candidates, reads: Iterable[str]) -> Snapshot:
         """What a policy sees of *candidates* now, before anything is looked up.

@@ -21,8 +21,8 @@ from smetric.fleet.tolerance import Tolerance
 FORGIVEN_AFTER_S = 60.0
 #: Answers in a row that ended in `finish_reason: abort` and mean that the engine is ending. One may be anything.
 ABORTS = 2
-#: Seconds for which others are asked instead of one that has no room.
-FULL_S = 1.0
+#: Seconds for which others are asked instead of one that refuses.
+SPARED_S = 1.0
 
 log = structlog.get_logger("smetric.fleet.health")
 
@@ -33,14 +33,15 @@ class _Vitals:
     __slots__ = (
         "aborts",
         "answers",
+        "doubts",
         "drained",
         "failures",
         "falls",
         "flaps",
-        "full_until",
         "held_until",
         "misses",
         "refuses",
+        "spared_until",
         "stopping_until",
         "successes",
         "warming_since",
@@ -54,8 +55,9 @@ class _Vitals:
         #: Probes in a row: failed while it answers, succeeded while it does not.
         self.misses = 0
         self.successes = 0
-        #: Requests in a row: failed, and aborted by the engine.
+        #: Requests in a row: failed by its fault, failed by whose fault ever, and aborted by the engine.
         self.failures = 0
+        self.doubts = 0
         self.aborts = 0
         #: Times it was left out and not forgiven yet; and since when it has not been, None while it is.
         self.falls = 0
@@ -64,14 +66,14 @@ class _Vitals:
         self.held_until = -math.inf
         self.flaps = False
         self.stopping_until = -math.inf
-        self.full_until = -math.inf
+        self.spared_until = -math.inf
         self.drained = False
         #: When it came back; None once it has its share.
         self.warming_since: float | None = None
 
 
 class Health:
-    """Writes `healthy`, `draining`, `full` and `state` of the instances.
+    """Writes `healthy`, `draining`, `spared` and `state` of the instances.
 
     Args:
         instances: those judged.
@@ -125,7 +127,7 @@ class Health:
     def succeeded(self, instance: Instance) -> None:
         """A request was answered well, to its end."""
         vitals = self._vitals[instance]
-        vitals.failures = vitals.aborts = 0
+        vitals.failures = vitals.doubts = vitals.aborts = 0
         if vitals.refuses:
             vitals.refuses = False
             self._judge(instance, vitals)
@@ -147,10 +149,20 @@ class Health:
         if vitals.failures >= self.tolerance.failures:
             self._eject(instance, vitals, reason)
 
-    def had_no_room(self, instance: Instance) -> None:
-        """It answered that it is full. That is no failure; but it works less than the others, and so looks idle."""
+    def doubted(self, instance: Instance) -> None:
+        """A request failed there, and whether by its fault is not known yet: another one may take minutes to answer it.
+
+        Until then one that fails at once looks idle. After as many as would eject it, others are asked for a moment.
+        """
         vitals = self._vitals[instance]
-        vitals.full_until = self._clock() + FULL_S
+        vitals.doubts += 1
+        if vitals.doubts >= self.tolerance.failures:
+            self.spare(instance)
+
+    def spare(self, instance: Instance) -> None:
+        """Others are asked for a moment, where there are any: it is full, or fails, and looks idle for it."""
+        vitals = self._vitals[instance]
+        vitals.spared_until = self._clock() + SPARED_S
         self._judge(instance, vitals)
 
     def waited(self, instance: Instance, seconds: float, tokens: int) -> None:
@@ -182,8 +194,8 @@ class Health:
     def restarted(self, instance: Instance) -> None:
         """A new process answers: what the old one did is past, unless it is that processes come and go."""
         vitals = self._vitals[instance]
-        vitals.failures = vitals.aborts = 0
-        vitals.stopping_until = vitals.full_until = -math.inf
+        vitals.failures = vitals.doubts = vitals.aborts = 0
+        vitals.stopping_until = vitals.spared_until = -math.inf
         self._latencies.forget(instance)
         if not vitals.flaps:
             vitals.held_until = -math.inf
@@ -211,8 +223,7 @@ class Health:
     # ── time ─────────────────────────────────────────────────────────────────
 
     def settle(self) -> None:
-        """End what ends by itself: ejections, shutdowns that were none, slow starts, what was full. Free while nothing
-        is due."""
+        """End what ends by itself: ejections, shutdowns that were none, slow starts, respites. Free if none is due."""
         if self._clock() < self._due:
             return
         self._due = math.inf
@@ -291,10 +302,10 @@ class Health:
             self._due = min(self._due, vitals.stopping_until)
         if vitals.warming_since is not None:
             self._due = min(self._due, vitals.warming_since + self.tolerance.slow_start_s)
-        was_full, instance.full = instance.full, vitals.full_until > now
-        if instance.full:
-            self._due = min(self._due, vitals.full_until)
-        elif was_full:
+        was_spared, instance.spared = instance.spared, vitals.spared_until > now
+        if instance.spared:
+            self._due = min(self._due, vitals.spared_until)
+        elif was_spared:
             instance.load_changed()
         state = _state_of(vitals, held=held, stopping=stopping)
         if state is not instance.state:

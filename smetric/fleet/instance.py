@@ -104,7 +104,6 @@ class Instance:
         "decoding",
         "decoding_tokens",
         "draining",
-        "full",
         "healthy",
         "id",
         "incarnation",
@@ -119,6 +118,7 @@ class Instance:
         "scrape",
         "seen_empty",
         "sent_tokens",
+        "spared",
         "started_at",
         "state",
         "uncomputed",
@@ -155,7 +155,7 @@ class Instance:
         #: These four are what `smetric.fleet.health` says of it.
         self.healthy = True
         self.draining = False
-        self.full = False
+        self.spared = False
         self.state = State.WELL
         #: Counts restarts seen; whatever was known of its cache belongs to one incarnation.
         self.incarnation = 0

@@ -13,7 +13,7 @@ from smetric.telemetry import names
 
 #: An instance that has no room answers so.
 FULL = 503
-#: What is asked too often is answered so. Whether that is the client's doing or the instance's another one shows.
+#: Who is asked too often answers so, whether that is the client's doing or not.
 TOO_MANY = 429
 #: A queue that is full, or something the engine cannot do: answers of one that is well.
 NEUTRAL = frozenset({501, FULL})
@@ -29,14 +29,13 @@ class Trial:
         health: judges the instances.
     """
 
-    __slots__ = ("_aborted", "_blamed", "_failures", "_health", "_too_many")
+    __slots__ = ("_aborted", "_blamed", "_failures", "_health")
 
     def __init__(self, health: Health) -> None:
         self._health = health
         self._failures = 0
         self._aborted = False
         self._blamed: tuple[Instance, str] | None = None
-        self._too_many: Instance | None = None
 
     def ended(self, instance: Instance, result: str, status: int | None) -> None:
         """An attempt on *instance* has ended with *result*, one of `names.RESULTS`; *status* is what it answered.
@@ -44,9 +43,9 @@ class Trial:
         No answer of 4xx, and nothing that the client ended, says anything of an instance.
         """
         if status == FULL:
-            self._health.had_no_room(instance)
+            self._health.spare(instance)
         elif status == TOO_MANY:
-            self._too_many = instance
+            self._health.doubted(instance)
         if result in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
             self._health.refused(instance)
         elif result == names.OK:
@@ -57,15 +56,13 @@ class Trial:
         ):
             self._failures += 1
             self._blamed = (instance, result)
+            self._health.doubted(instance)
 
     def answers(self, status: int) -> None:
         """An instance begins to answer with *status*, which the client is given."""
-        if status >= 400:
-            return
-        if self._too_many is not None:
-            self._health.had_no_room(self._too_many)
-        self.close()
-        self._blamed = None
+        if status < 400:
+            self.close()
+            self._blamed = None
 
     def stopping(self, instance: Instance) -> None:
         """*instance* answered that it is shutting down."""

@@ -127,7 +127,7 @@ def left_out(decision: Decision, instances: Sequence[Instance], model: str) -> s
         elif not instance.healthy:
             reason = "unhealthy"
         else:
-            reason = "full" if instance.full else "excluded"
+            reason = "spared" if instance.spared else "excluded"
         reasons[reason] = reasons.get(reason, 0) + 1
     return " ".join(f"{name}={count}" for name, count in sorted(reasons.items()))
 

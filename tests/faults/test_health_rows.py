@@ -240,29 +240,36 @@ async def closes(call: Call) -> None:
     call.reset()
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "one piece"])
 @pytest.mark.parametrize("script", [answers(500), answers(503), answers(429), closes], ids=["500", "503", "429", "end"])
-async def test_one_that_fails_at_once_costs_no_request_however_long_the_streams_of_others_are(script: Script) -> None:
-    """It looks idle, so that each decision is for it; were it judged when streams end, most clients would see it."""
+async def test_one_that_fails_at_once_costs_no_request_however_long_others_take(script: Script, stream: bool) -> None:
+    """It looks idle, so that each decision is for it; were it judged when others end, most clients would see it."""
     go_on = asyncio.Event()
 
     async def long(call: Call) -> None:
-        await call.stream(delta("a"), end=False)
+        if stream:
+            await call.stream(delta("a"), end=False)
         await go_on.wait()
-        await call.send(chunk(DONE) + b"0\r\n\r\n")
+        await (call.send(chunk(DONE) + b"0\r\n\r\n") if stream else healthy(call))
 
-    async with running(*(FakeEngine() for _ in range(3)), health=EAGER) as router:
+    async with running(*(FakeEngine() for _ in range(3)), health=EAGER) as router, AsyncExitStack() as stack:
         bad, *others = router.engines
         for engine in others:
             engine.script = long
         bad.script = script
-        async with AsyncExitStack() as clients:
-            for _ in range(30):
-                client = await clients.enter_async_context(await router.client(chat(stream=True)))
-                assert (await client.head()).status == 200
-        assert bad.calls
+
+        def taken(number: int) -> bool:
+            return sum(len(engine.calls) for engine in others) == number
+
+        clients = []
+        for number in range(1, 31):
+            clients.append(await stack.enter_async_context(await router.client(chat(stream=stream))))
+            await until(partial(taken, number))
         go_on.set()
+        assert [(await client.head()).status for client in clients] == [200] * 30
+        assert bad.calls
         bad.recover()
-        await until(lambda: router.instance_of(bad).healthy and not router.instance_of(bad).full)
+        await until(lambda: router.instance_of(bad).healthy and not router.instance_of(bad).spared)
 
 
 async def test_a_poisonous_request_ejects_nobody() -> None:

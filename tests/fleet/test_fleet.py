@@ -72,10 +72,10 @@ def test_unhealthy_instances_are_left_out_until_all_are_unhealthy() -> None:
 def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> None:
     one, two = Instance("a", "http://a"), Instance("b", "http://b")
     fleet = fleet_of(one, two)
-    one.full = True
+    one.spared = True
     assert ids(fleet.candidates("m")) == ["b"]
     assert ids(fleet.candidates("m", exclude=[two])) == ["a"]
-    two.full = True
+    two.spared = True
     assert ids(fleet.candidates("m")) == ["a", "b"]
     assert fleet.panics == 0
 

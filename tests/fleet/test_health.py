@@ -304,29 +304,35 @@ def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
     changes: list[str] = []
     one.on_load_changed = lambda: changes.append(one.id)
     ask(ward, (0, names.STATUS_5XX, 503))
-    assert (one.full, one.state, two.full) == (True, State.WELL, False)
+    assert (one.spared, one.state, two.spared) == (True, State.WELL, False)
     ward.after(0.9)
     assert changes == []
     ward.after(0.1)
-    assert (one.full, changes) == (False, ["gpu-0"])
+    assert (one.spared, changes) == (False, ["gpu-0"])
     ask(ward, (0, names.STATUS_5XX, 503))
     ward.health.restarted(one)
-    assert [instance.full for instance in ward.instances] == [False] * 4
+    assert [instance.spared for instance in ward.instances] == [False] * 4
     assert ward.ejections == []
 
 
-def test_too_many_requests_are_the_clients_doing_unless_another_one_takes_them() -> None:
+@pytest.mark.parametrize(("result", "status"), [(names.STATUS_5XX, 500), (names.CLOSED, None), (names.OK, 429)])
+def test_while_nobody_knows_who_is_to_blame_others_are_asked_after_five_failures(result: str, status: int) -> None:
     ward = Ward()
-    for again in (400, 429):
-        trial = Trial(ward.health)
-        trial.ended(ward.instances[0], names.OK, 429)
-        trial.answers(again)
-        trial.close()
-    assert not any(instance.full for instance in ward.instances)
-    trial = Trial(ward.health)
-    trial.ended(ward.instances[0], names.OK, 429)
-    trial.answers(200)
-    assert [instance.full for instance in ward.instances] == [True, False, False, False]
+
+    def try_on(number: int, result: str, status: int | None) -> None:
+        Trial(ward.health).ended(ward.instances[number], result, status)
+
+    for _ in range(4):
+        try_on(0, result, status)
+    try_on(0, names.OK, 200)
+    for _ in range(4):
+        try_on(0, result, status)
+    assert not any(instance.spared for instance in ward.instances)
+    try_on(0, result, status)
+    assert [instance.spared for instance in ward.instances] == [True, False, False, False]
+    assert ward.states() == [State.WELL] * 4
+    ward.after(1.0)
+    assert not any(instance.spared for instance in ward.instances)
 
 
 def test_refused_connections_are_no_fault_of_the_request() -> None:

@@ -107,7 +107,7 @@ async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], rec
     instances = fleet()
     instances += fleet(5)[3:]
     instances[3].draining = True
-    instances[4].full = True
+    instances[4].spared = True
     app.instances = lambda: instances
     made = record(loads=(2, 30, 1))
     run_one(app, made)
@@ -124,7 +124,7 @@ async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], rec
     assert about["smetric.policy.generation"] == 2
     assert about["smetric.candidate.count"] == 5
     assert about["smetric.candidate.eligible_count"] == 3
-    assert about["smetric.candidate.filter_reasons"] == "draining=1 full=1"
+    assert about["smetric.candidate.filter_reasons"] == "draining=1 spared=1"
     assert about["smetric.score.direction"] == "min"
     assert (about["smetric.score.chosen"], about["smetric.score.runner_up"]) == (1, 2)
     assert (about["smetric.score.margin"], about["smetric.score.worst"]) == (1, 30)
