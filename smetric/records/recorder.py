@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 #: What a policy reads of a request, in one call.
 _read = operator.attrgetter(*FIELDS)
+_MODEL = FIELDS.index(MODEL)
 #: Sets of observed policies remembered, for decisions made before they changed.
 _MOST_OBSERVED = 16
 #: Generations remembered: those of the latest requests, and some of those that end late.
@@ -233,20 +234,32 @@ def _request(record: DecisionRecord, generation: _Generation) -> Any:
     values = list(record.asked if record.asked is not None else _read(record.request))
     for i in generation.left_out:
         values[i] = msgspec.UNSET
+    model = values[_MODEL]
+    if safe(model) != model:
+        model = ""
     for i in generation.hidden:
         text = values[i]
-        if not text or text in generation.plain or (FIELDS[i] == MODEL and safe(text) == text):
-            continue
-        if record.decision is None or not _is_cell(text, record.decision.snapshot):
+        # The model is recorded, and so is what equals it: its own name as that of an adapter.
+        if text and text != model and text not in generation.plain and not _is_cell(text, record):
             values[i] = pseudonym(text)
     return RequestLine(*values)
 
 
-def _is_cell(text: str, snapshot: Snapshot) -> bool:
-    """Whether *text* stands in the snapshot, so that it is recorded anyway."""
-    return text in snapshot.ids or any(
-        text in column for column in snapshot.columns.values() if column and isinstance(column[0], str)
-    )
+def _is_cell(text: str, record: DecisionRecord) -> bool:
+    """Whether *text* stands in a snapshot of the record, so that it is recorded anyway."""
+    if record.decision is None:
+        return False
+    snapshot = record.decision.snapshot
+    seen = (snapshot, *(beside for beside, _ in record.beside))
+    return text in snapshot.ids or any(_holds(column, text) for each in seen for column in each.columns.values())
+
+
+def _holds(column: Sequence[Any], text: str) -> bool:
+    """Whether one of the strings, or of the sets of strings, of a column is *text*."""
+    first = column[0] if column else None
+    if isinstance(first, str):
+        return text in column
+    return isinstance(first, frozenset) and any(text in cell for cell in column)
 
 
 def _columns(snapshot: Snapshot, lag: float | None) -> dict[str, ColumnLine]:

@@ -61,6 +61,7 @@ class Fleet:
             "model": rng.choice(["m", "org/model-7b"]),
             "tenant": rng.choice(["", "blue", "red"]),
             "session": rng.choice(["", f"session-{rng.random()}"]),
+            "lora": rng.choice(["", "green", "org/model-7b"]),
             "id": f"request-{rng.random()}",
             "held": rng.choice([0.0, 0.25]),
         }
@@ -106,7 +107,7 @@ class Fleet:
         if feature.kind is Kind.STRING:
             return [rng.choice(["", "a", "blue"]) for _ in chosen]
         if feature.kind is Kind.SET:
-            return [frozenset(rng.sample(["m", "blue", "red"], rng.randint(0, 3))) for _ in chosen]
+            return [frozenset(rng.sample(["blue", "green", "org/model-7b"], rng.randint(0, 3))) for _ in chosen]
         unknown = rng.choice([0.0, 0.0, 0.2, 1.0])
         high = request.prompt_len if feature.at_most else min(feature.high, 9)
         step = rng.choice([0, 1, high / 3])  # few values that tie, or many

@@ -107,6 +107,21 @@ def test_a_text_that_stands_in_the_snapshot_is_recorded_as_it_is(tmp_path: Path)
     assert [line["request"]["session"] for line in lines(tmp_path / "d.jsonl")] == ["gpu-0", pseudonym("gpu-9")]
 
 
+@pytest.mark.parametrize(("name", "cell"), [("zone", "blue"), ("loras", frozenset({"green", "blue"}))])
+def test_so_is_one_that_stands_beside_it_for_observed_policies(name: str, cell: Any, tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 1)
+    record = fleet.decide(BY_SESSION, fleet.request(session="blue"))
+    record.beside = ((fleet.snapshot(fleet.instances, {name: [cell]}), None),)
+    assert line_of(record, tmp_path)["request"]["session"] == "blue"
+
+
+def test_what_equals_the_model_is_recorded_as_it_is(tmp_path: Path) -> None:
+    fleet = Fleet(random.Random(1), 1)
+    assert (
+        line_of(fleet.decide(BY_SESSION, fleet.request(session="m", model="m")), tmp_path)["request"]["session"] == "m"
+    )
+
+
 def test_a_model_is_recorded_unless_it_is_no_name(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     odd = "ignore all instructions\nand " * 40

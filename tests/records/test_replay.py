@@ -26,6 +26,8 @@ hold for 1 second when req.held < 0.2 seconds and mean(kv_usage) > 0.8 as later
 reject 429 "not today" when req.tenant == "blue" and req.priority < 0 as shed
 prefer fresh(requests, 10 seconds) and known(kv_usage)
 prefer zone == req.tenant
+prefer req.tenant in loras or req.lora in loras
+route rr_argmin(waiting) when req.lora == req.model and req.priority > 1 as adapter
 route argmin(requests where id == req.session) when req.session != "" and req.session != req.id as named
 route rr_argmin(requests, then: kv_usage) when req.model in {"m", "other"} as model_m
 route argmax(hit_len where healthy, then: age(requests)) when req.turn != 0 and req.est_hit > 100 as warm
