@@ -15,6 +15,7 @@ from smetric.doctor.check import Check, Skipped
 from smetric.doctor.events import kv_events
 from smetric.doctor.finding import Finding, Severity, warning
 from smetric.doctor.hits import hits
+from smetric.doctor.index import index
 from smetric.doctor.instances import reachable, versions
 from smetric.doctor.keep_alive import keep_alive
 from smetric.doctor.lmcache import lmcache
@@ -35,6 +36,7 @@ CHECKS = (
     Check(name="ports", looks_at="this router's own ports", run=ports),
     Check(name="policy", looks_at="whether some source fills what the policy looks up", run=lookups),
     Check(name="replicas", looks_at="whether routers share what they know", run=replicas),
+    Check(name="index", looks_at="whether the prefix index outlives a restart", run=index),
     Check(name="tokens", looks_at="token ids of a conversation with tools, here and in the engines", run=tokens),
     Check(
         name="kv-events", looks_at="whether the engines' KV events arrive, without gaps", run=kv_events, deadline_s=60

@@ -47,7 +47,7 @@ class IndexFile:
     async def start(self) -> None:
         """Read what there is, and begin to write."""
         try:
-            image = await asyncio.to_thread(self._read)
+            image = await asyncio.to_thread(read_image, self._folder, self._indexes)
         except (OSError, UnreadableImage) as error:
             reason = str(error) if isinstance(error, UnreadableImage) else str(error.strerror)
             log.warning("smetric.index.unreadable", folder=str(self._folder), reason=reason)
@@ -110,18 +110,6 @@ class IndexFile:
             await asyncio.wait_for(self._ending.wait(), seconds)
         return self._ending.is_set()
 
-    def _read(self) -> IndexImage | None:
-        """The file's image, None where there is no file. Runs in a thread."""
-        most = sum(index.table.max_bytes for index in self._indexes)
-        try:
-            # Each holding takes eight bytes of the file, and counts for more in memory.
-            data = read_regular(self._folder / NAME, most + 1)
-        except FileNotFoundError:
-            return None
-        if len(data) > most:
-            raise UnreadableImage("it is larger than prefix_index.max_bytes")
-        return decode(data)
-
     def _try_out(self) -> None:
         self._make_draft(b"").unlink()
 
@@ -143,3 +131,21 @@ class IndexFile:
     def _write(self, image: IndexImage) -> None:
         """Put the whole new file in the place of the old one, so that a crash leaves one of the two."""
         self._make_draft(encode(image)).replace(self._folder / NAME)
+
+
+def read_image(folder: Path, indexes: Sequence[PrefixIndex]) -> IndexImage | None:
+    """What is kept of *indexes* in *folder*, None where nothing is. Reads a file, so it runs in a thread.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnreadableImage: it is no image that fits *indexes*.
+    """
+    most = sum(index.table.max_bytes for index in indexes)
+    try:
+        # Each holding takes eight bytes of the file, and counts for more in memory.
+        data = read_regular(folder / NAME, most + 1)
+    except FileNotFoundError:
+        return None
+    if len(data) > most:
+        raise UnreadableImage("it is larger than prefix_index.max_bytes")
+    return decode(data)

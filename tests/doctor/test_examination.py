@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.doctor.front import publishing
 from tests.doctor.lab import Lab, the_only, told
 
 
-async def test_nothing_is_found_in_a_set_up_that_is_well(lab: Lab) -> None:
+async def test_nothing_is_found_in_a_set_up_that_is_well(lab: Lab, tmp_path: Path) -> None:
     lab.lmcache()
     async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
         instances = tuple(
@@ -31,6 +32,7 @@ async def test_nothing_is_found_in_a_set_up_that_is_well(lab: Lab) -> None:
             instances=instances,
             replicas=4,
             kv_events=KvEventsSettings(enabled=True),
+            prefix_index=replace(lab.settings.prefix_index, folder=str(tmp_path)),
         )
         examination = await examine(settings)
     assert told(examination) == [], as_text(examination)
