@@ -21,14 +21,13 @@ _STRING = msgspec.json.Decoder(str | None)
 
 def string(found: dict[str, Raw], name: str) -> str:
     """A top-level string, of bounded length; empty when absent or null."""
-    value = bounded(found, name)
-    return "" if value is None else decode(name, _STRING, value) or ""
-
-
-def bounded(found: dict[str, Raw], name: str) -> Raw | None:
-    """The value of the field *name*, which must not be longer than what may be kept; None where there is none."""
     value = found.get(name)
-    if value is not None and len(value) > MAX_STRING:
+    return "" if value is None else decode(name, _STRING, bounded(name, value)) or ""
+
+
+def bounded(name: str, value: Raw) -> Raw:
+    """*value* of the field *name*, which must not be longer than what may be kept."""
+    if len(value) > MAX_STRING:
         raise RequestError(f"`{name}` takes more than {MAX_STRING} bytes; no name, id or salt is that long", param=name)
     return value
 

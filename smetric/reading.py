@@ -177,8 +177,8 @@ def _read_body(
     request.served = served = reading.aliases.get(request.model, request.model)
     bytes_per_token = ratio.of(served)
     salt = b""
-    if (sent := bounded(found, "cache_salt")) is not None:
-        salt = bytes(sent)
+    if "cache_salt" in found:
+        salt = bytes(bounded("cache_salt", found["cache_salt"]))
         if salt[:1] == b'"':
             request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
     key = served.encode() + b"\0" + salt
@@ -351,10 +351,9 @@ def _listed(found: dict[str, Raw], name: str, api: Api) -> Raw:
 
 def _pinned_to(found: dict[str, Raw]) -> str:
     previous = string(found, "previous_response_id")
-    given = bounded(found, "conversation")
-    if previous or given is None or is_null(given):
+    if previous or "conversation" not in found or is_null(found["conversation"]):
         return previous
-    conversation = decode("conversation", _CONVERSATION, given)
+    conversation = decode("conversation", _CONVERSATION, bounded("conversation", found["conversation"]))
     return conversation.id if isinstance(conversation, _Named) else conversation
 
 
