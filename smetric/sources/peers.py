@@ -125,6 +125,8 @@ class Peers:
         self._tasks: list[asyncio.Task[None]] = []
         self._catching_up: asyncio.Task[None] | None = None
         self._log_limit = LogLimit()
+        #: When a process started that a peer sent something, and that was newer than the one known here.
+        self._processes: dict[Instance, float] = {}
         #: Placements sent (each to one peer), not sent, received, and received of no instance or process known here.
         self.sent = self.dropped = self.received = self.refused = 0
         for index in indexes:
@@ -201,6 +203,8 @@ class Peers:
                 if instance is None or index is None:
                     self._tell_refused(one.instance, "instance" if instance is None else "blocks")
                     is_stranger |= instance is None
+                elif one.started_at is not None and one.started_at > (instance.started_at or 0.0):
+                    self._processes[instance] = one.started_at
                 continue
             self.received += 1
             blocks = unpack(one.packed)
@@ -258,6 +262,17 @@ class Peers:
                 log.warning("smetric.peer.silent", sender=sender, silence_s=MISSING_HEARTBEATS * self._heartbeat_s)
             if self._senders.is_any_silent() or any(peer.refuses for peer in self._peers):
                 self._missed()
+            self._compare_processes()
+
+    def _compare_processes(self) -> None:
+        """A peer may see a restart first: what it sent to the new process before it was known here is missed."""
+        known = [each for each, started_at in self._processes.items() if each.is_incarnation(started_at)]
+        for instance in known:
+            del self._processes[instance]
+        if known:
+            for index in self._indexes.values():
+                index.missed(known)
+            self._begin_catch_up()
 
     async def _send(self, peer: _Peer) -> None:
         """Send *peer* its batches in order; one that fails is not sent again."""

@@ -176,6 +176,23 @@ async def test_what_is_sent_to_an_instance_or_in_blocks_that_are_not_known_here_
     assert told == [("smetric.peer.refused", "a", "blocks"), ("smetric.peer.refused", "c", "instance")]
 
 
+async def test_what_a_peer_sent_to_a_new_process_before_it_was_known_here_is_missed_and_asked_for() -> None:
+    ahead = Sidecar(started_at=2000.0)
+    async with running(ahead) as urls:
+        one = Sidecar(*urls, heartbeat_s=0.02)
+        await one.peers.start()
+        one.peers._caught_up_at = float("-inf")
+        ahead.serve("a", "x")
+        block = pack(asked("x", 2).prompt.blocks)  # type: ignore[union-attr]
+        await one.peers.receive(encode("s", 0, [Placement("a", 2000.0, block)]))
+        assert one.hits("x") == [0, 0]
+        instance = one.fleet["a"]
+        instance.started_at, instance.incarnation = 2000.0, instance.incarnation + 1
+        await until(lambda: one.hits("x") == [2, 0])
+        assert one.hits("y") == [None, 0]
+        await one.peers.stop()
+
+
 async def test_while_a_peer_refuses_what_is_told_misses_are_unknown() -> None:
     guarded = Sidecar(token="t" * 16, heartbeat_s=0.02)
     async with running(guarded) as urls:
