@@ -52,6 +52,8 @@ class Tests:
 
     def _with(self, settings: Iterable[tree.Setting]) -> None:
         declared = self._statements.parameters.declared
+        settings = list(settings)
+        choices = {each.name: each.value.name for each in settings if isinstance(each.value, tree.Name)}
         for setting in settings:
             made = declared.get(setting.name)
             if made is None and setting.name in self._statements.parameters.failed:
@@ -64,7 +66,9 @@ class Tests:
                 self._findings.error("setting", _name(setting), message, help_text)
                 continue
             value = setting.value.name if isinstance(setting.value, tree.Name) else setting.value
-            self._statements.parameters.set(made, value, "this test", _name(setting), setting.unit, self._units)
+            self._statements.parameters.set(
+                made, value, "this test", _name(setting), setting.unit, self._units, choices
+            )  # fmt: skip
 
     def _given(self, settings: Iterable[tree.Setting], names: set[str]) -> None:
         seen: set[str] = set()

@@ -133,6 +133,8 @@ class Parameters:
         #: Parameters whose statement is at fault; nothing more is said of them.
         self.failed: set[str] = set()
         self._of: dict[str, Unit] = {}
+        #: The feature that each parameter of features stands for by configuration, whatever this check is for.
+        self._acting: dict[str, Value] = {}
 
     def declare(self, statement: tree.Param) -> Type:
         """The type of a parameter that is no feature, from its statement; `BROKEN` when it is at fault."""
@@ -161,6 +163,8 @@ class Parameters:
         """Take a parameter of a library as one of this file, with the value it has there."""
         self.declared[name] = library.declared[name]
         self._of[name] = library._of.get(name, PLAIN)
+        if name in library._acting:
+            self._acting[name] = library._acting[name]
 
     def undeclared(self, header: tree.Span) -> None:
         """Report settings that no statement declares."""
@@ -171,7 +175,14 @@ class Parameters:
                 self._findings.error("setting", header, message, help_text)
 
     def set(
-        self, made: Parameter, given: object, source: str, span: tree.Span, unit: str = "", judge: Units | None = None
+        self,
+        made: Parameter,
+        given: object,
+        source: str,
+        span: tree.Span,
+        unit: str = "",
+        judge: Units | None = None,
+        choices: Mapping[str, object] | None = None,
     ) -> Value | None:
         """The value that *given* means for a parameter; None, and an error at *span*, when it means none.
 
@@ -182,6 +193,7 @@ class Parameters:
             span: where the message points.
             unit: the unit it was written with, or empty.
             judge: of the text in which it is set, where that is another one.
+            choices: the features that are chosen there instead of the configured ones.
         """
         judge = judge or self._units
         value = given
@@ -191,14 +203,16 @@ class Parameters:
             literal = _quantity(given)
             if literal is not None:
                 value, unit = literal.value, literal.unit
-        message = self._objection(made, value, unit, span, judge)
+        message = self._objection(made, value, unit, span, judge, choices or {})
         if message is None and isinstance(value, float | str | bool):
             return value
         if message:
             judge.findings.error("setting", span, f"{source} sets `{made.name}` to {_shown(given, unit)}, {message}")
         return None
 
-    def _objection(self, made: Parameter, value: object, unit: str, span: tree.Span, judge: Units) -> str | None:
+    def _objection(
+        self, made: Parameter, value: object, unit: str, span: tree.Span, judge: Units, choices: Mapping[str, object]
+    ) -> str | None:
         """Why *value* does not fit; empty when that is reported already."""
         if type(value) is not type(made.value):
             kinds = {bool: "true or false", float: "a number", str: "a string"}
@@ -210,7 +224,9 @@ class Parameters:
             given = judge.of_words(unit, span)
             if given is None:
                 return ""
-            if given != self._of.get(made.name, PLAIN):
+            # `0 LOAD` has the unit of the feature that is chosen with this value, not of all that might be.
+            acts = all(self.declared[name].value == choices.get(name, word) for name, word in self._acting.items())
+            if acts and given != self._of.get(made.name, PLAIN):
                 return f"but its unit is {describe(Type(Sort.NUMBER, unit=self._of.get(made.name, PLAIN)))}"
         if isinstance(value, float | str | bool) and made.outside(value):
             return f"outside {made.domain}"
@@ -300,6 +316,7 @@ class Parameters:
             self._findings.error("default", default.span, message)
             return BROKEN
         made = self._configured(made, statement)
+        self._acting[name] = made.value
         self.declared[name] = made if chosen is None else replace(made, value=chosen)
         return Type(Sort.NUMBER)
 

@@ -146,6 +146,22 @@ def test_a_configured_number_may_carry_its_unit_or_none(given: Value) -> None:
     assert checked.params["WAIT"].value == 18.0
 
 
+@pytest.mark.parametrize(("load", "unit"), [("requests", "requests"), ("unprefilled", "tokens")])
+def test_a_number_set_in_the_unit_of_a_feature_has_that_of_the_one_chosen_with_it(load: str, unit: str) -> None:
+    code = (
+        "param LOAD = requests in {requests, unprefilled}\nparam FLOOR = 0 LOAD in 0..\n"
+        "route argmin(LOAD) when max(LOAD) > FLOOR\nroute rr_argmin(0)\n"
+    )
+    case = 'test "{0} {1}"\nwith {2}FLOOR = 3 {1}\ninstance | requests\na | 1\nexpect a\n'
+    chosen = "" if load == "requests" else f"LOAD = {load}, "
+    checked = _check(code + case.format(load, unit, chosen), {"LOAD": load, "FLOOR": f"3 {unit}"})
+    assert checked.params["FLOOR"].value == 3.0
+    (found,) = _errors(code, {"LOAD": load, "FLOOR": "3 blocks"})
+    assert found == f'configuration sets `FLOOR` to "3 blocks", but its unit is {unit}, if LOAD = {load}'
+    (found,) = _errors(code + case.format(load, "blocks", chosen), {})
+    assert found == f"this test sets `FLOOR` to 3 blocks, but its unit is {unit}, if LOAD = {load}"
+
+
 @pytest.mark.parametrize(
     ("declaration", "given", "message"),
     [
