@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from smetric.errors import HttpError
 from smetric.proxy.admission import Admission
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.client import Client, ClientGone
+from smetric.proxy.counted import Counted
 from smetric.proxy.error_response import error_event, send_error
 from smetric.proxy.forward import Forwarding
 from smetric.proxy.permit import Permit
@@ -32,6 +34,7 @@ from smetric.reading import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import names
 from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.series import OTHER
 
 #: Inference paths and their APIs.
 INFERENCE: dict[str, Api] = {
@@ -200,7 +203,7 @@ class Inference:
 
 def data_app(
     door: Door,
-    models: Any,
+    models: App,
     why_unready: Callable[[], str],
     lifespan: Callable[[Any], AbstractAsyncContextManager[None]],
 ) -> App:
@@ -214,7 +217,7 @@ def data_app(
     """
     routes: list[Route] = [
         *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
-        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models", Counted(models, "/v1/models", door.telemetry), methods=["GET"]),
         Route(COUNT_TOKENS, Inference(door, COUNT_TOKENS, Api.MESSAGES, leased=False), methods=["POST"]),
         *(Route(path, Inference(door, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(door, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
@@ -224,7 +227,7 @@ def data_app(
     # A redirect would take its host from the client.
     router = Router(routes, lifespan=lifespan, redirect_slashes=False)
     posted = {route.path: route.endpoint for route in routes if route.methods == {"POST"} and "{" not in route.path}
-    return _Routed(router, posted)
+    return _Routed(router, posted, door.telemetry)
 
 
 class _Routed:
@@ -235,11 +238,13 @@ class _Routed:
     Args:
         router: knows all paths.
         posted: the endpoints of fixed paths, to which nearly all requests are posted: found without asking the router.
+        telemetry: told of what has none.
     """
 
-    def __init__(self, router: Router, posted: Mapping[str, App]) -> None:
+    def __init__(self, router: Router, posted: Mapping[str, App], telemetry: Telemetry) -> None:
         self._router = router
         self._posted = posted
+        self._telemetry = telemetry
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         endpoint = self._posted.get(scope["path"]) if scope.get("method") == "POST" else None
@@ -247,10 +252,14 @@ class _Routed:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # the router then raises what it cannot serve
+        started = time.perf_counter()
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
             known = {404: "this path is not served here", 405: "this path does not take this method"}
             told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
             fields = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+            self._telemetry.answered_here(
+                OTHER, told.status, duration_s=time.perf_counter() - started, error_type=told.kind
+            )
             await send_error(send, scope["path"], told, fields)

@@ -51,6 +51,11 @@ class AccessLog:
             fields["attempts"] = exchange.attempts
         self.write(fields)
 
+    def answered_here(self, route: str, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
+        """A request that concerns no instance was answered; arguments as of `Telemetry.answered_here`."""
+        fields = {"path": route, "status": status, "bytes": bytes_out, "duration_s": _rounded(duration_s)}
+        self.write(fields | ({"error_type": error_type} if error_type else {}))
+
     def write(self, fields: dict[str, Any]) -> None:
         """One request; *fields* are bounded and printable, and belong to this from now on."""
         if not self.is_on:

@@ -111,6 +111,22 @@ class Telemetry:
         self.metrics.began()
         return Exchange(self, scope, route, trusted)
 
+    def answered_here(
+        self, route: str, status: int, *, duration_s: float, bytes_out: int = 0, error_type: str = ""
+    ) -> None:
+        """A request that concerns no instance was answered: counted and logged, for there is nothing to trace.
+
+        Args:
+            route: the matched route template, `OTHER` for none: a path may hold anything.
+            status: what the client was sent.
+            duration_s: seconds that took.
+            bytes_out: bytes of the body sent to it.
+            error_type: what went wrong; empty for nothing.
+        """
+        self.metrics.began()
+        self.metrics.ended(route, "", status=status, duration_s=duration_s, ttft_s=None, usage=None, exemplar=None)
+        self.access.answered_here(route, status, bytes_out, error_type, duration_s)
+
 
 class Exchange:
     """One request; see the module's text for the order of calls."""

@@ -157,6 +157,29 @@ async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_ca
         assert (await router.ask("GET", "/v1/models")).status == 503
 
 
+async def test_what_concerns_no_instance_is_counted_and_logged_too() -> None:
+    async with running(FakeEngine(), models={"small": "tiny"}) as router:
+        listed = await router.ask("GET", "/v1/models")
+        assert (await router.ask("GET", "/v1/chat/completions")).status == 405
+        assert (await router.ask("POST", "/v1/chat/completion%0d%0ax", chat())).status == 404
+        assert (await router.ask("GET", "/healthz")).status == 200
+        router.engines[0].models = lambda call: call.answer(500, b"no")
+        assert (await router.ask("GET", "/v1/models")).status == 503
+        await until(lambda: len(router.lines("request")) == 5)
+        lines = router.lines("request")[1:]  # the first is of the harness
+        assert [(line["path"], line["status"], line.get("error_type")) for line in lines] == [
+            ("/v1/models", 200, None),
+            ("other", 405, "invalid_request_error"),
+            ("other", 404, "invalid_request_error"),
+            ("/v1/models", 503, "503"),
+        ]
+        assert lines[0]["bytes"] == len(listed.body)
+        page = (await router.admin("/metrics")).body
+        for series in (b'code="200",route="/v1/models"', b'code="404",route="other"', b'code="405",route="other"'):
+            assert b"smetric_requests_total{%b} 1.0" % series in page
+        assert b"smetric_requests_in_progress 0.0" in page
+
+
 async def test_a_body_that_did_not_come_in_time_counts_as_what_its_client_was_told() -> None:
     async with running(FakeEngine(), limits=Limits(body_timeout=0.2)) as router:
         async with await RawClient.connect(router.url) as client:
