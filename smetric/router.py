@@ -138,6 +138,8 @@ class Router:
             arm = route.arm_of(request)
             return await self._decide(request, route, arm, exclude, subset)
         except HttpError as error:
+            # Frames that its traceback keeps, and on 3.12 those that called them, would keep it, and with it the body.
+            error.__traceback__ = None
             return Routing(route, arm, arm.file.current, None, None, error, "no_candidate", 0.0, 0.0)
 
     async def _decide(

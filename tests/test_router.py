@@ -194,6 +194,7 @@ async def test_nobody_for_an_unknown_model_is_an_error_in_the_result() -> None:
     assert (routing.outcome, routing.lease) == ("no_candidate", None)
     assert routing.error is not None
     assert routing.error.status == 404
+    assert routing.error.__traceback__ is None  # it would keep the frames of those that wait for the result
 
 
 async def test_a_retry_leaves_the_failed_instance_out() -> None:
