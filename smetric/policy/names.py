@@ -16,6 +16,7 @@ from smetric.policy.findings import Findings
 from smetric.policy.suggestion import did_you_mean
 from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Type
+from smetric.policy.unit import base_unit
 from smetric.policy.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class Names:
             help_text = f"request fields are written `req.{name}`"
         elif name in self._ever:
             help_text = "define it above this line"
+        elif base_unit(name) is not None:
+            help_text = "a unit stands right behind a number: 16 requests, 5 tokens per second"
         else:
             known = {*arguments, *self._defined, *self._vocabulary.features, "true", "false"}
             help_text = did_you_mean(name, known) or f'define it above, or quote it if it is a string: "{name}"'

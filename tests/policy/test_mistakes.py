@@ -735,6 +735,14 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "numbers have no separators and no letters: e.g. 5000 or 5e3",
     ),
     (
+        "keep prefill_rate > 1000 tokens/second",
+        {},
+        "second",
+        "unknown-name",
+        "unknown name `second`",
+        "a unit stands right behind a number: 16 requests, 5 tokens per second",
+    ),
+    (
         'route argmin(requests) when req["turn"] > 0',
         {},
         "req",
