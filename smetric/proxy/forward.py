@@ -82,6 +82,7 @@ class Forwarding:
     async def run(self) -> None:
         """Route, send, stream back; answers errors in the API's own shape."""
         self._client.watch()
+        self._plane.retries.arrived()
         try:
             await self._attempts()
         except HttpError as error:
@@ -89,11 +90,11 @@ class Forwarding:
             error.__traceback__ = None
             await self._fail(error)
         finally:
+            self._plane.retries.ended()
             self._trial.close()
 
     async def _attempts(self) -> None:
         router, retries, permit = self._plane.router, self._plane.retries, self._permit
-        retries.arrived()
         failure: Failure | None = None
         tried: list[Instance] = []
         while True:

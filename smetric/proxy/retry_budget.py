@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from math import inf
 
-#: Retries there may be per request of the last seconds, and how many there may be however few requests came. The latter
-#: is more than the failures in a row that eject an instance, so that a quiet router loses no request until then.
+#: Retries there may be per request of the last seconds, and how many there may be however few requests there were. The
+#: latter is more than the failures in a row that eject an instance, so that a quiet router loses no request until then.
 SHARE = 0.2
 LEAST = 10
 WINDOW_S = 10
@@ -19,14 +19,18 @@ WINDOW_S = 10
 class RetryBudget:
     """Counts requests and retries by the second.
 
+    Requests of the last seconds are those that came then, and those that were under way already: an instance that dies
+    takes with it what came long before.
+
     Args:
         clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: By second modulo the window: which second, requests, retries.
-        self._seconds = [[-WINDOW_S, 0, 0] for _ in range(WINDOW_S)]
+        self._under_way = 0
+        #: By second modulo the window: which second, requests that came, retries, requests under way when it began.
+        self._seconds = [[-WINDOW_S, 0, 0, 0] for _ in range(WINDOW_S)]
         #: The one there is now, and when it ends.
         self._second = self._seconds[0]
         self._ends_at = -inf
@@ -34,12 +38,17 @@ class RetryBudget:
     def arrived(self) -> None:
         """A request came."""
         self._now()[1] += 1
+        self._under_way += 1
+
+    def ended(self) -> None:
+        """A request has ended."""
+        self._under_way -= 1
 
     def take(self) -> bool:
         """Whether there may be another retry; it then counts as one."""
         now = self._now()
         recent = [second for second in self._seconds if second[0] > now[0] - WINDOW_S]
-        requests, retries = sum(second[1] for second in recent), sum(second[2] for second in recent)
+        requests, retries = min(recent)[3] + sum(second[1] for second in recent), sum(second[2] for second in recent)
         if retries + 1 > max(LEAST, SHARE * requests):
             return False
         now[2] += 1
@@ -51,5 +60,5 @@ class RetryBudget:
             number = int(now)
             self._ends_at = number + 1.0
             self._second = self._seconds[number % WINDOW_S]
-            self._second[:] = number, 0, 0
+            self._second[:] = number, 0, 0, self._under_way
         return self._second

@@ -17,22 +17,27 @@ def taken(budget: RetryBudget, wanted: int) -> int:
     return sum(budget.take() for _ in range(wanted))
 
 
+def serve(budget: RetryBudget, requests: int) -> None:
+    """As many come, and end."""
+    for _ in range(requests):
+        budget.arrived()
+        budget.ended()
+
+
 def test_a_quiet_router_may_retry_more_often_than_an_instance_may_fail_in_a_row() -> None:
     assert taken(RetryBudget(Clock()), 1000) == LEAST > 5
 
 
 def test_a_busy_router_may_retry_a_fifth_of_its_requests() -> None:
     budget = RetryBudget(Clock())
-    for _ in range(1004):
-        budget.arrived()
+    serve(budget, 1004)
     assert taken(budget, 1000) == 200  # and no part of one more
 
 
 def test_what_is_past_the_window_counts_neither_for_nor_against() -> None:
     clock = Clock()
     budget = RetryBudget(clock)
-    for _ in range(1000):
-        budget.arrived()
+    serve(budget, 1000)
     assert taken(budget, 150) == 150
     clock.now += WINDOW_S - 1
     assert taken(budget, 1000) == 50
@@ -42,6 +47,21 @@ def test_what_is_past_the_window_counts_neither_for_nor_against() -> None:
     assert taken(budget, 1000) == LEAST
 
 
+def test_requests_that_are_under_way_count_however_long_ago_they_came() -> None:
+    """An instance of five that dies takes a fifth of them with it; in ten seconds fewer come than take minutes."""
+    clock = Clock()
+    budget = RetryBudget(clock)
+    for _ in range(300):
+        budget.arrived()
+    clock.now += 60
+    serve(budget, 50)
+    for _ in range(100):
+        budget.ended()
+    assert taken(budget, 1000) == 70
+    clock.now += WINDOW_S
+    assert taken(budget, 1000) == 40
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 60), st.integers(0, 60)), max_size=40))
 def test_in_no_window_are_there_more_retries_than_the_budget_says(steps: list[tuple[float, int, int]]) -> None:
     clock = Clock()
@@ -49,8 +69,7 @@ def test_in_no_window_are_there_more_retries_than_the_budget_says(steps: list[tu
     seen: list[tuple[int, int, int]] = []
     for wait, requests, retries in steps:
         clock.now += wait
-        for _ in range(requests):
-            budget.arrived()
+        serve(budget, requests)
         seen.append((int(clock.now), requests, taken(budget, retries)))
         recent = [one for one in seen if one[0] > int(clock.now) - WINDOW_S]
         earlier = [one for one in seen if one[0] > int(clock.now) - 2 * WINDOW_S]
