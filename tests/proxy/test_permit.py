@@ -127,6 +127,7 @@ class Door:
 
     def check(self) -> None:
         assert 0 <= self.served <= self.slots.taken <= self.slots.most
+        assert self.slots.taken == self.slots.most or self.queue.first(None) is None, "a place is empty, and one waits"
         open_ones = [permit for permit in self.permits if not permit._has_ended]
         assert self.admission.under_way == len(open_ones)
         assert self.admission.bytes == sum(permit.size for permit in open_ones)
