@@ -123,6 +123,16 @@ def _quality(engine: Engine, figures: CacheFigures) -> list[Finding]:
                 "run a vLLM whose events this router reads, see docs/kv-events.md",
             )
         ]
+    if figures.restarts > 1:
+        return [
+            error(
+                engine.where,
+                f"the numbers of its messages began anew {figures.restarts} times within seconds",
+                f"several engines publish at its address, or it restarts again and again: {_UNKNOWN}",
+                "give each engine an address of its own (`kv_events` of the instance; the `endpoint` in its "
+                "`--kv-events-config`)",
+            )
+        ]
     if figures.missed or (figures.orphans and not figures.is_known):
         return [
             warning(

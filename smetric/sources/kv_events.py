@@ -163,6 +163,7 @@ class KvEvents:
                     gaps=sum(stream.gaps for stream in streams),
                     missed=sum(stream.missed for stream in streams),
                     orphans=sum(stream.orphans for stream in streams),
+                    restarts=max((stream.restarts for stream in streams), default=0),
                 )
                 for instance, subscribers in self._subscribers.items()
             },

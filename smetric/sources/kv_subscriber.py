@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import aclosing
 from itertools import chain
 
@@ -34,6 +35,8 @@ REPLAY_TRIES = 5
 CATCH_UP_S = (1.0, 60.0)
 #: Seconds within which a restart seen in the metrics is the one that was seen in the events.
 SAME_RESTART_S = 60.0
+#: Lines a minute about what changes at one address.
+CHANGES_TOLD = 10
 #: Most data-parallel ranks behind one address.
 MOST_RANKS = 64
 
@@ -65,6 +68,8 @@ class Subscriber:
         self._catch_up_pause = CATCH_UP_S[0]
         self._restart_seen_at = float("-inf")
         self._log_limit = LogLimit()
+        #: An engine that comes and goes, or two at one address, change with every message.
+        self._change_limit = LogLimit(lines=CHANGES_TOLD)
 
     async def run(self, context: zmq.asyncio.Context) -> None:
         """Listen until cancelled, on sockets of *context*.
@@ -169,7 +174,7 @@ class Subscriber:
 
     def _restarted(self, rank: int) -> None:
         self._restart_seen_at = time.monotonic()
-        log.warning("smetric.kv_events.restarted", instance=self.publisher.instance.id, rank=rank)
+        self._write(log.warning, "smetric.kv_events.restarted", rank)
 
     def _read(self, frames: list[bytes]) -> tuple[int, Message] | None:
         """Sequence number and message; what cannot be read is a loss of all that this publisher told."""
@@ -297,5 +302,10 @@ class Subscriber:
         state = stream.state
         if self._states.get(rank) is not state:
             self._states[rank] = state
-            write = log.info if state is State.KNOWN else log.warning
-            write("smetric.kv_events.changed", instance=self.publisher.instance.id, rank=rank, state=state.value)
+            self._write(
+                log.info if state is State.KNOWN else log.warning, "smetric.kv_events.changed", rank, state=state.value
+            )
+
+    def _write(self, write: Callable[..., object], event: str, rank: int, **fields: str) -> None:
+        if (kept_back := self._change_limit.passes(event)) is not None:
+            write(event, instance=self.publisher.instance.id, rank=rank, **fields, kept_back=kept_back)

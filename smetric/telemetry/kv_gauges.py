@@ -24,6 +24,7 @@ class CacheFigures:
         gaps: how often messages were missed for good.
         missed: how many of them.
         orphans: blocks that could not be entered.
+        restarts: most that one publisher's numbers showed.
     """
 
     is_known: bool
@@ -32,6 +33,7 @@ class CacheFigures:
     gaps: int
     missed: int
     orphans: int
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

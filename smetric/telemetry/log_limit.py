@@ -16,21 +16,26 @@ class LogLimit:
 
     Args:
         clock: monotonic seconds.
+        lines: about the same within that time.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, lines: int = 1) -> None:
         self._clock = clock
-        #: By key, when a line was last written, and how many were kept back since.
-        self._seen: dict[Hashable, tuple[float, int]] = {}
+        self._lines = lines
+        #: By key, when the first of the latest lines was written, how many were, and how many were kept back since.
+        self._seen: dict[Hashable, tuple[float, int, int]] = {}
 
     def passes(self, key: Hashable) -> int | None:
         """How many lines about *key* were kept back since the last one; None if this one is to be kept back too."""
         now = self._clock()
-        at, kept_back = self._seen.get(key, (now - EVERY_S, 0))
+        at, written, kept_back = self._seen.get(key, (now - EVERY_S, 0, 0))
         if now - at < EVERY_S:
-            self._seen[key] = (at, kept_back + 1)
+            if written < self._lines:
+                self._seen[key] = (at, written + 1, 0)
+                return 0
+            self._seen[key] = (at, written, kept_back + 1)
             return None
         if len(self._seen) >= MOST_KEYS:
             self._seen.clear()
-        self._seen[key] = (now, 0)
+        self._seen[key] = (now, 1, 0)
         return kept_back

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+
+import msgspec
 
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
 from tests.doctor.front import publishing
 from tests.doctor.lab import Lab, listening, told
+from tests.sources.kv_engine import stored
 
 _SECOND_RANK = b'\nvllm:num_requests_running{engine="1",model_name="m"} 0.0\nvllm:num_requests_running'
 
@@ -43,3 +47,22 @@ async def test_a_missing_replay_socket_is_told(lab: Lab) -> None:
     assert [(check, finding.where) for check, finding in found if finding.severity is Severity.WARNING] == [
         ("kv-events", "kv_events.replay")
     ]
+
+
+async def test_engines_that_publish_at_one_address_are_found(lab: Lab) -> None:
+    async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
+
+        async def others() -> None:
+            """The numbers of two more engines, in turns."""
+            for number in range(1000):
+                payload = msgspec.msgpack.encode([2e9 + number, [stored([1] * 9)], 0])
+                await one.send_frames(b"", (900 - number if number % 2 else 5).to_bytes(8, "big"), payload)
+                await asyncio.sleep(0.01)
+
+        publishing_too = asyncio.create_task(others())
+        found = told(await examine(listening(lab, one, two)))
+        publishing_too.cancel()
+    errors = [one for check, one in found if check == "kv-events" and one.severity is Severity.ERROR]
+    assert [one.where for one in errors] == ["instance e0"]
+    assert "began anew" in errors[0].what
+    assert "an address of its own" in errors[0].remedy

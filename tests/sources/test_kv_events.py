@@ -2,6 +2,7 @@ import asyncio
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -19,7 +20,7 @@ from smetric.request import InferenceRequest
 from smetric.sources import kv_events, kv_socket
 from smetric.sources.kv_events import KvEvents
 from smetric.sources.kv_publisher import Publisher
-from smetric.sources.kv_subscriber import Subscriber
+from smetric.sources.kv_subscriber import CHANGES_TOLD, Subscriber
 from smetric.telemetry.kv_gauges import CacheFigures
 from tests.fakes import until
 from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
@@ -434,6 +435,28 @@ async def test_an_event_of_a_long_prompt_leaves_the_loop_to_others() -> None:
         assert await hit_len(source, request(prompt)) == [4000 * BLOCK]
         assert told(source).is_known
     assert len(held) > 4
+
+
+async def test_two_engines_at_one_address_are_unknown_and_do_not_fill_the_log() -> None:
+    address = free_address()
+    at = Publisher(instance=ONE, endpoint=address, bind=True)
+    async with (
+        engine(connect=address, replay=False) as one,
+        engine(connect=address, replay=False) as two,
+        listening(at) as source,
+    ):
+        await one.joined()
+        await two.joined()
+        with capture_logs() as logs:
+            for number in range(1, 61):
+                for each, seq, later in ((one, 3 * number, 0.0), (two, number, 0.5)):
+                    payload = msgspec.msgpack.encode([number + later, [stored(PROMPT)], 0])
+                    await each.send_frames(b"", seq.to_bytes(8, "big"), payload)
+                await until(lambda number=number: messages(source) >= 2 * number)  # type: ignore[misc]
+        assert told(source).restarts > 20
+        assert not told(source).is_known
+    counts = Counter(line["event"] for line in logs)
+    assert counts == {"smetric.kv_events.restarted": CHANGES_TOLD, "smetric.kv_events.changed": CHANGES_TOLD}
 
 
 async def test_each_data_parallel_rank_is_a_cache_and_the_best_one_counts() -> None:

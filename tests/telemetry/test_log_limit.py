@@ -21,6 +21,14 @@ def test_one_line_a_minute_says_how_many_were_kept_back() -> None:
     assert [limit.passes("a"), limit.passes("a")] == [3, None]
 
 
+def test_some_lines_a_minute_where_each_says_something_new() -> None:
+    clock = Clock()
+    limit = LogLimit(clock, lines=2)
+    assert [limit.passes("a") for _ in range(4)] == [0, 0, None, None]
+    clock.now += EVERY_S
+    assert [limit.passes("a") for _ in range(3)] == [2, 0, None]
+
+
 def test_each_thing_that_fails_has_lines_of_its_own() -> None:
     limit = LogLimit(Clock())
     assert [limit.passes(key) for key in ("a", "b", "a")] == [0, 0, None]

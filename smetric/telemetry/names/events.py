@@ -99,7 +99,9 @@ KV_CHANGED_EVENT = Event(
     "`joined_late`, `behind`, `gap`, `malformed`, `other_topic`, `unknown_block`, `unsupported`.",
 )
 KV_RESTARTED_EVENT = Event(
-    "smetric.kv_events.restarted", "Warning: an engine's numbering began anew: a new process, whose cache is empty."
+    "smetric.kv_events.restarted",
+    "Warning: an engine's numbering began anew: a new process, whose cache is empty. Where it repeats, several engines "
+    "publish at one address. Ten a minute for each; `kept_back` counts the rest, also of `smetric.kv_events.changed`.",
 )
 KV_NO_REPLAY_EVENT = Event(
     "smetric.kv_events.no_replay",
