@@ -247,8 +247,8 @@ class Health:
         """It is left out once more; one that comes and goes stays out for longer each time."""
         if vitals.falls and vitals.well_since is not None:
             vitals.falls = max(0, vitals.falls - int((self._clock() - vitals.well_since) / FORGIVEN_AFTER_S))
-        if vitals.falls and not vitals.answers:
-            self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=True)
+            if vitals.falls and not vitals.answers:
+                self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=True)
         vitals.falls += 1
         if self._on_ejected is not None:
             self._on_ejected(instance, reason)

@@ -157,6 +157,18 @@ def test_a_new_process_lifts_an_ejection_but_not_that_of_one_that_comes_and_goes
     assert not other.healthy
 
 
+def test_one_that_is_restarted_for_its_failures_is_back_with_its_new_process() -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    ward.fail(one)
+    ward.after(2)
+    ward.probe(one, ok=False, refused=True, times=3)
+    ward.after(5)
+    ward.probe(one, ok=True, times=2)
+    ward.health.restarted(one)
+    assert (one.healthy, one.state) == (True, State.WARMING)
+
+
 def test_an_engine_that_says_it_is_ending_drains_until_another_process_answers() -> None:
     ward = Ward()
     one = ward.instances[0]
