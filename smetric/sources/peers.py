@@ -57,6 +57,8 @@ PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 #: Seconds between two times of asking all peers for what was missed.
 CATCH_UP_EVERY_S = 5.0
+#: Lines a minute about how one peer stands.
+CHANGES_TOLD = 10
 #: Blocks taken in before others may run.
 STRETCH = 4096
 
@@ -125,6 +127,8 @@ class Peers:
         self._tasks: list[asyncio.Task[None]] = []
         self._catching_up: asyncio.Task[None] | None = None
         self._log_limit = LogLimit()
+        #: A balancer before two peers, one of them down, changes all the time.
+        self._change_limit = LogLimit(lines=CHANGES_TOLD)
         #: When a process started that a peer sent something, and that was newer than the one known here.
         self._processes: dict[Instance, float] = {}
         #: Placements sent (each to one peer), not sent, received, and received of no instance or process known here.
@@ -285,8 +289,10 @@ class Peers:
                 if reason == Reception.OWN.value:
                     self._peers.remove(peer)
                     return
-                if bool(reason) is peer.is_up or reason != peer.reason:
-                    log.warning("smetric.peer.changed", peer=peer.url, is_up=not reason, reason=reason)
+                changed = bool(reason) is peer.is_up or reason != peer.reason
+                if changed and (kept_back := self._change_limit.passes(peer.url)) is not None:
+                    told = {"peer": peer.url, "is_up": not reason, "reason": reason, "kept_back": kept_back}
+                    log.warning("smetric.peer.changed", **told)
                 peer.is_up, peer.reason, peer.refuses = not reason, reason, reason in REFUSALS
                 if reason:
                     self.dropped += count

@@ -269,7 +269,8 @@ class PrefixIndex:
             new = 0
             if is_same:
                 new = self.table.merge(known.held, image.blocks, image.runs, known.room)
-            log.info("smetric.index.restored", instance=instance.id, is_same_process=is_same, blocks=new)
+            if new or not is_same:  # of twenty peers one says what the others do
+                log.info("smetric.index.restored", instance=instance.id, is_same_process=is_same, blocks=new)
 
     def misses_are_known(self, instance: Instance) -> bool:
         """Whether *instance* holds nothing but what it is known to hold."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -346,3 +347,21 @@ async def test_a_crowd_of_peers_is_asked_a_few_at_a_time_and_the_start_waits_for
         await until(lambda: all(peer.calls for peer in crowd))
         await new.peers.stop()
     assert most == ASKED_AT_A_TIME
+
+
+async def test_a_peer_that_comes_and_goes_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PAUSE_S", 0.001)
+    answered = itertools.count()
+
+    async def flap(call: Call) -> None:
+        await call.answer(503 if next(answered) % 2 else 204, b"")
+
+    peer = FakeEngine(flap)
+    await peer.start()
+    one = Sidecar(peer.url, heartbeat_s=0.001)
+    with capture_logs() as logs:
+        await one.peers.start()
+        await until(lambda: len(peer.calls) > 40)
+        await one.peers.stop()
+    await peer.stop()
+    assert [line["event"] for line in logs].count("smetric.peer.changed") == peers.CHANGES_TOLD

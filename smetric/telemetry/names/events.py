@@ -62,7 +62,10 @@ HITS_DISAGREE_EVENT = Event(
     "the prompts; `smetric doctor` says why.",
 )
 HITS_AGREE_EVENT = Event("smetric.hits.agree", "Info: they are wrong by less than a tenth again.")
-PEER_CHANGED_EVENT = Event("smetric.peer.changed", "Warning: a peer began to take placements, or to fail otherwise.")
+PEER_CHANGED_EVENT = Event(
+    "smetric.peer.changed",
+    "Warning: a peer began to take placements, or to fail otherwise. Ten a minute of each; `kept_back` counts more.",
+)
 PEER_NO_IMAGE_EVENT = Event("smetric.peer.no_image", "Info or warning: a peer did not say what it knows.")
 PEER_SILENT_EVENT = Event(
     "smetric.peer.silent", "Warning: another router has not been heard for three heartbeats; what it places is missed."
