@@ -5,7 +5,9 @@ Numbers, names of the policy and ids of instances only: no string of a request i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import operator
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from smetric.policy.builtin import Family
@@ -24,6 +26,9 @@ _ROWS = 32
 #: A comparison as the text shows it where it held, and what it turned out to be where it failed.
 _SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">"}
 _OPPOSITE = {"<=": ">", ">=": "<", "<": "≥", ">": "≤"}
+_TRUE = {"≤": operator.le, "≥": operator.ge, "<": operator.lt, ">": operator.gt}
+#: Figures that the numbers of a comparison are tried in.
+_DIGITS = (4, 6, 9, 12, 17)
 _MARKS = {True: "✓", False: "✗", None: "·"}
 
 
@@ -174,7 +179,7 @@ def _sides(decision: Decision, at: int, term: Term, signs: Mapping[str, str]) ->
         return ""
     left, right = term.operands
     if term.op in signs:
-        return f"{_side(decision, at, left)} {signs[term.op]} {_side(decision, at, right)}"
+        return _comparison(_side(decision, at, left), signs[term.op], _side(decision, at, right))
     if term.op in ("==", "!="):
         value = decision.policy.probe(decision, at, left)
         if isinstance(value, int | float) and isinstance(left, RequestValue | Ref | Column):
@@ -183,8 +188,19 @@ def _sides(decision: Decision, at: int, term: Term, signs: Mapping[str, str]) ->
     return ""
 
 
-def _side(decision: Decision, at: int, term: Term) -> str:
-    """One side: a multiple as a product, of `least` and `greatest` what was taken, else the number."""
+def _comparison(left: Sequence[float], sign: str, right: Sequence[float]) -> str:
+    """Both sides with their sign, in as many figures as it takes for what is printed to be true."""
+    said = ""
+    for digits in _DIGITS:
+        sides = [[figure(number, digits) for number in side] for side in (left, right)]
+        said = f" {sign} ".join(" × ".join(side) for side in sides)
+        if _TRUE[sign](*(math.prod(map(float, side)) for side in sides)):
+            break
+    return said
+
+
+def _side(decision: Decision, at: int, term: Term) -> tuple[float, ...]:
+    """The factors of one side: two of a multiple, those of what `least` or `greatest` took, else the number."""
     while isinstance(term, Ref) and term.shape is Shape.SCALAR:
         term = term.binding.value
     value = decision.policy.probe(decision, at, term)
@@ -195,5 +211,5 @@ def _side(decision: Decision, at: int, term: Term) -> str:
     if isinstance(term, Op) and term.op == "*":
         factor, other = term.operands
         if isinstance(factor, Const) and not isinstance(other, Const):
-            return f"{figure(factor.value)} × {figure(decision.policy.probe(decision, at, other))}"
-    return figure(value)
+            return factor.value, decision.policy.probe(decision, at, other)
+    return (value,)

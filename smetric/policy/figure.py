@@ -7,8 +7,8 @@ from typing import Any
 _WIDTH = 40
 
 
-def figure(value: Any) -> str:
-    """A value of any kind: numbers with at most four significant decimals, long strings cut."""
+def figure(value: Any, digits: int = 4) -> str:
+    """A value of any kind: numbers with at most *digits* figures where they have decimals, long strings cut."""
     if type(value) is not float:  # most are
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -18,10 +18,10 @@ def figure(value: Any) -> str:
             return clipped(value)
     if value == int(value):
         return str(int(value))
-    decimals = max(0, 4 - len(str(int(abs(value)))))
+    decimals = max(0, digits - len(str(int(abs(value)))))
     shown = f"{value:.{decimals}f}"
     if float(shown) == 0:
-        return f"{value:.3g}"
+        return f"{value:.{digits - 1}g}"
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 

@@ -196,6 +196,23 @@ def test_a_sentence_says_how_a_tie_was_settled() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ((9424.6, 9424.8, 9424.9), "9424.6 < 9424.77"),
+        ((0.12344, 0.12341, 0.12341), "0.12344 > 0.12342"),
+        ((2.0, 2.0 + 4e-16, 2.0 + 4e-16), "2 < 2.0000000000000004"),
+        ((2.0, 3.0, 4.0), "2 < 3"),
+    ],
+)
+def test_a_comparison_is_printed_in_as_many_figures_as_make_it_true(loads: tuple[float, ...], said: str) -> None:
+    failing = {"<": ">=", ">": "<="}
+    for sign in (said.split()[1], failing[said.split()[1]]):
+        body = f"route argmin(requests) when requests[argmax(hit_len)] {sign} mean(requests)\nroute argmax(requests)"
+        decision = decide(body, Snapshot(IDS, {"requests": list(loads), "hit_len": [9, 0, 0]}))
+        assert f"({said})" in explain(decision).splitlines()[1]
+
+
 def test_a_pick_that_found_nobody_is_told() -> None:
     sentence = summary(decide("route argmin(requests where hit_len > 9999) as roomy\nroute argmin(requests)", HOT))
     assert sentence == "route_2: gpu-2 has the fewest requests (3); roomy found nobody"

@@ -31,3 +31,8 @@ from smetric.policy.figure import figure
 )
 def test_a_value_is_short_and_exact_enough(value: Any, shown: str) -> None:
     assert figure(value) == shown
+
+
+def test_more_figures_are_shown_where_they_are_asked_for() -> None:
+    assert [figure(9424.56, digits) for digits in (4, 6)] == ["9425", "9424.56"]
+    assert [figure(0.12344, digits) for digits in (4, 6)] == ["0.123", "0.12344"]
