@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,32 +29,39 @@ class Spread:
         mean: requests for each of them.
         busiest: requests on the busiest.
         choices: of all requests, how many were placed regardless of each other.
+        piles: how often another instance may have been the busiest; 1 where it is the same throughout.
     """
 
     count: int
     mean: float
     busiest: float
     choices: float = math.inf
+    piles: int = 1
 
     @property
     def imbalance(self) -> float:
         """The busiest instance's requests over the mean; 1 where there are none."""
         return self.busiest / self.mean if self.mean else 1.0
 
-    def shows(self, imbalance: float) -> bool:
-        """Whether so many choices, made at random, would hardly put *imbalance* times the mean on any instance.
+    def chance(self, imbalance: float) -> float:
+        """Logarithm of how likely so many choices, made at random, put *imbalance* times the mean on some instance.
 
         Chernoff's bound: of n choices, one of k instances gets the share s or more with a probability of at most
-        k·exp(−n·D), where D = s·ln(s·k) + (1 − s)·ln((1 − s) / (1 − 1/k)).
+        k·exp(−n·D), where D = s·ln(s·k) + (1 − s)·ln((1 − s) / (1 − 1/k)). Where it may be another one m times, that is
+        kᵐ·exp(−n·D).
         """
         if imbalance <= 1:
-            return False
+            return 0.0
         fair = 1 / self.count
         share = min(1.0, imbalance * fair)
         apart = share * math.log(share / fair)
         if share < 1:
             apart += (1 - share) * math.log((1 - share) / (1 - fair))
-        return self.count * math.exp(-self.choices * apart) < CHANCE
+        return self.piles * math.log(self.count) - self.choices * apart
+
+    def shows(self, imbalance: float) -> bool:
+        """Whether so many choices, made at random, would hardly put *imbalance* times the mean on any instance."""
+        return self.chance(imbalance) < math.log(CHANCE)
 
 
 def at_once(looks: Iterable[Mapping[Instance, float]], instances: Collection[Instance]) -> Spread:
@@ -118,5 +125,10 @@ class ArmLoad:
         )
 
     def at_once(self, instances: Collection[Instance]) -> Spread:
-        """How they lay on *instances* at each of the last looks; only those under way at the same time are choices."""
-        return at_once([Counter(instance for instance, _ in look.values()) for look in self._looks], instances)
+        """How they lay on *instances* at each of the last looks.
+
+        Choices are those under way at the same time; or all, of which each look may have had a busiest one of its own.
+        """
+        spread = at_once([Counter(instance for instance, _ in look.values()) for look in self._looks], instances)
+        over = replace(spread, choices=self.over(instances).choices, piles=max(1, len(self._looks)))
+        return min(spread, over, key=lambda one: one.chance(one.imbalance))

@@ -74,8 +74,24 @@ def test_a_pile_that_moves_on_is_even_on_average_and_on_one_instance_at_once(ins
         for record in records:
             load.left(record)
     assert load.over(instances) == Spread(4, 1.5, 1.5, 24)
-    assert load.at_once(instances) == Spread(4, 1.5, 6.0, 6)
-    assert load.at_once(instances[:2]) == Spread(2, 1.5, 3.0, 3)
+    assert load.at_once(instances) == Spread(4, 1.5, 6.0, 24, 4)
+    assert load.at_once(instances[:2]) == Spread(2, 1.5, 3.0, 12, 4)
+
+
+def test_few_requests_at_once_show_a_pile_that_moves_where_it_does_so_often(instances: list[Instance]) -> None:
+    load = ArmLoad(10)
+    for look in range(10):
+        records = [sent(instances[look % 2]) for _ in range(8)]
+        for record in records:
+            load.placed(record)
+        load.look()
+        for record in records:
+            load.left(record)
+        assert load.at_once(instances[:2]).shows(1.9) == (look > 1)
+    assert load.at_once(instances[:2]) == Spread(2, 4.0, 8.0, 80, 10)
+
+
+def test_without_requests_nothing_is_at_once(instances: list[Instance]) -> None:
     assert ArmLoad(4).at_once(instances) == Spread(4, 0.0, 0.0, 0)
 
 
@@ -88,6 +104,24 @@ def test_all_on_one_instance_shows_from_a_few_requests_on(count: int, choices: i
 def test_what_is_no_imbalance_never_shows() -> None:
     assert not Spread(4, 1, 1, 10_000).shows(1.0)
     assert not Spread(4, 0, 0, 0).shows(4.0)
+
+
+def test_short_requests_that_are_placed_at_random_hardly_ever_look_like_a_pile_that_moves() -> None:
+    rng = random.Random(6)
+    alarms = 0
+    for _ in range(60):
+        among = [Instance(f"gpu-{i}", f"http://{i}") for i in range(rng.choice([2, 3, 4, 8, 32]))]
+        load = ArmLoad(10)
+        for _ in range(10):
+            records = [sent(rng.choice(among)) for _ in range(rng.randint(1, 12))]
+            for record in records:
+                load.placed(record)
+            load.look()
+            for record in records:
+                load.left(record)
+        spread = load.at_once(among)
+        alarms += spread.shows(spread.imbalance)
+    assert alarms == 0
 
 
 def test_requests_that_are_placed_at_random_hardly_ever_look_piled_up() -> None:
