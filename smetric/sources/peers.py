@@ -259,12 +259,19 @@ class Peers:
                 self._flush()
 
     async def _watch_senders(self) -> None:
-        """While a sender is silent, or a peer refuses, what it places is missed: clients may still ask it."""
+        """While a sender is silent, or a peer refuses or tells nothing, what it places is missed: it may be asked."""
+        unheard = 0
         while True:
             await asyncio.sleep(self._heartbeat_s)
             for sender in self._senders.fallen_silent():
                 log.warning("smetric.peer.silent", sender=sender, silence_s=MISSING_HEARTBEATS * self._heartbeat_s)
-            if self._senders.is_any_silent() or any(peer.refuses for peer in self._peers):
+            # Who takes what is told and is not heard does not have this router among its peers, or does not reach it.
+            taking, heard = sum(peer.is_up for peer in self._peers), self._senders.heard_now()
+            unheard = unheard + 1 if taking > heard else 0
+            if unheard == MISSING_HEARTBEATS:
+                log.warning("smetric.peer.unheard", taking=taking, heard=heard)
+            is_cut_off = self._senders.is_any_silent() or unheard >= MISSING_HEARTBEATS
+            if is_cut_off or any(peer.refuses for peer in self._peers):
                 self._missed()
             self._compare_processes()
 

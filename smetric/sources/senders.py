@@ -57,6 +57,11 @@ class Senders:
                 fallen.append(name)
         return fallen
 
+    def heard_now(self) -> int:
+        """How many are heard, and have not ended."""
+        silent = len(self._silent())
+        return len(self._senders) - silent
+
     def is_any_silent(self) -> bool:
         """Whether somebody who may still place something is not heard."""
         return bool(self._silent())

@@ -232,6 +232,36 @@ async def test_a_peer_that_falls_silent_makes_misses_unknown_and_one_that_says_g
     await listener.peers.stop()
 
 
+async def test_a_peer_that_takes_what_it_is_told_and_tells_nothing_makes_misses_unknown() -> None:
+    deaf = Sidecar()
+    async with running(deaf) as urls:
+        one = Sidecar(*urls, heartbeat_s=0.05)
+        with capture_logs() as logs:
+            await one.peers.start()
+            one.serve("a", "x")
+            await until(lambda: one.hits("x") == [2, None])
+            await one.peers.stop()
+    told = [(line["taking"], line["heard"]) for line in logs if line["event"] == "smetric.peer.unheard"]
+    assert told == [(1, 0)]
+
+
+async def test_peers_that_hear_each_other_know_what_is_not_held() -> None:
+    ports = [listen("127.0.0.1", 0) for _ in range(2)]
+    urls = [address_of(port) for port in ports]
+    for port in ports:
+        port.close()
+    pair = [Sidecar(*urls, heartbeat_s=0.05) for _ in range(2)]
+    async with running(*pair, ports=[int(url.rpartition(":")[2]) for url in urls]):
+        for one in pair:
+            await one.peers.start()
+        pair[0].serve("a", "x")
+        await until(lambda: pair[1].hits("x") == [2, 0])
+        await asyncio.sleep(0.5)
+        assert [one.hits("x") for one in pair] == [[2, 0], [2, 0]]
+        for one in pair:
+            await one.peers.stop()
+
+
 async def test_who_missed_something_asks_the_peers_for_it() -> None:
     old = Sidecar()
     async with running(old) as urls:

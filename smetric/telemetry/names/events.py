@@ -70,6 +70,11 @@ PEER_NO_IMAGE_EVENT = Event("smetric.peer.no_image", "Info or warning: a peer di
 PEER_SILENT_EVENT = Event(
     "smetric.peer.silent", "Warning: another router has not been heard for three heartbeats; what it places is missed."
 )
+PEER_UNHEARD_EVENT = Event(
+    "smetric.peer.unheard",
+    "Warning: more peers take placements (`taking`) than tell theirs (`heard`). Name this router in all `peers.urls`; "
+    "let them reach its admin port.",
+)
 PEER_REFUSED_EVENT = Event(
     "smetric.peer.refused",
     "Warning: a peer sends to what is not known here; `problem`: `instance`, none has the id `instance`: give them the "
