@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from smetric.cli import main
 from smetric.config import Settings
+from smetric.config.layers import stack
+from smetric.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -124,3 +126,10 @@ def test_every_whole_policy_in_the_manual_passes_its_own_tests(tmp_path: Path) -
             assert result.exit_code == 0, f"{relative(page)}: {result.output}"
             found += 1
     assert found >= 2
+
+
+def test_each_variable_of_the_manual_that_is_called_like_a_setting_is_one() -> None:
+    """Any other would keep a router from starting where it is set."""
+    named = {name for page in PAGES for name in re.findall(r"\bSMETRIC_\w*[A-Z]\b", page.read_text())}
+    assert "SMETRIC_LISTEN__PORT" in named
+    stack(None, dict.fromkeys(named, "set"), [], SETTINGS)

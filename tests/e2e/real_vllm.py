@@ -24,7 +24,7 @@ READY_S = 400.0
 
 def folder() -> Path:
     """Where everything is installed."""
-    return Path(os.environ.get("SMETRIC_E2E", Path(tempfile.gettempdir()) / "smetric-e2e"))
+    return Path(os.environ.get("E2E_FOLDER", Path(tempfile.gettempdir()) / "smetric-e2e"))
 
 
 def set_up() -> None:

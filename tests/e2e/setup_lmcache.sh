@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Installs a real LMCache, without what only GPUs need, into DIR/lmcache. About 2 minutes and 1.5 GB.
 #
-#   tests/e2e/setup_lmcache.sh [DIR]      DIR: $SMETRIC_E2E, else a folder named smetric-e2e among the temporary files
+#   tests/e2e/setup_lmcache.sh [DIR]      DIR: $E2E_FOLDER, else a folder named smetric-e2e among the temporary files
 #
 # Does nothing when it is there already. Needs Python 3.11 (PYTHON=…), Linux on x86-64 and pip's usual index.
 set -euo pipefail
 version=0.5.6
 torch=2.13.0
-dir=${1:-${SMETRIC_E2E:-${TMPDIR:-/tmp}/smetric-e2e}}
+dir=${1:-${E2E_FOLDER:-${TMPDIR:-/tmp}/smetric-e2e}}
 [[ -e $dir/lmcache/ready ]] && { echo "$dir/lmcache is ready"; exit 0; }
 mkdir -p "$dir"
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Installs a real vLLM (CPU build) and makes a tiny model for it: DIR/venv and DIR/model. About 5 minutes and 3.5 GB.
 #
-#   tests/e2e/setup_vllm.sh [DIR]      DIR: $SMETRIC_E2E, else a folder named smetric-e2e among the temporary files
+#   tests/e2e/setup_vllm.sh [DIR]      DIR: $E2E_FOLDER, else a folder named smetric-e2e among the temporary files
 #
 # Does nothing when both are there already. Needs Python 3.11 (PYTHON=…), Linux on x86-64 and pip's usual index.
 set -euo pipefail
 version=0.32.0
 torch=2.13.0
-dir=${1:-${SMETRIC_E2E:-${TMPDIR:-/tmp}/smetric-e2e}}
+dir=${1:-${E2E_FOLDER:-${TMPDIR:-/tmp}/smetric-e2e}}
 here=$(cd "$(dirname "$0")" && pwd)
 [[ -e $dir/ready ]] && { echo "$dir is ready"; exit 0; }
 mkdir -p "$dir"
