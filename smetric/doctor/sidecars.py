@@ -13,7 +13,7 @@ from smetric.doctor.wire import MAX_BYTES, NoAnswer, TooLong
 from smetric.features import VOCABULARY
 from smetric.sources import index_image
 from smetric.sources.index_image import IndexImage, UnreadableImage
-from smetric.sources.peers import PATH
+from smetric.sources.peer import PATH
 
 #: Seconds another router has to answer.
 PEER_S = 3.0

@@ -19,7 +19,7 @@ from smetric.config.credential import Credential
 from smetric.proxy.asgi import App, Message, Receive, Scope, Send
 from smetric.proxy.headers import first
 from smetric.proxy.live import PAGE
-from smetric.sources.peers import PATH as PLACEMENTS
+from smetric.sources.peer import PATH as PLACEMENTS
 
 log = structlog.get_logger("smetric.admin")
 

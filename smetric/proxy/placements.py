@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from smetric.proxy.admin_route import AdminRoute
-from smetric.sources.peers import PATH, Peers, Reception
+from smetric.sources.peer import OWN, PATH
+from smetric.sources.peers import Peers, Reception
 from smetric.sources.placement import MAX_BATCH_BYTES, UnreadableBatch
 
 #: Longest time a batch may take to arrive, seconds.
@@ -31,7 +31,7 @@ def placement_routes(peers: Peers) -> list[AdminRoute]:
             reception = await peers.receive(body)
         except UnreadableBatch as error:
             raise HTTPException(400, f"the batch cannot be read: {error}") from None
-        return Response(status_code=HTTPStatus.MISDIRECTED_REQUEST if reception is Reception.OWN else 204)
+        return Response(status_code=OWN if reception is Reception.OWN else 204)
 
     async def give(request: Request) -> Response:
         _admit(request)

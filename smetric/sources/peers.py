@@ -1,8 +1,9 @@
 """Tells the other sidecars in front of the same instances what was sent where, and hears it from them.
 
 Only a router's own placements are sent, so nothing goes round in circles. Nothing here holds up a request: what cannot
-be sent in time is dropped and counted, and who missed something knows it (`senders.py`). The form of what is sent is in
-`placement.py` and `index_image.py`; the routes that receive it are in `smetric.proxy.placements`.
+be sent in time is dropped and counted, and who missed something knows it (`senders.py`). How one of them is spoken to
+is in `peer.py`, the form of what is sent in `placement.py` and `index_image.py`; the routes that receive it are in
+`smetric.proxy.placements`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ import hmac
 import random
 import secrets
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import aiohttp
 import structlog
@@ -25,7 +24,8 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.prompt import BLOCK_BYTES
 from smetric.sources import index_image, placement
-from smetric.sources.index_image import IndexImage, UnreadableImage, pack, unpack
+from smetric.sources.index_image import IndexImage, pack, unpack
+from smetric.sources.peer import OwnBatch, Peer
 from smetric.sources.placement import Placement
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.senders import Senders
@@ -33,12 +33,8 @@ from smetric.telemetry import names
 from smetric.telemetry.gauges import PeerFigures
 from smetric.telemetry.log_limit import LogLimit
 
-#: Where peers receive batches (POST) and give an image of their index (GET).
-PATH = "/admin/placements"
 #: A batch is closed when it has this many bytes of hashes, before its time.
 BATCH_BYTES = 1024 * 1024
-#: Batches that wait for one peer; the oldest is dropped for a newer one.
-MAX_QUEUED = 32
 #: Seconds after which an empty batch is sent, so that both sides know the other is there and nothing is missing.
 HEARTBEAT_S = 2.0
 #: Heartbeats that may fail to come before a peer's placements count as missing.
@@ -48,8 +44,6 @@ TIMEOUT_S = 2.0
 START_S = 2.1
 #: Peers that are asked for all they know at the same time.
 ASKED_AT_A_TIME = 4
-#: Answers of a router that wants nothing of this one: of another release, with another token, or without peers.
-REFUSALS = frozenset(f"status {status}" for status in (400, 401, 403, 404, 405))
 #: Seconds for the last batch at the end.
 LAST_S = 1.0
 #: Seconds to wait after a failure; doubled each time up to the second.
@@ -57,8 +51,6 @@ PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 #: Seconds between two times of asking all peers for what was missed.
 CATCH_UP_EVERY_S = 5.0
-#: Lines a minute about how one peer stands.
-CHANGES_TOLD = 10
 #: Blocks taken in before others may run.
 STRETCH = 4096
 
@@ -71,20 +63,6 @@ class Reception(enum.Enum):
     TAKEN = "taken"
     #: This router sent it itself.
     OWN = "own"
-
-
-@dataclass(slots=True)
-class _Peer:
-    url: str
-    queue: deque[tuple[bytes, int]] = field(default_factory=deque)
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    is_up: bool = False
-    reason: str = ""
-    #: It answers, and wants nothing of this router: neither does it tell what it places.
-    refuses: bool = False
-    #: Why it did not say what it knows; empty if it did.
-    no_image: str = ""
 
 
 class Peers:
@@ -112,7 +90,7 @@ class Peers:
         #: By the tokens of a block, as placements name them.
         self._indexes = {index.cutting.tokens: index for index in indexes}
         self._fleet = fleet
-        self._peers = [_Peer(url) for url in urls]
+        self._peers = [Peer(url) for url in urls]
         self._token = token
         self._interval_s = interval_s
         self._heartbeat_s = heartbeat_s
@@ -127,8 +105,6 @@ class Peers:
         self._tasks: list[asyncio.Task[None]] = []
         self._catching_up: asyncio.Task[None] | None = None
         self._log_limit = LogLimit()
-        #: A balancer before two peers, one of them down, changes all the time.
-        self._change_limit = LogLimit(lines=CHANGES_TOLD)
         #: When a process started that a peer sent something, and that was newer than the one known here.
         self._processes: dict[Instance, float] = {}
         #: Placements sent (each to one peer), not sent, received, and received of no instance or process known here.
@@ -241,16 +217,11 @@ class Peers:
     def _flush(self, *, is_last: bool = False) -> None:
         """Close the batch and put it in every peer's queue."""
         body = placement.encode(self._sender, self._number, self._pending, is_last=is_last)
-        item = body, len(self._pending)
+        for peer in self._peers:
+            self.dropped += peer.put(body, len(self._pending))
         self._number += 1
         self._pending, self._pending_bytes = [], 0
         self._flushed_at = time.monotonic()
-        for peer in self._peers:
-            if len(peer.queue) >= MAX_QUEUED:
-                self.dropped += peer.queue.popleft()[1]
-            peer.queue.append(item)
-            peer.idle.clear()
-            peer.filled.set()
 
     async def _flush_for_ever(self) -> None:
         while True:
@@ -285,44 +256,24 @@ class Peers:
                 index.missed(known)
             self._begin_catch_up()
 
-    async def _send(self, peer: _Peer) -> None:
+    async def _send(self, peer: Peer) -> None:
         """Send *peer* its batches in order; one that fails is not sent again."""
+        assert self._session is not None
         pause_s = PAUSE_S
         while True:
-            await peer.filled.wait()
-            while peer.queue:
-                body, count = peer.queue.popleft()
-                reason = await self._post(peer, body)
-                if reason == Reception.OWN.value:
-                    self._peers.remove(peer)
-                    return
-                changed = bool(reason) is peer.is_up or reason != peer.reason
-                if changed and (kept_back := self._change_limit.passes(peer.url)) is not None:
-                    told = {"peer": peer.url, "is_up": not reason, "reason": reason, "kept_back": kept_back}
-                    log.warning("smetric.peer.changed", **told)
-                peer.is_up, peer.reason, peer.refuses = not reason, reason, reason in REFUSALS
-                if reason:
-                    self.dropped += count
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                else:
-                    self.sent += count
-                    pause_s = PAUSE_S
-            peer.filled.clear()
-            peer.idle.set()
-
-    async def _post(self, peer: _Peer, body: bytes) -> str:
-        """Why *peer* did not take *body*: empty if it did, `own` if it is this router."""
-        assert self._session is not None
-        try:
-            async with self._session.post(peer.url + PATH, data=body, allow_redirects=False) as response:
-                if response.status == 421:
-                    return Reception.OWN.value
-                return "" if response.status == 204 else f"status {response.status}"
-        except TimeoutError:
-            return "timeout"
-        except (aiohttp.ClientError, OSError):
-            return "connect_error"
+            body, count = await peer.next_batch()
+            try:
+                is_taken = await peer.send(self._session, body)
+            except OwnBatch:
+                self._peers.remove(peer)
+                return
+            if is_taken:
+                self.sent += count
+                pause_s = PAUSE_S
+            else:
+                self.dropped += count
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _begin_catch_up(self) -> None:
         if self._catching_up is None or self._catching_up.done():
@@ -333,11 +284,14 @@ class Peers:
         """Ask all peers what is where, a few at a time: each tells mostly the same, up to all that is kept here."""
         await asyncio.sleep(max(0.0, self._caught_up_at + CATCH_UP_EVERY_S - time.monotonic()))
         self._caught_up_at = time.monotonic()
-        turn = asyncio.Semaphore(ASKED_AT_A_TIME)
+        turn, session = asyncio.Semaphore(ASKED_AT_A_TIME), self._session
+        most = sum(index.table.max_bytes for index in self._indexes.values())
+        assert session is not None
 
-        async def in_turn(peer: _Peer) -> None:
+        async def in_turn(peer: Peer) -> None:
             async with turn:
-                await self._ask(peer)
+                if (image := await peer.ask(session, most)) is not None:
+                    await self._restore(image)
 
         # Those that are known to answer first, and not everybody the same ones.
         peers = sorted(self._peers, key=lambda peer: (not peer.is_up, random.random()))
@@ -351,31 +305,6 @@ class Peers:
                 index.restore(IndexImage(image.taken_at, image.block_bytes, [one]))
                 index.take_in(instance)
                 await asyncio.sleep(0)
-
-    async def _ask(self, peer: _Peer) -> None:
-        assert self._session is not None
-        most = sum(index.table.max_bytes for index in self._indexes.values())
-        data = bytearray()
-        try:
-            async with self._session.get(peer.url + PATH, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise UnreadableImage(f"status {response.status}")
-                async for chunk in response.content.iter_any():
-                    data += chunk
-                    if len(data) > most:
-                        raise UnreadableImage("it is larger than prefix_index.max_bytes")
-            await self._restore(await asyncio.to_thread(index_image.decode, data))
-            reason, write = "", log.info
-        except UnreadableImage as error:
-            reason, write = str(error), log.warning
-        except TimeoutError:
-            reason, write = "timeout", log.warning
-        except (aiohttp.ClientError, OSError):
-            # It is down, or has not started yet: then it will hear of us, and we of it, by batches.
-            reason, write = "connect_error", log.info
-        if reason and reason != peer.no_image:
-            write("smetric.peer.no_image", peer=peer.url, reason=reason)
-        peer.no_image = reason
 
 
 def _ended(task: asyncio.Task[None]) -> None:

@@ -13,7 +13,8 @@ from smetric.fleet.fleet import Fleet
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import address_of, listen, serve
 from smetric.sources.index_image import decode
-from smetric.sources.peers import PATH, Peers
+from smetric.sources.peer import PATH
+from smetric.sources.peers import Peers
 from smetric.sources.placement import MAX_BATCH_BYTES, encode
 from smetric.sources.prefix_index import PrefixIndex
 from tests.fakes import fetch

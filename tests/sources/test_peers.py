@@ -22,7 +22,8 @@ from smetric.request import InferenceRequest
 from smetric.sources import peers
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import pack
-from smetric.sources.peers import ASKED_AT_A_TIME, BATCH_BYTES, MAX_QUEUED, Peers, Reception
+from smetric.sources.peer import CHANGES_TOLD, MAX_QUEUED
+from smetric.sources.peers import ASKED_AT_A_TIME, BATCH_BYTES, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
 from smetric.sources.prefix_index import PrefixIndex
 from tests.fakes import Call, FakeEngine, hang, until
@@ -394,4 +395,4 @@ async def test_a_peer_that_comes_and_goes_does_not_fill_the_log(monkeypatch: pyt
         await until(lambda: len(peer.calls) > 40)
         await one.peers.stop()
     await peer.stop()
-    assert [line["event"] for line in logs].count("smetric.peer.changed") == peers.CHANGES_TOLD
+    assert [line["event"] for line in logs].count("smetric.peer.changed") == CHANGES_TOLD
