@@ -15,12 +15,12 @@ import time
 import tracemalloc
 from typing import Any
 
-from smetric import reading
 from smetric.caches.breaks import MOST_PARTS, CacheBreaks
-from smetric.carried import Memory
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES
-from smetric.reading import Reading, parse
+from smetric.reading import reader
+from smetric.reading.carried import Memory
+from smetric.reading.prompt import BLOCK_BYTES
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
 
@@ -81,7 +81,7 @@ def main() -> None:
         size = len(body(0, turn + 1)) >> 10
         for name, times in rows.items():
             print(f"{f'{size:>5} KiB, {turn:>3} turns: {name}':44}{figures(times)}")
-    reading.memory = Memory(BLOCK_BYTES, most_bytes=0)  # it would be counted as well
+    reader.memory = Memory(BLOCK_BYTES, most_bytes=0)  # it would be counted as well
     tracemalloc.start()
     breaks = CacheBreaks(lambda part, change: None)
     session = 0

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources import placement
 from smetric.sources.cut import TokenCutting

@@ -23,7 +23,7 @@ from typing import TypeVar
 from benchmarks.kit.bodies import STAMP, Shape, write
 from smetric.caches.breaks import CacheBreaks
 from smetric.fleet.instance import Instance
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.telemetry.record import Usage

@@ -25,7 +25,7 @@ from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
 from smetric.fleet.prefill_time import PrefillTime
 from smetric.policy import Decision, Policy, Snapshot, load
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import logs, names
 from smetric.telemetry.consequences import Consequences

@@ -48,7 +48,7 @@ from smetric.proxy.savings import savings_routes
 from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.proxy.upstream import Upstream
-from smetric.reading import Reading
+from smetric.reading.reader import Reading
 from smetric.records.stack import RecordStack
 from smetric.router import Router
 from smetric.sources.lookups import LookupDeadline

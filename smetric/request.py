@@ -1,6 +1,6 @@
 """One inference request as the router sees it: the numbers a policy may read, and what sources look it up by.
 
-It is read from a body and its headers in `smetric.reading`.
+It is read from a body and its headers in `smetric.reading.reader`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from smetric.block_keys import BlockKeys
-from smetric.parts import NOTHING, Parts, hash_of
-from smetric.prompt import Prompt
+from smetric.reading.parts import NOTHING, Parts, hash_of
+from smetric.reading.prompt import Prompt
 
 
 class Api(enum.Enum):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from smetric.parts import Kind
 from smetric.policy import Decision, Need, Outcome, Snapshot
 from smetric.policy_file import PolicyFile
+from smetric.reading.parts import Kind
 from smetric.telemetry import names
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.shadowed import Shadowed

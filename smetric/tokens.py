@@ -1,6 +1,6 @@
 """Token counts without a tokenizer: rendered bytes per token, learned per model from what engines report.
 
-Rendering is in `smetric.prompt` and `smetric.conversation`; exact token ids are not here.
+Rendering is in `smetric.reading.prompt` and `smetric.reading.conversation`; exact token ids are not here.
 """
 
 from __future__ import annotations

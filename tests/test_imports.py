@@ -19,8 +19,7 @@ LAYERS = (
     {"live"},
     {"router", "routes", "root", "shadow", "trial", "guardrail", "arm_load", "policies", "policy_file"},
     {"sources", "fleet", "features", "telemetry", "records", "policy_folder", "policy_text"}
-    | {"request", "reading", "screening", "conversation", "carried", "rendering", "prompt", "parts", "caches"}
-    | {"body", "marks", "excerpt", "fields", "json_text", "tokens", "token_ids", "tokenize", "block_keys"},
+    | {"request", "reading", "caches", "tokens", "token_ids", "tokenize", "block_keys"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.

@@ -21,7 +21,7 @@ from smetric.policy.properties import promised
 from smetric.policy.testing import suite_of
 from smetric.policy_file import PolicyFile
 from smetric.policy_folder import further_tests, libraries_beside
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router

@@ -6,7 +6,7 @@ import json
 from array import array
 from typing import Any
 
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
 

@@ -1,6 +1,6 @@
 """Names what breaks the engines' prefix caches: the first part of a prompt that its client did not continue as it was.
 
-Each answered request is compared with the one before it in its session, by hashes of parts (`smetric.parts`). A
+Each answered request is compared with the one before it in its session, by hashes of parts (`smetric.reading.parts`). A
 difference counts only where the cache hit fell short of the carried history because of it, so that parallel
 conversations, evictions and requests that were served elsewhere are no breaks.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from smetric.fleet.instance import Instance
-from smetric.parts import Kind, Parts, divergence
+from smetric.reading.parts import Kind, Parts, divergence
 from smetric.request import InferenceRequest
 
 #: Conversations remembered, those of one session or with one beginning, and parts of all of them together (29 bytes

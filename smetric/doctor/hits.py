@@ -10,7 +10,7 @@ from smetric.doctor.finding import Finding, error, info, shown, warning
 from smetric.doctor.probe import FEW_CHARACTERS, Prediction, Probe, ProbeFailed, predict, send, send_new
 from smetric.doctor.site import Site
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.request import InferenceRequest
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index import PrefixIndex

@@ -19,7 +19,7 @@ from smetric.doctor.engine import Card, Engine
 from smetric.doctor.site import Site
 from smetric.doctor.wire import NoAnswer
 from smetric.fleet.instance import Instance
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry.record import Usage
 

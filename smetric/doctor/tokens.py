@@ -16,7 +16,7 @@ from smetric.doctor.site import Site
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api
 from smetric.tokenize.chat import Chat, NotTokenised, chat_of_chat
 from smetric.tokenize.encoder import Unavailable

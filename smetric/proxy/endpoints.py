@@ -17,7 +17,6 @@ from typing import Any, cast
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 
-from smetric.body import patch_model
 from smetric.config.routing import PATHS
 from smetric.errors import HttpError
 from smetric.proxy.admission import Admission
@@ -30,7 +29,8 @@ from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
 from smetric.proxy.readiness import health_routes
 from smetric.proxy.tenant_salt import TenantSalt
-from smetric.reading import Reading, parse
+from smetric.reading.body import patch_model
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import names
 from smetric.telemetry.exchange import Telemetry

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from smetric.body import members, patch_member
 from smetric.config.credential import Credential
 from smetric.errors import RequestError
 from smetric.proxy.headers import first
+from smetric.reading.body import members, patch_member
+from smetric.reading.screening import screen
 from smetric.request import Api
-from smetric.screening import screen
 
 _STRING = msgspec.json.Decoder(str | None)
 #: Longest name of a tenant.

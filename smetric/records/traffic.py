@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.records.trigger import Trigger, trigger_of
 from smetric.records.writer import Writer
 from smetric.request import Api

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from smetric.parts import Kind
+from smetric.reading.parts import Kind
 
 #: With what agents ask for a summary of the session: Claude Code and Cline, Codex, OpenCode, Gemini CLI.
 _COMPACTIONS = (

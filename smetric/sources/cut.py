@@ -16,7 +16,7 @@ from typing import Protocol
 import xxhash
 
 from smetric.block_keys import BlockKeys
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.telemetry.record import Usage
 

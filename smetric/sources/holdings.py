@@ -1,9 +1,9 @@
 """Which of many holders hold which blocks: a table bounded in bytes that forgets what was held longest ago.
 
-Blocks are 64-bit hashes that cover all blocks before them (`smetric.prompt`), so that two prompts share a block only if
-they share all before it. Blocks that were entered together are kept together, as runs: looking a prompt up, or entering
-it again, costs by the runs it consists of, a few in each turn's history, and not by its blocks. What holders are, and
-what follows from a block that is missing, is in `smetric.sources.prefix_index`.
+Blocks are 64-bit hashes that cover all blocks before them (`smetric.reading.prompt`), so that two prompts share a block
+only if they share all before it. Blocks that were entered together are kept together, as runs: looking a prompt up, or
+entering it again, costs by the runs it consists of, a few in each turn's history, and not by its blocks. What holders
+are, and what follows from a block that is missing, is in `smetric.sources.prefix_index`.
 """
 
 from __future__ import annotations

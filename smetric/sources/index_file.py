@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from smetric.file_bytes import read_regular
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, UnreadableImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.telemetry.log_limit import LogLimit

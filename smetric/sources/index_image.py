@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 
 #: Goes up whenever the form changes, or what is hashed and how: hashes of two versions never match.
 VERSION = 2

@@ -22,7 +22,7 @@ import structlog
 
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources import index_image, placement
 from smetric.sources.index_image import IndexImage, pack, unpack
 from smetric.sources.peer import OwnBatch, Peer

@@ -16,7 +16,7 @@ import structlog
 from smetric.fleet.candidates import Candidates
 from smetric.fleet.instance import Instance
 from smetric.fleet.measure import Measured
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.belief import Belief
 from smetric.sources.beliefs import Beliefs

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cachetools import LRUCache
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.cut import TokenCutting
 from smetric.sources.prefix_index import PrefixIndex, is_part

@@ -11,7 +11,7 @@ from smetric.errors import ConfigError
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.fleet.measure import Measure
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.adapters import Adapters
 from smetric.sources.cut import Cutting, TokenCutting
 from smetric.sources.fetch_rate import FetchRates

@@ -1,6 +1,6 @@
 """Where each conversation was served last: for telemetry alone, no decision rests on it.
 
-Bounded; hashes only. How a prompt is hashed is in `smetric.prompt`.
+Bounded; hashes only. How a prompt is hashed is in `smetric.reading.prompt`.
 """
 
 from __future__ import annotations

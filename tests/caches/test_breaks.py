@@ -13,7 +13,7 @@ import pytest
 from smetric.caches import breaks as cache_breaks
 from smetric.caches.breaks import Breaks, CacheBreaks, Cause
 from smetric.fleet.instance import Instance
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import names
 from smetric.tokens import TokenRatio

@@ -9,7 +9,7 @@ from smetric.emulator.call import Call, Limits
 from smetric.emulator.chat import parse_chat
 from smetric.emulator.fields import Fields
 from smetric.emulator.messages import parse_message
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.records import traffic as module
 from smetric.records.traffic import TRACE_BLOCK_BYTES, Traffic
 from smetric.request import Api

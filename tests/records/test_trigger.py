@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.records.trigger import Trigger, trigger_of
 from smetric.request import Api
 from smetric.tokens import TokenRatio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HELD_RUN, BYTES_PER_HOLDING, BYTES_PER_RUN
 from smetric.sources.prefix_index import PrefixIndex

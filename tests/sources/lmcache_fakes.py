@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.sources.breaker import Breaker
 from smetric.sources.lmcache_coordinator import Coordinator

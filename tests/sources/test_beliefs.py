@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import CacheConfig
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage
 from smetric.sources.prefix_index import PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, instances, request

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_file import NAME, IndexFile

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.index_image import MAGIC, IndexImage, InstanceImage, UnreadableImage, decode, encode, pack, unpack
 
 HASH = st.integers(0, 2**64 - 1)

@@ -9,7 +9,7 @@ import pytest
 from smetric.app import Application
 from smetric.config.settings import InstanceSettings, KvEventsSettings, Scrape, Settings
 from smetric.errors import ConfigError
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.kv_events import KvEvents
 from smetric.telemetry.kv_gauges import CacheFigures

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES, Prompt
 from smetric.proxy.placements import placement_routes
 from smetric.proxy.server import address_of, listen, serve
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources import peers
 from smetric.sources.cut import TokenCutting

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.prefix_index import PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request

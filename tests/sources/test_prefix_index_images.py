@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, InstanceImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.restoring import MAX_INSTANCES_WAITING, MAX_WAITING

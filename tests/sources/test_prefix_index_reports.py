@@ -7,7 +7,7 @@ import random
 import pytest
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sim.store import PrefixCache
 from smetric.sources.belief import ZEROS

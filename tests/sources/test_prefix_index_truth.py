@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import CacheConfig, Instance
-from smetric.prompt import BLOCK_BYTES
+from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.telemetry.record import Usage

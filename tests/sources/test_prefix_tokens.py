@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import IndexImage

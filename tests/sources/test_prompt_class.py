@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smetric.fleet.instance import Instance
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.prompt_class import FRESH_S, WINDOW, PromptClasses
 

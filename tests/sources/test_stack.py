@@ -18,7 +18,7 @@ from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.index_image import IndexImage
 from smetric.sources.stack import SourceStack, grains, require_token_ids, source_stack

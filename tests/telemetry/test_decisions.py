@@ -5,7 +5,7 @@ import weakref
 
 import orjson
 
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.telemetry import names
 from smetric.telemetry.decisions import DecisionLog, brief, full
 from smetric.telemetry.record import Usage, decision_id

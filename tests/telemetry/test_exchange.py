@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from smetric.block_keys import BlockKeys
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.telemetry import names
 from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Exchange, Telemetry

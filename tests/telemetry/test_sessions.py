@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from smetric.prompt import Prompt
+from smetric.reading.prompt import Prompt
 from smetric.telemetry.sessions import Sessions
 from tests.telemetry.samples import record, request, run_one, telemetry
 

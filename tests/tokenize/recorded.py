@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smetric.reading import Reading, parse
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.tokenize.encoder import Encoder
 from smetric.tokenize.request_tokens import RequestTokens

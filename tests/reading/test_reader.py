@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
-from smetric.fields import MAX_STRING
-from smetric.reading import MAX_PROMPTS, Reading, parse
+from smetric.reading.fields import MAX_STRING
+from smetric.reading.reader import MAX_PROMPTS, Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
 
-CAPTURES = Path(__file__).parent / "data" / "requests"
+CAPTURES = Path(__file__).parents[1] / "data" / "requests"
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 

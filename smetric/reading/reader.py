@@ -1,6 +1,6 @@
 """Reads a request: from its body and headers to the numbers a policy may read.
 
-Bodies are taken apart in `smetric.body`, conversations rendered in `smetric.conversation`. Validation is the engine's
+Bodies are taken apart in `body.py`, conversations rendered in `conversation.py`. Validation is the engine's
 business: what it might accept passes, and what is passed on is the body as it came.
 """
 
@@ -13,17 +13,17 @@ from operator import itemgetter
 import msgspec
 from msgspec import Raw
 
-from smetric.body import beginning, is_null, members
-from smetric.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
-from smetric.conversation import render
 from smetric.errors import RequestError
-from smetric.excerpt import LEAST_BYTES, Excerpt, excerpt
-from smetric.fields import bounded, decode, number, string
-from smetric.json_text import text_of
-from smetric.parts import hash_of
-from smetric.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.body import beginning, is_null, members
+from smetric.reading.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
+from smetric.reading.conversation import render
+from smetric.reading.excerpt import LEAST_BYTES, Excerpt, excerpt
+from smetric.reading.fields import bounded, decode, number, string
+from smetric.reading.json_text import text_of
+from smetric.reading.parts import hash_of
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
+from smetric.reading.screening import Screened, screen
 from smetric.request import Api, InferenceRequest
-from smetric.screening import Screened, screen
 from smetric.tokens import TokenRatio
 
 

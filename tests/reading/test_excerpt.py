@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smetric import excerpt, reading
-from smetric.body import members
 from smetric.errors import RequestError
-from smetric.excerpt import LONG
-from smetric.reading import Reading, parse
+from smetric.reading import excerpt, reader
+from smetric.reading.body import members
+from smetric.reading.excerpt import LONG
+from smetric.reading.reader import Reading, parse
 from smetric.request import Api
 from smetric.tokens import TokenRatio
 
@@ -36,9 +36,9 @@ def outcome(api: Api, body: bytes) -> Any:
 def same(monkeypatch: pytest.MonkeyPatch, api: Api, body: bytes, long: int = 3, head: int = 2) -> None:
     """*body* comes out the same in short, with texts of *long* bytes left out, as whole."""
     with monkeypatch.context() as patched:
-        patched.setattr(reading, "LEAST_BYTES", len(body) + 1)
+        patched.setattr(reader, "LEAST_BYTES", len(body) + 1)
         whole = outcome(api, body)
-        patched.setattr(reading, "LEAST_BYTES", 0)
+        patched.setattr(reader, "LEAST_BYTES", 0)
         patched.setattr(excerpt, "LONG", long)
         patched.setattr(excerpt, "HEAD", head)
         assert outcome(api, body) == whole

@@ -1,6 +1,6 @@
 """The top level of a JSON body: its members, found without decoding their values, and where each one lies.
 
-What the values mean is in `smetric.reading`. The body itself is forwarded as it came; only `patch_model` and
+What the values mean is in `reader.py`. The body itself is forwarded as it came; only `patch_model` and
 `patch_member` make a new one. Nothing a client sent is quoted in an error.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from smetric.errors import RequestError
-from smetric.screening import encoding_problem
+from smetric.reading.screening import encoding_problem
 
 #: Most members the top level may have, and bytes that their names may take; the widest API has about a hundred, of some
 #: fifteen bytes each.

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from smetric.body import members
-from smetric.conversation import Conversation, render
 from smetric.errors import RequestError
-from smetric.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt
-from smetric.screening import screen
+from smetric.reading.body import members
+from smetric.reading.conversation import Conversation, render
+from smetric.reading.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt
+from smetric.reading.screening import screen
 
 USER = {"role": "user", "content": "question"}
 ASSISTANT = {"role": "assistant", "content": "answer"}

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric import carried, excerpt, prompt, reading, screening
-from smetric.carried import Memory
 from smetric.errors import RequestError
-from smetric.reading import Reading, parse
+from smetric.reading import carried, excerpt, prompt, reader, screening
+from smetric.reading.carried import Memory
+from smetric.reading.reader import Reading, parse
+from smetric.reading.screening import Screen
 from smetric.request import Api
-from smetric.screening import Screen
 from smetric.tokens import TokenRatio
 
 #: Bytes of a block, and between two places in a body, so that short bodies have many.
@@ -130,8 +130,8 @@ class Author:
 def read(api: Api, body: bytes, memory: Memory, screen: Screen) -> Any:
     """All that is read of *body*, or why it is refused."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reading, "memory", memory)
-        patched.setattr(reading, "screen", screen)
+        patched.setattr(reader, "memory", memory)
+        patched.setattr(reader, "screen", screen)
         try:
             request = parse(api, body, [], TokenRatio(), Reading())
         except RequestError as error:
@@ -158,7 +158,7 @@ def test_whatever_was_edited_a_body_is_read_as_what_it_is(seed: int, api: Api, m
             (prompt, "BLOCK_BYTES", BLOCK),
             (prompt, "CHUNK_BYTES", 4 * BLOCK),
             (prompt, "_CUTS", [slice(at, at + BLOCK) for at in range(0, 4 * BLOCK, BLOCK)]),
-            (reading, "LEAST_BYTES", 0),
+            (reader, "LEAST_BYTES", 0),
             (excerpt, "LONG", 20),
             (excerpt, "HEAD", 6),
         ):

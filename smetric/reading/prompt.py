@@ -1,6 +1,6 @@
 """A prompt as the engine renders it: its length in bytes and tokens, and the chained hashes of its blocks.
 
-Which pieces of a body are rendered, and in which order, is in `smetric.conversation`; who holds which block is in
+Which pieces of a body are rendered, and in which order, is in `conversation.py`; who holds which block is in
 `smetric.sources.prefix_index`.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import xxhash
 from msgspec import Struct
 
-from smetric.carried import Carrying
-from smetric.json_text import Text
-from smetric.parts import Kind, Outline, Parts, parts_of
+from smetric.reading.carried import Carrying
+from smetric.reading.json_text import Text
+from smetric.reading.parts import Kind, Outline, Parts, parts_of
 
 #: Rendered bytes per block. A block's hash covers everything before it.
 BLOCK_BYTES = 1024

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric import reading
-from smetric.carried import Memory
 from smetric.errors import RequestError
-from smetric.prompt import BLOCK_BYTES
-from smetric.reading import Reading, parse
+from smetric.reading import reader
+from smetric.reading.carried import Memory
+from smetric.reading.prompt import BLOCK_BYTES
+from smetric.reading.reader import Reading, parse
+from smetric.reading.screening import STRIDE
 from smetric.request import Api, InferenceRequest
-from smetric.screening import STRIDE
 from smetric.tokens import TokenRatio
 
 Body = dict[str, Any]
@@ -34,11 +34,11 @@ class Reader:
         self.memory = Memory(BLOCK_BYTES, most_bytes, STRIDE)
 
     def read(self, api: Api, body: bytes, memory: Memory) -> InferenceRequest:
-        kept, reading.memory = reading.memory, memory
+        kept, reader.memory = reader.memory, memory
         try:
             return parse(api, body, [], TokenRatio(), Reading())
         finally:
-            reading.memory = kept
+            reader.memory = kept
 
     def answered(self, api: Api, body: bytes) -> int:
         """Read *body* and let its answer begin; returns how many of its messages were not read anew."""

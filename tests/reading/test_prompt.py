@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.parts import Kind, Outline
-from smetric.prompt import BLOCK_BYTES, CHUNK_BYTES, IMAGE_BYTES, Prompt, image
+from smetric.reading.parts import Kind, Outline
+from smetric.reading.prompt import BLOCK_BYTES, CHUNK_BYTES, IMAGE_BYTES, Prompt, image
 
 TEXT = st.lists(st.binary(max_size=700), max_size=12)
 

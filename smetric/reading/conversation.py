@@ -1,7 +1,7 @@
 """The conversation in a body, rendered in the engine's order: tools, system, messages; with its turns and its history.
 
-How a message is rendered is in `smetric.rendering`, lengths and hashes are in `smetric.prompt`, and which API has which
-fields is in `smetric.reading`.
+How a message is rendered is in `rendering.py`, lengths and hashes are in `prompt.py`, and which API has which
+fields is in `reader.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import msgspec
 import xxhash
 from msgspec import Raw, Struct
 
-from smetric.carried import Carried, Lead, Mark, Unfit
 from smetric.errors import RequestError
-from smetric.json_text import Text
-from smetric.parts import Outline
-from smetric.rendering import Message, Rendering
+from smetric.reading.carried import Carried, Lead, Mark, Unfit
+from smetric.reading.json_text import Text
+from smetric.reading.parts import Outline
+from smetric.reading.rendering import Message, Rendering
 
 
 class Conversation(Struct, frozen=True):
@@ -69,7 +69,7 @@ def render(
         messages: the list, or its JSON text, without those that are *carried*.
         tools: JSON text of the tools.
         system: JSON text of the system prompt or instructions, a string or a list of text parts.
-        is_plain: whether there is no choice of escapes in any of them, as `smetric.screening` says.
+        is_plain: whether there is no choice of escapes in any of them, as `screening.py` says.
         seed: hash of what tells this prompt from one with the same text.
         ends: of so many of the last messages their place is marked.
         carried: what the messages before these come to, and the text of them that fills no block.

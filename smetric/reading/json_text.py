@@ -1,7 +1,7 @@
 """The text of a JSON string as prompts are hashed and measured: escaped as in JSON, but each text in one way only.
 
 Most bodies are written that way already, so that a text is a slice of its body: nothing is decoded, nothing copied.
-Which texts a prompt is made of is in `smetric.conversation`.
+Which texts a prompt is made of is in `conversation.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def text_of(value: Raw, is_plain: bool) -> Text:
 
     Args:
         value: JSON text.
-        is_plain: whether there is no choice of escapes in *value*, as `smetric.screening` says.
+        is_plain: whether there is no choice of escapes in *value*, as `screening.py` says.
     """
     text = memoryview(value)
     if text[0] != _QUOTE:

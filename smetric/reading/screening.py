@@ -1,7 +1,7 @@
 """One look through a body's bytes before anything is parsed: that they are UTF-8, and do not hold too many values.
 
 Most of an agent's body is the body before it. What was found up to every `STRIDE` bytes is remembered under a hash of
-all bytes up to there, and only what comes behind is looked through. No text is kept. Parsing is in `smetric.body`.
+all bytes up to there, and only what comes behind is looked through. No text is kept. Parsing is in `body.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import xxhash
 from msgspec import Struct
 
 from smetric.errors import RequestError
-from smetric.json_text import CHOSEN_ESCAPE
+from smetric.reading.json_text import CHOSEN_ESCAPE
 
 #: Bytes between two places up to which findings are remembered, and how many places are, at some 200 bytes each.
 STRIDE = 16 * 1024

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from smetric.body import MAX_NAMES_BYTES, members, patch_model, spans
 from smetric.errors import RequestError
-from smetric.screening import screen
+from smetric.reading.body import MAX_NAMES_BYTES, members, patch_model, spans
+from smetric.reading.screening import screen
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),

@@ -18,7 +18,7 @@ import msgspec
 import xxhash
 from msgspec import Raw, Struct
 
-from smetric.json_text import Text
+from smetric.reading.json_text import Text
 
 #: Hashes of two processes cannot be compared, nor can those of a guessed text with ours.
 _SALT = int.from_bytes(os.urandom(8))

@@ -1,6 +1,6 @@
 """The marks that rendered prompts have for roles and types, such as `<|user|>`: those of the APIs are known by heart.
 
-What is rendered between them is in `smetric.rendering`.
+What is rendered between them is in `rendering.py`.
 """
 
 from __future__ import annotations

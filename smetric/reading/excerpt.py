@@ -1,7 +1,7 @@
 """The messages of a large body, and the body without their long texts, from one pass over it.
 
 The top level has to be read with care: no name may be given twice. That takes a pass of its own over all there is, and
-most of it are the texts of messages, which were passed before. What is done with either is in `smetric.reading`.
+most of it are the texts of messages, which were passed before. What is done with either is in `reader.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import msgspec
 from msgspec import Struct
 
-from smetric.rendering import Message
+from smetric.reading.rendering import Message
 
 #: Smaller bodies are read twice as soon.
 LEAST_BYTES = 24 * 1024

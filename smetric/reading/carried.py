@@ -3,7 +3,7 @@
 A follow-up of an agent is the body before it with a few messages more. When that one was answered, what its messages
 came to was remembered for the ends of its last few: the turns, the hashes of blocks and of parts, and where in the body
 the text stands that fills no block. A body that begins with the same bytes, by their hash, is cut short by them before
-it is parsed, and goes on from there. No text is kept. Rendering is in `smetric.conversation`.
+it is parsed, and goes on from there. No text is kept. Rendering is in `conversation.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 import xxhash
 from msgspec import Struct, field
 
-from smetric.json_text import Text
-from smetric.marks import ENDINGS
-from smetric.parts import Parts
-from smetric.screening import STRIDE, Screened
+from smetric.reading.json_text import Text
+from smetric.reading.marks import ENDINGS
+from smetric.reading.parts import Parts
+from smetric.reading.screening import STRIDE, Screened
 
 #: Bytes that all of it may take; what was used longest ago goes first.
 MOST_BYTES = 32 * 1024 * 1024

@@ -2,7 +2,7 @@
 
 Rendering approximates a chat template: text as it is, a mark for each role. What engines do not render is left out:
 Claude Code's billing header, which changes with every request, and `cache_control` marks, which move. What counts as a
-turn is said in `smetric.conversation`.
+turn is said in `conversation.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw, Struct
 
-from smetric.body import is_null
-from smetric.json_text import Text, escaped, text_of
-from smetric.marks import mark_of
-from smetric.parts import Kind
-from smetric.prompt import image
+from smetric.reading.body import is_null
+from smetric.reading.json_text import Text, escaped, text_of
+from smetric.reading.marks import mark_of
+from smetric.reading.parts import Kind
+from smetric.reading.prompt import image
 
 
 class Part(Struct, gc=False):
