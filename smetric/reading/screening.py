@@ -20,7 +20,7 @@ from smetric.reading.json_text import CHOSEN_ESCAPE
 STRIDE = 16 * 1024
 MOST_PLACES = 16384
 #: Up to this size a body cannot hold enough values to stall the loop, so they are not counted.
-UNCOUNTED_BYTES = 256 * 1024
+UNCOUNTED_BYTES = 128 * 1024
 #: Most strings, objects and lists a larger body may hold.
 MAX_VALUES = 65536
 
