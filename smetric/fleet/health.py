@@ -16,6 +16,7 @@ import structlog
 from smetric.fleet.instance import Instance, State
 from smetric.fleet.latency import Latencies
 from smetric.fleet.tolerance import Tolerance
+from smetric.fleet.vitals import Vitals
 
 #: Seconds of good health after which one earlier fall is forgiven.
 FORGIVEN_AFTER_S = 60.0
@@ -25,51 +26,6 @@ ABORTS = 2
 SPARED_S = 1.0
 
 log = structlog.get_logger("smetric.fleet.health")
-
-
-class _Vitals:
-    """What is remembered of one instance."""
-
-    __slots__ = (
-        "aborts",
-        "answers",
-        "doubts",
-        "drained",
-        "failures",
-        "falls",
-        "flaps",
-        "held_until",
-        "misses",
-        "refuses",
-        "spared_until",
-        "stopping_until",
-        "successes",
-        "warming_since",
-        "well_since",
-    )
-
-    def __init__(self) -> None:
-        #: The probes' verdict; and whether the last that was heard is that it takes no connections.
-        self.answers = True
-        self.refuses = False
-        #: Probes in a row: failed while it answers, succeeded while it does not.
-        self.misses = 0
-        self.successes = 0
-        #: Requests in a row: failed by its fault, failed by whose fault ever, and aborted by the engine.
-        self.failures = 0
-        self.doubts = 0
-        self.aborts = 0
-        #: Times it was left out and not forgiven yet; and since when it has not been, None while it is.
-        self.falls = 0
-        self.well_since: float | None = -math.inf
-        #: Ejected until then; because it comes and goes, not because of failed requests.
-        self.held_until = -math.inf
-        self.flaps = False
-        self.stopping_until = -math.inf
-        self.spared_until = -math.inf
-        self.drained = False
-        #: When it came back; None once it has its share.
-        self.warming_since: float | None = None
 
 
 class Health:
@@ -91,7 +47,7 @@ class Health:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tolerance = tolerance or Tolerance()
-        self._vitals = {instance: _Vitals() for instance in instances}
+        self._vitals = {instance: Vitals() for instance in instances}
         self._latencies = Latencies(self._vitals, self.tolerance.slow_factor, clock)
         self._on_ejected = on_ejected
         self._clock = clock
@@ -243,7 +199,7 @@ class Health:
 
     # ── the verdict ──────────────────────────────────────────────────────────
 
-    def _fell(self, instance: Instance, vitals: _Vitals, reason: str) -> None:
+    def _fell(self, instance: Instance, vitals: Vitals, reason: str) -> None:
         """It is left out once more; one that comes and goes stays out for longer each time."""
         if vitals.falls and vitals.well_since is not None:
             vitals.falls = max(0, vitals.falls - int((self._clock() - vitals.well_since) / FORGIVEN_AFTER_S))
@@ -253,7 +209,7 @@ class Health:
         if self._on_ejected is not None:
             self._on_ejected(instance, reason)
 
-    def _eject(self, instance: Instance, vitals: _Vitals, reason: str) -> None:
+    def _eject(self, instance: Instance, vitals: Vitals, reason: str) -> None:
         """Leave it out for a while, if it is not yet and not too many are."""
         if not instance.healthy or not self._may_leave_out(State.EJECTED):
             return
@@ -262,7 +218,7 @@ class Health:
         self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=False)
         self._judge(instance, vitals)
 
-    def _hold(self, vitals: _Vitals, seconds: float, *, flaps: bool) -> None:
+    def _hold(self, vitals: Vitals, seconds: float, *, flaps: bool) -> None:
         vitals.held_until = self._clock() + min(seconds, self.tolerance.longest_ejection_s)
         vitals.flaps = flaps
 
@@ -279,7 +235,7 @@ class Health:
             for other in self._vitals
         )
 
-    def _judge(self, instance: Instance, vitals: _Vitals) -> None:
+    def _judge(self, instance: Instance, vitals: Vitals) -> None:
         """Write down how the instance stands now, and when that changes by itself."""
         now = self._clock()
         held, stopping = vitals.held_until > now, vitals.stopping_until > now
@@ -307,29 +263,14 @@ class Health:
             self._due = min(self._due, vitals.spared_until)
         elif was_spared:
             instance.load_changed()
-        state = _state_of(vitals, held=held, stopping=stopping)
+        state = vitals.state(held=held, stopping=stopping)
         if state is not instance.state:
             tell = log.info if state in (State.WELL, State.WARMING) else log.warning
             tell("smetric.instance.changed", instance=instance.id, state=state.value, before=instance.state.value)
             instance.state = state
             instance.load_changed()
 
-    def _warm(self, instance: Instance, vitals: _Vitals) -> None:
+    def _warm(self, instance: Instance, vitals: Vitals) -> None:
         if self.tolerance.slow_start_s > 0:
             vitals.warming_since = self._clock()
             self._warming.add(instance)
-
-
-def _state_of(vitals: _Vitals, *, held: bool, stopping: bool) -> State:
-    """The word for it; what lasts longest comes first."""
-    if vitals.drained:
-        return State.DRAINING
-    if vitals.refuses:
-        return State.REFUSING
-    if stopping:
-        return State.STOPPING
-    if not vitals.answers:
-        return State.ILL
-    if held:
-        return State.EJECTED
-    return State.WELL if vitals.warming_since is None else State.WARMING

@@ -1,14 +1,14 @@
 """Reads a request: from its body and headers to the numbers a policy may read.
 
-Bodies are taken apart in `body.py`, conversations rendered in `conversation.py`. Validation is the engine's
-business: what it might accept passes, and what is passed on is the body as it came.
+Bodies are taken apart in `body.py`, conversations rendered in `conversation.py`; headers are read in `headers.py`,
+prompts that are no conversation in `completions.py`. Validation is the engine's business: what it might accept passes,
+and what is passed on is the body as it came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import msgspec
 from msgspec import Raw
@@ -16,10 +16,11 @@ from msgspec import Raw
 from smetric.errors import RequestError
 from smetric.reading.body import beginning, is_null, members
 from smetric.reading.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
+from smetric.reading.completions import read_prompts
 from smetric.reading.conversation import render
 from smetric.reading.excerpt import LEAST_BYTES, Excerpt, excerpt
 from smetric.reading.fields import bounded, decode, number, string
-from smetric.reading.json_text import text_of
+from smetric.reading.headers import read_headers
 from smetric.reading.parts import hash_of
 from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.reading.screening import Screened, screen
@@ -44,15 +45,8 @@ class Reading:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Headers in which agents name their session, best first (Claude Code, Codex, OpenCode, Dynamo).
-SESSION_HEADERS = (b"x-claude-code-session-id", b"session-id", b"x-session-id", b"x-dynamo-session-id")
-#: These, and all others that are read whatever is configured.
-_READ_HEADERS = frozenset({*SESSION_HEADERS, b"x-request-id", b"x-vllm-priority", b"x-session-turn"})
-_NAME = itemgetter(0)
 # Asked for each request: a look into an enumeration costs as much as a call.
 _COMPLETIONS, _RESPONSES, _OTHER = Api.COMPLETIONS, Api.RESPONSES, Api.OTHER
-#: Longest value taken from a header, in bytes.
-MAX_HEADER_VALUE = 256
 #: Most sequences one request is counted as; the engine judges whether it takes that many.
 MAX_PROMPTS = 65536
 #: Fields from which engines render more than the conversation itself.
@@ -71,19 +65,6 @@ _REFUSED = ("kv_transfer_params", "ec_transfer_params")
 _QUOTE = ord('"')
 _TRUE = (b"true", b"1", b'"true"', b'"1"')
 _STRING = msgspec.json.Decoder(str)
-_RAWS = msgspec.json.Decoder(list[Raw])
-
-
-class _Ids(msgspec.Struct, array_like=True):
-    """A list, of whatever; none of it is kept."""
-
-
-#: What a list of prompts may hold, by how the first begins. Those were counted when the body was screened; of numbers
-#: between them there may be millions.
-_PROMPTS: dict[bytes, msgspec.json.Decoder[list[str]] | msgspec.json.Decoder[list[_Ids]]] = {
-    b'"': msgspec.json.Decoder(list[str]),
-    b"[": msgspec.json.Decoder(list[_Ids]),
-}
 #: What this process knows of the messages that bodies carry over.
 memory = Memory(BLOCK_BYTES)
 
@@ -116,7 +97,7 @@ def parse(
             `Api.OTHER` need not be JSON.
     """
     request = InferenceRequest(api=api, body=body)
-    turn = _read_headers(request, headers, reading)
+    turn = read_headers(request, headers, reading.tenant_header, reading.trust_session_headers)
     try:
         screened = screen(body)
     except RequestError:
@@ -183,7 +164,7 @@ def _read_body(
             request.cache_salt = decode("cache_salt", _STRING, Raw(salt))
     key = served.encode() + b"\0" + salt
     if api is _COMPLETIONS:
-        prompts = _read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
+        prompts = read_prompts(request, found.get("prompt"), bytes_per_token, key, screened.is_plain)
     else:
         prompts = 1
         if not _TEMPLATE_FIELDS.isdisjoint(found):
@@ -214,32 +195,6 @@ def _refuse_engines_own(found: dict[str, Raw]) -> None:
                 "clients; send the request without them",
                 param=name if name in _REFUSED else None,
             )
-
-
-def _read_headers(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], reading: Reading) -> int | None:
-    """Fill what headers say; returns the turn if a trusted header overrides it."""
-    turn = None
-    headers = list(headers)
-    tenant_header = reading.tenant_header.encode()
-    wanted = _READ_HEADERS | {tenant_header} if tenant_header else _READ_HEADERS
-    if wanted.isdisjoint(map(_NAME, headers)):
-        return None  # as of most clients
-    session_rank = len(SESSION_HEADERS)
-    for name, value in headers:
-        if name in SESSION_HEADERS:
-            rank = SESSION_HEADERS.index(name)
-            if rank < session_rank:
-                session_rank = rank
-                request.session = _header_text(value)
-        elif name == b"x-request-id":
-            request.id = _header_text(value)
-        elif name == b"x-vllm-priority":
-            request.priority = -number("X-Vllm-Priority", value.strip())
-        elif name == b"x-session-turn" and reading.trust_session_headers:
-            turn = int(min(max(0.0, number("X-Session-Turn", value.strip())), 1e6))
-        if tenant_header and name == tenant_header:
-            request.tenant = _header_text(value)
-    return turn
 
 
 def _conversation_prompt(
@@ -286,49 +241,6 @@ def _conversation_prompt(
     )
 
 
-def _read_prompts(
-    request: InferenceRequest, value: Raw | None, bytes_per_token: float, key: bytes, is_plain: bool
-) -> int:
-    """Fill prompt and prompt length from a completions `prompt`; returns how many prompts there are.
-
-    A prompt is a string or a list of token ids; there may be a list of either.
-    """
-    if value is None or is_null(value):
-        return 1
-    start = bytes(memoryview(value)[:64])
-    if start.startswith(b'"'):
-        given = [value]
-    elif not start.startswith(b"["):
-        raise RequestError("`prompt` must be a string, a list of strings or lists of token ids", param="prompt")
-    else:
-        first = start[1:].lstrip()[:1]
-        given = _several(value, _PROMPTS[first]) if first in _PROMPTS else [value]
-        if first != b'"':
-            return _read_token_ids(request, list(map(bytes, given)), key)
-    texts = [text_of(one, is_plain) for one in given]
-    request.prompt = Prompt([texts[0]], bytes_per_token, key=key)
-    request.prompt_len = sum(max(1, int(len(one) / bytes_per_token)) for one in texts)
-    return len(texts)
-
-
-def _several(value: Raw, kind: msgspec.json.Decoder[list[str]] | msgspec.json.Decoder[list[_Ids]]) -> list[Raw]:
-    try:
-        kind.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise RequestError(
-            "`prompt` must be a list of strings only, or of lists of token ids only", param="prompt"
-        ) from None
-    return _RAWS.decode(value)
-
-
-def _read_token_ids(request: InferenceRequest, prompts: list[bytes], key: bytes) -> int:
-    """The same for lists of token ids: their JSON text stands for the rendering, their number is exact."""
-    counts = [ids.count(b",") + 1 for ids in prompts]
-    request.prompt = Prompt([prompts[0]], len(prompts[0]) / counts[0], key=key, counted=True)
-    request.prompt_len = sum(counts)
-    return len(prompts)
-
-
 #: By API, the fields of the messages and of the system prompt.
 _CONVERSATIONS = {
     Api.CHAT: ("messages", ""),
@@ -355,7 +267,3 @@ def _pinned_to(found: dict[str, Raw]) -> str:
         return previous
     conversation = decode("conversation", _CONVERSATION, bounded("conversation", found["conversation"]))
     return conversation.id if isinstance(conversation, _Named) else conversation
-
-
-def _header_text(value: bytes) -> str:
-    return value.strip()[:MAX_HEADER_VALUE].decode("latin-1")
