@@ -30,11 +30,11 @@ from smetric.request import Api, InferenceRequest
 from smetric.telemetry import logs, names
 from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.record import DecisionRecord, Usage
 from smetric.telemetry.service_level import ServiceLevel
+from smetric.telemetry.telemetry import Telemetry
 from smetric.telemetry.tracing import Tracing
 
 ROUTE = "/v1/chat/completions"

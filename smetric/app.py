@@ -56,13 +56,13 @@ from smetric.sources.stack import grains, require_token_ids, source_stack
 from smetric.telemetry.cache_gauges import CacheGauges
 from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import Gauges
 from smetric.telemetry.log_lines import LogLines
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.overload_gauges import OverloadGauges
 from smetric.telemetry.service_level import ServiceLevel
+from smetric.telemetry.telemetry import Telemetry
 from smetric.telemetry.tracing import Tracing
 from smetric.token_ids import TokenIds
 from smetric.tokenize.request_tokens import request_tokens

@@ -12,7 +12,7 @@ from smetric.live.figures import Figures
 from smetric.live.others import Others
 from smetric.resources import shipped_policies
 from smetric.routes import Routes
-from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.telemetry import Telemetry
 
 
 class LiveStack:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from smetric.proxy.asgi import App, Message, Receive, Scope, Send
-from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.telemetry import Telemetry
 
 
 class Counted:

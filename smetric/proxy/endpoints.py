@@ -33,8 +33,8 @@ from smetric.reading.body import patch_model
 from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import names
-from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.series import OTHER
+from smetric.telemetry.telemetry import Telemetry
 
 #: Inference paths and their APIs.
 INFERENCE: dict[str, Api] = {

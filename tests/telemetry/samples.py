@@ -15,11 +15,12 @@ from smetric.request import Api, InferenceRequest
 from smetric.telemetry import names
 from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.exchange import Exchange, Telemetry
+from smetric.telemetry.exchange import Exchange
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.record import DecisionRecord
 from smetric.telemetry.service_level import ServiceLevel
+from smetric.telemetry.telemetry import Telemetry
 from smetric.telemetry.tracing import Tracing
 
 STICKY = """

@@ -9,8 +9,8 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Outcome, Snapshot, load
 from smetric.telemetry import names
-from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.record import DecisionRecord
+from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import begin, record, request, run_one, telemetry
 

@@ -10,7 +10,6 @@ from smetric.fleet.instance import Instance, PrefixTokens
 from smetric.fleet.prefill_time import PrefillTime
 from smetric.telemetry import names
 from smetric.telemetry.cache_gauges import CacheGauges
-from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import Gauges, IndexFigures, PeerFigures
 from smetric.telemetry.kv_gauges import CacheFigures, KvFigures, KvGauges
 from smetric.telemetry.metrics import Metrics
@@ -18,6 +17,7 @@ from smetric.telemetry.model_label import MOST, ModelLabels
 from smetric.telemetry.overload_gauges import OverloadFigures, OverloadGauges
 from smetric.telemetry.record import DecisionRecord, Usage
 from smetric.telemetry.shadowed import Shadowed
+from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
 
 

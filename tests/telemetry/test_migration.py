@@ -10,9 +10,9 @@ from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
 from smetric.telemetry import names
 from smetric.telemetry.decisions import full
-from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.migration import Migration, migration_of
 from smetric.telemetry.record import DecisionRecord
+from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import fleet, record, request, run_one, telemetry
 
