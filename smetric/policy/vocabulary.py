@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smetric.policy.mean import mean as mean_of
+
 #: No number that a policy reads lies above this (language: numbers stay finite).
 LARGEST = 1e15
 #: The age in seconds of a value that nobody knows.
@@ -91,9 +93,8 @@ class Feature:
         known = [cell is not None for cell in cells]
         mean = None
         if self.unknown is _MEAN and any(known):
-            told = [cell for cell in cells if cell is not None]
-            # Rounding must not put it below or above all that are known, or not knowing would attract.
-            mean = min(max(sum(told) / len(told), min(told)), max(told))
+            # Never below all that are known, not by rounding either, or not knowing would attract.
+            mean = mean_of([cell for cell in cells if cell is not None])
         if fallback is None:
             instead = self.default if mean is None else max(mean, self.default)
             return [instead if cell is None else cell for cell in cells], known

@@ -23,7 +23,7 @@ from smetric.sources.kv_message import Message, MessageError, decode, pieces
 from smetric.sources.kv_publisher import Publisher
 from smetric.sources.kv_socket import OtherTopic, configure, replayed
 from smetric.sources.kv_stream import Place, State, Stream
-from smetric.telemetry.log_limit import LogLimit
+from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 
 #: Seconds of work after which other tasks get their turn.
 TURN_S = 0.002
@@ -35,8 +35,6 @@ REPLAY_TRIES = 5
 CATCH_UP_S = (1.0, 60.0)
 #: Seconds within which a restart seen in the metrics is the one that was seen in the events.
 SAME_RESTART_S = 60.0
-#: Lines a minute about what changes at one address.
-CHANGES_TOLD = 10
 #: Most data-parallel ranks behind one address.
 MOST_RANKS = 64
 

@@ -13,7 +13,7 @@ import structlog
 
 from smetric.sources import index_image
 from smetric.sources.index_image import IndexImage, UnreadableImage
-from smetric.telemetry.log_limit import LogLimit
+from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 
 #: Where peers receive batches (POST) and give an image of their index (GET).
 PATH = "/admin/placements"
@@ -23,8 +23,6 @@ MAX_QUEUED = 32
 REFUSALS = frozenset(f"status {status}" for status in (400, 401, 403, 404, 405))
 #: Answer of a router to a batch of its own.
 OWN = 421
-#: Lines a minute about how one peer stands: a balancer before two of them, one of which is down, changes all the time.
-CHANGES_TOLD = 10
 
 log = structlog.get_logger("smetric.peers")
 
@@ -52,6 +50,7 @@ class Peer:
         self._reason = self._no_image = ""
         self._queue: deque[tuple[bytes, int]] = deque()
         self._filled = asyncio.Event()
+        #: A balancer before two of them, one of which is down, changes all the time.
         self._change_limit = LogLimit(lines=CHANGES_TOLD)
 
     def put(self, batch: bytes, count: int) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 
 #: Seconds between two lines about the same.
 EVERY_S = 60.0
+#: Lines in that time about what comes and goes, each of which says something new.
+CHANGES_TOLD = 10
 #: Most things told apart.
 MOST_KEYS = 256
 

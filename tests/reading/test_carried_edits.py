@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.errors import RequestError
 from smetric.reading import carried, excerpt, prompt, reader, screening
 from smetric.reading.carried import Memory
-from smetric.reading.reader import Reading, parse
 from smetric.reading.screening import Screen
 from smetric.request import Api
-from smetric.tokens import TokenRatio
+from tests.reading.outcome import outcome
 
 #: Bytes of a block, and between two places in a body, so that short bodies have many.
 BLOCK, STRIDE = 16, 64
@@ -132,16 +130,7 @@ def read(api: Api, body: bytes, memory: Memory, screen: Screen) -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(reader, "memory", memory)
         patched.setattr(reader, "screen", screen)
-        try:
-            request = parse(api, body, [], TokenRatio(), Reading())
-        except RequestError as error:
-            return str(error), error.param
-    said = request.prompt
-    assert said is not None
-    of_body = (request.model, request.turn, request.prompt_len, request.est_hit, request.cache_salt, request.prompts)
-    lengths, last, hashes = (said.size, said.history_bytes, said.question_bytes), said.last_message(), said.hashes
-    request.answering()
-    return of_body, lengths, last, hashes, request.parts, request.template_args
+        return outcome(api, body)
 
 
 @settings(deadline=None, max_examples=150)

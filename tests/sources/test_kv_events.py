@@ -20,8 +20,9 @@ from smetric.request import InferenceRequest
 from smetric.sources import kv_events, kv_socket
 from smetric.sources.kv_events import KvEvents
 from smetric.sources.kv_publisher import Publisher
-from smetric.sources.kv_subscriber import CHANGES_TOLD, Subscriber
+from smetric.sources.kv_subscriber import Subscriber
 from smetric.telemetry.kv_gauges import CacheFigures
+from smetric.telemetry.log_limit import CHANGES_TOLD
 from tests.fakes import until
 from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
 

@@ -22,10 +22,11 @@ from smetric.request import InferenceRequest
 from smetric.sources import peers
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import pack
-from smetric.sources.peer import CHANGES_TOLD, MAX_QUEUED
+from smetric.sources.peer import MAX_QUEUED
 from smetric.sources.peers import ASKED_AT_A_TIME, BATCH_BYTES, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.telemetry.log_limit import CHANGES_TOLD
 from tests.fakes import Call, FakeEngine, hang, until
 
 BLOCK_TOKENS = BLOCK_BYTES / 4

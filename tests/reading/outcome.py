@@ -1,0 +1,25 @@
+"""What a reading of a body comes to, to hold one way of reading against another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smetric.errors import RequestError
+from smetric.reading.reader import Reading, parse
+from smetric.request import Api
+from smetric.tokens import TokenRatio
+
+
+def outcome(api: Api, body: bytes) -> Any:
+    """All that is read of *body*, or why it is refused."""
+    try:
+        request = parse(api, body, [], TokenRatio(), Reading())
+    except RequestError as error:
+        return str(error), error.param
+    prompt = request.prompt
+    assert prompt is not None
+    read = (request.model, request.turn, request.prompt_len, request.est_hit, request.cache_salt, request.prompts)
+    lengths = (prompt.size, prompt.history_bytes, prompt.question_bytes)
+    last, hashes = prompt.last_message(), prompt.hashes
+    request.answering()
+    return read, lengths, last, hashes, request.parts, request.template_args
