@@ -19,6 +19,7 @@ from smetric.errors import HttpError
 from smetric.proxy.asgi import App
 from smetric.proxy.footprint import most_files
 from smetric.proxy.http1 import LAST_REQUEST_S, Http1
+from smetric.proxy.intake import Intake, unheard
 from smetric.proxy.limits import Limits
 from smetric.proxy.tls import Tls
 from smetric.proxy.watchdog import Timer
@@ -50,6 +51,7 @@ class Connections:
 
     def __init__(self, app: App, limits: Limits, most: int, tls: Tls | None = None) -> None:
         self._app = app
+        self._refused = app.refused if isinstance(app, Intake) else unheard
         self._limits = limits
         self._most = most
         self._tls = tls
@@ -77,7 +79,7 @@ class Connections:
         if reader.at_eof():
             transport.abort()
             return
-        protocol = Http1(self._app, self._limits, state, lost, self._timer)
+        protocol = Http1(self._app, self._limits, state, lost, self._timer, self._refused)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         self._begin(protocol, loop)

@@ -24,7 +24,7 @@ from smetric.proxy.asgi import App, Scope
 from smetric.proxy.client import LINGER_BYTES, LINGER_S
 from smetric.proxy.departure import Departure
 from smetric.proxy.error_response import FAULT
-from smetric.proxy.intake import BODY_FIELDS, has_body, inspect_head
+from smetric.proxy.intake import BODY_FIELDS, Refused, has_body, inspect_head, unheard
 from smetric.proxy.limits import Limits
 from smetric.proxy.refusal import explain, oddity, refusal
 from smetric.proxy.scope import scope_over
@@ -45,8 +45,6 @@ PIPELINE_MOST = 512
 RESET = struct.pack("ii", 1, 0)
 #: After so much of it at once others have their turn: the transport would go on reading what there is.
 FRAMING_AT_ONCE = 64 * 1024
-#: A body's framing may cost this many times the body, beyond what a head may.
-FRAMING_SHARE = 16
 
 
 class Http1(asyncio.Protocol):
@@ -58,6 +56,7 @@ class Http1(asyncio.Protocol):
         state: the lifespan's state, copied into each scope.
         lost: called when the connection is no more.
         timer: of deadlines; shared with other connections of the loop, None for one of its own.
+        refused: told of each request that the app does not see, or not the end of, for what is wrong with it.
     """
 
     __slots__ = (
@@ -82,6 +81,7 @@ class Http1(asyncio.Protocol):
         "_parser",
         "_received",
         "_receiving",
+        "_refused",
         "_scope",
         "_state",
         "_timer",
@@ -101,11 +101,13 @@ class Http1(asyncio.Protocol):
         state: Mapping[str, Any],
         lost: Callable[[Http1], object],
         timer: Timer | None = None,
+        refused: Refused = unheard,
     ) -> None:
         self._app = app
         self._limits = limits
         self._state = state
         self._lost = lost
+        self._refused = refused
         self._deadlines = timer or Timer()
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -166,9 +168,10 @@ class Http1(asyncio.Protocol):
             self._loop.call_soon(self._set_reading)
         if self._headers is not None and not self._deadline and self._current is None and not self._is_deaf:
             self._await_request(self._limits.head_timeout_s)
-        if self._overhead > self._limits.header_bytes and self._overhead > self._most_overhead() and not self._is_deaf:
+        limits = self._limits
+        if self._overhead > limits.header_bytes and self._overhead > limits.overhead_bytes(self._body_bytes):
             in_head = self._headers is not None
-            status = (414 if len(self._url) > self._limits.target_bytes else 431) if in_head else 400
+            status = (414 if len(self._url) > limits.target_bytes else 431) if in_head else 400
             self.refuse(RequestError("the request takes more bytes around its body than allowed", status=status))
 
     def _parse(self, data: bytes) -> bytes:
@@ -298,11 +301,6 @@ class Http1(asyncio.Protocol):
             self._is_deaf = is_deaf
             self._receiving = receiving
 
-    def _most_overhead(self) -> int:
-        limits = self._limits
-        lines = limits.header_count + 5  # of four bytes more each; the request line has twenty, with the last
-        return limits.header_bytes + limits.target_bytes + 4 * lines + FRAMING_SHARE * self._body_bytes
-
     # For transactions
 
     def write(self, *pieces: bytes) -> None:
@@ -406,6 +404,7 @@ class Http1(asyncio.Protocol):
                     return
             else:
                 self._waiting.remove(broken)
+        self._refused(problem, self._scope, broken is not None)
         said = refusal(problem, scope, self._url)
         if self._current is None and not self._waiting:
             self._start(said)

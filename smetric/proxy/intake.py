@@ -30,7 +30,14 @@ SINGLE = frozenset({b"host", b"authorization", b"content-type", b"content-length
 #: What announces a body.
 BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
 _HASH = ord("#")
+#: Told of a request that is refused before it is whole: what is wrong, a scope that names the client, and whether an
+#: endpoint has seen its head, and so counts it itself.
+Refused = Callable[[HttpError, Scope, bool], object]
 HOST = re.compile(rb"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+
+def unheard(_problem: HttpError, _scope: Scope, _is_seen: bool) -> None:
+    """Tell nobody of a refused request."""
 
 
 class Intake:
@@ -39,11 +46,13 @@ class Intake:
     Args:
         app: what answers a well-formed request; its `receive` is a `Client`.
         limits: bounds on one request.
+        refused: told of those that *app* does not see, or not the end of.
     """
 
-    def __init__(self, app: App, limits: Limits) -> None:
+    def __init__(self, app: App, limits: Limits, refused: Refused = unheard) -> None:
         self._app = app
         self.limits = limits
+        self.refused = refused
         self._timer = Timer()
         #: Of clients: how many there are and may be, where our own server counts them.
         self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -69,6 +78,7 @@ class Intake:
             if problem is not None:
                 # Where this request ends is in doubt, and with it where the next one begins.
                 client.is_last = True
+                self.refused(problem, scope, False)
                 await send_error(client.send, scope["path"], problem)
             else:
                 if not client.complete:

@@ -9,6 +9,8 @@ from smetric.sources.placement import MAX_BATCH_BYTES
 
 #: Connections of operators, of what scrapes and of other routers.
 ADMIN_CONNECTIONS = 256
+#: A body's framing may cost this many times the body, beyond what a head may.
+FRAMING_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Limits:
     send_timeout_s: float = 60.0
     #: Connections; 0 for as many as the file descriptors allow.
     connections: int = 0
+
+    def overhead_bytes(self, body_bytes: int) -> int:
+        """How many bytes a request may take around the *body_bytes* that have come of its body."""
+        lines = self.header_count + 5  # of four bytes more each; the request line has twenty, with the last
+        return self.header_bytes + self.target_bytes + 4 * lines + FRAMING_SHARE * body_bytes
 
 
 def data_limits(settings: Settings) -> Limits:

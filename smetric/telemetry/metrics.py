@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 import smetric
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Usage
-from smetric.telemetry.series import Count, Counts, Histograms, Series
+from smetric.telemetry.series import OTHER, Count, Counts, Histograms, Series
 from smetric.telemetry.series import Histogram as Observations
 
 if TYPE_CHECKING:
@@ -176,6 +176,10 @@ class Metrics:
             self._chunk_seconds[model].observe(gap_s, exemplar)
         if usage is not None and usage.cached_tokens is not None:
             self._actual_hit_tokens[model].value += usage.cached_tokens
+
+    def refused_unseen(self, status: int) -> None:
+        """A request was refused before any endpoint saw it; there is nothing to time."""
+        self._requests[OTHER, str(status)].value += 1
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
         """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""

@@ -6,11 +6,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
+
+from smetric.errors import HttpError, RequestError
 from smetric.telemetry.access_log import AccessLog
 from smetric.telemetry.activity import Activity
 from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Exchange
+from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
 from smetric.telemetry.record import DecisionRecord, Usage
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from smetric.records.recorder import Recorder
     from smetric.records.traffic import Traffic
     from smetric.request import InferenceRequest
+
+log = structlog.get_logger("smetric.access")
 
 
 class Watcher(Protocol):
@@ -78,6 +84,7 @@ class Telemetry:
         #: Key of the session hash; a new one each start, so that hashes of two runs cannot be compared.
         self.salt = os.urandom(16)
         self.access = AccessLog()
+        self._refusals = LogLimit(lines=CHANGES_TOLD)
         #: What has happened since the live page's feed last looked.
         self.activity = Activity()
 
@@ -107,3 +114,24 @@ class Telemetry:
         self.metrics.began()
         self.metrics.ended(route, "", status=status, duration_s=duration_s, ttft_s=None, usage=None, exemplar=None)
         self.access.answered_here(route, status, bytes_out, error_type, duration_s)
+
+    def refused(self, problem: HttpError, scope: Mapping[str, Any], is_seen: bool) -> None:
+        """A request was refused for its head, or for how its body was sent; a broken client may send nothing else.
+
+        Args:
+            problem: what is wrong with it; told of no more than a few of one kind.
+            scope: an ASGI scope that names the client.
+            is_seen: an endpoint has seen it, and counts it.
+        """
+        if not is_seen:
+            self.metrics.refused_unseen(problem.status)
+        # Others than these say nothing of the request.
+        if isinstance(problem, RequestError) and (kept_back := self._refusals.passes(problem.message)) is not None:
+            client = scope["client"]
+            log.warning(
+                "smetric.request.refused",
+                status=problem.status,
+                reason=problem.message,
+                client=client[0] if client else "",
+                kept_back=kept_back,
+            )

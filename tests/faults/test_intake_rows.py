@@ -17,8 +17,9 @@ from smetric.proxy.error_response import send_error
 from smetric.proxy.intake import Intake
 from smetric.proxy.limits import Limits as IntakeLimits
 from smetric.proxy.server import address_of, listen, serve
+from smetric.telemetry.log_limit import CHANGES_TOLD
 from tests.fakes import Call, FakeEngine, RawClient, Response, request, until
-from tests.faults.harness import Count, Running, chat, running
+from tests.faults.harness import CANARY, Count, Running, chat, running
 
 MIB = 1024 * 1024
 
@@ -30,6 +31,12 @@ async def only_answer(router: Running, raw: bytes) -> Response:
         answer = await client.response()
         assert await client.at_end()
     return answer
+
+
+def answered(router: Running, status: int, route: str = "other") -> float:
+    """How many requests it has counted that were answered *status*."""
+    labels = {"route": route, "code": str(status)}
+    return router.application.metrics.registry.get_sample_value("smetric_requests_total", labels) or 0.0
 
 
 async def test_a1_content_length_and_transfer_encoding_together_are_refused_and_nothing_follows() -> None:
@@ -45,6 +52,49 @@ async def test_a1_content_length_and_transfer_encoding_together_are_refused_and_
             assert orjson.loads(answer.body)["error"]["type"] == "invalid_request_error"
             assert answer.values("connection") == ["close"]
         assert router.engines[0].calls == []
+
+
+HOST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+#: What is refused before an endpoint sees it, and the status.
+UNSEEN = {
+    "no request": (b"hello\r\n\r\n", 405),
+    "two lengths": (HOST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
+    "a body that is too long": (HOST + b"Content-Length: 9000000000\r\n\r\n", 413),
+    "a target that is too long": (b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (CANARY.encode() * 900), 414),
+    "too many fields": (HOST + b"a: b\r\n" * 200 + b"\r\n", 431),
+    "a field that is too long": (HOST + b"a: " + b"b" * 50_000, 431),
+    "half a head": (HOST, 408),
+}
+
+
+async def test_what_is_refused_before_an_endpoint_sees_it_is_counted_and_logged_by_whom_and_why() -> None:
+    async with running(FakeEngine(), limits=Limits(head_timeout=0.2)) as router:
+        for what, (raw, status) in UNSEEN.items():
+            before = answered(router, status)
+            answer = await only_answer(router, raw)
+            assert answer.status == status, what
+            assert answered(router, status) == before + 1, what
+            line = router.lines("smetric.request.refused")[-1]
+            assert (line["status"], line["client"]) == (status, "127.0.0.1"), what
+            assert line["reason"] == orjson.loads(answer.body)["error"]["message"], what
+
+
+async def test_a_body_that_breaks_its_framing_is_logged_and_counted_once() -> None:
+    async with running(FakeEngine()) as router:
+        answer = await only_answer(router, HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert answer.status == 400
+        (line,) = router.lines("smetric.request.refused")
+        assert line["status"] == 400
+        assert answered(router, 400) == 0
+        assert answered(router, 499, "/v1/chat/completions") == 1
+
+
+async def test_a_client_that_goes_on_sending_what_is_none_fills_no_log() -> None:
+    async with running(FakeEngine()) as router:
+        for _ in range(CHANGES_TOLD + 5):
+            await only_answer(router, b"hello\r\n\r\n")
+        assert len(router.lines("smetric.request.refused")) == CHANGES_TOLD
+        assert answered(router, 405) == CHANGES_TOLD + 5
 
 
 LENGTHS = (

@@ -5,6 +5,11 @@ from __future__ import annotations
 from smetric.telemetry.names.kind import Event
 
 REQUEST_EVENT = Event("request", "Info: one line per request, when it has ended.")
+REQUEST_REFUSED_EVENT = Event(
+    "smetric.request.refused",
+    "Warning: a request is not HTTP as served here, or came too slowly, and was refused before it was read: `status`, "
+    "`reason`, `client`. Ten a minute for each reason; `kept_back` counts the rest.",
+)
 MIGRATION_EVENT = Event(
     "smetric.migration",
     "Info: a later turn went elsewhere than where most of its prompt is, or than the last one: `from`, `to`, `rule`, "
