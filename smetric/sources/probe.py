@@ -16,6 +16,7 @@ import structlog
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.own_fault import is_own_fault
+from smetric.sources.pace import next_turn
 from smetric.telemetry.log_limit import LogLimit
 
 #: Longest first line of an answer, bytes.
@@ -74,7 +75,7 @@ class Prober:
                 # A fault of ours must not blind the router to this instance for good.
                 if (kept_back := self._log_limit.passes(instance.id)) is not None:
                     log.exception("smetric.probe.crashed", instance=instance.id, kept_back=kept_back)
-            due = max(due + self._interval_s, clock())
+            due = next_turn(due, self._interval_s, clock())
 
     async def probe(self, instance: Instance) -> None:
         """Probe *instance* once."""

@@ -19,6 +19,7 @@ import structlog
 
 from smetric.fleet.instance import CacheConfig, Instance, Scrape
 from smetric.request import InferenceRequest
+from smetric.sources.pace import next_turn
 from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
 from smetric.telemetry.log_limit import LogLimit
@@ -150,7 +151,7 @@ class VllmSource:
                 # A fault of ours (or of a callback) must not blind the router to this instance for good.
                 if (kept_back := self._log_limit.passes(instance.id)) is not None:
                     log.exception("smetric.scrape.crashed", instance=instance.id, kept_back=kept_back)
-            due = max(due + self._interval_s, self._clock())
+            due = next_turn(due, self._interval_s, self._clock())
             await asyncio.sleep(due - self._clock())
 
     async def scrape(self, instance: Instance) -> str:
