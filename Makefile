@@ -63,9 +63,9 @@ $(VENV)/installed-dev: $(BIN)/python requirements-dev.lock pyproject.toml
 
 $(BIN)/python:
 	@command -v "$(PYTHON)" >/dev/null || { \
-	  echo "$(PYTHON) not found: install Python 3.11, 3.12 or 3.13, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
-	  echo "$(PYTHON) is $$("$(PYTHON)" -V 2>&1), but SMetric needs Python 3.11, 3.12 or 3.13; name one: make PYTHON=python3.12" >&2; exit 1; }
+	  echo "$(PYTHON) not found: install Python 3.11 or newer, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$("$(PYTHON)" -V 2>&1), but SMetric needs Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv or no pip: install them (on Debian and Ubuntu: apt install python3-venv python3-pip)" >&2; exit 1; }
 	@rm -rf $(VENV)

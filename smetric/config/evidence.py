@@ -50,8 +50,8 @@ class RecordSettings:
 
     path: str = setting(
         PathRef(empty=True, what="a file"),
-        "File that gets a line for each decision; `.gz` or `.zst` (extra `zstd`) at its end packs it. Not written when "
-        "not set.",
+        "File that gets a line for each decision; `.gz` or `.zst` (before Python 3.14: extra `zstd`) at its end packs "
+        "it. Not written when not set.",
         "",
     )
     trace: str = setting(

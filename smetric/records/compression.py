@@ -1,4 +1,6 @@
-"""How a record is packed, by the end of its name: as it is, `.gz`, or `.zst` (extra `zstd`); and its lines, unpacked.
+"""How a record is packed, by the end of its name: as it is, `.gz`, or `.zst`; and its lines, unpacked.
+
+Python has Zstandard from 3.14 on; before that it needs the extra `zstd`.
 
 A file is a row of frames, each whole in itself, so that one cut off at the end of a frame is a good file.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,13 +54,8 @@ def packer(path: Path) -> Pack:
     if path.suffix == ".gz":
         return lambda lines: gzip.compress(lines, _GZIP_LEVEL, mtime=0)
     if path.suffix == ".zst":
-        compressor = _zstandard(str(path)).ZstdCompressor(level=_ZSTD_LEVEL)
-
-        def pack(lines: bytes) -> bytes:
-            frame: bytes = compressor.compress(lines)
-            return frame
-
-        return pack
+        compress = _zstd(str(path)).compress
+        return lambda lines: compress(lines, _ZSTD_LEVEL)
     return lambda lines: lines
 
 
@@ -109,8 +107,8 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[bytes | None]:
     if magic.startswith(_GZIP_MAGIC):
         return _frames(file, name, lambda: zlib.decompressobj(wbits=31), zlib.error)
     if magic == _ZSTD_MAGIC:
-        zstandard = _zstandard(name)
-        return _frames(file, name, lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError)
+        zstd = _zstd(name)
+        return _frames(file, name, zstd.ZstdDecompressor, zstd.ZstdError)
     return iter(lambda: file.read(_PIECE), b"")
 
 
@@ -130,9 +128,9 @@ def _frames(file: IO[bytes], name: str, begin: Callable[[], _Frame], damage: typ
         yield None
 
 
-def _zstandard(place: str) -> Any:  # the extra may be absent, and so may its types
+def _zstd(place: str) -> Any:  # the extra may be absent
     try:
-        return importlib.import_module("zstandard")
+        return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     except ImportError as error:
         raise ConfigError(
             f"{place}: Zstandard needs the extra `zstd`: pip install 'smetric[zstd]'; or use .gz"
