@@ -10,7 +10,6 @@ import gc
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -35,7 +34,6 @@ log = structlog.get_logger("smetric.serving")
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit code. SIGHUP has changed files read again."""
-    _have_standard_streams()
     logs.configure(settings.log.level, settings.log.format)
     application = Application(settings)
     _spare_the_collector()
@@ -54,21 +52,6 @@ def run(settings: Settings) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _at_hangup(runner.get_loop(), look):
         return runner.run(serve_ports(application, data, admin, tls, is_admin_shared=ADMIN in given))
-
-
-def _have_standard_streams() -> None:
-    """Open the null device for what whoever started this process closed of descriptors 0 to 2.
-
-    A connection would get the number, and its client what a library complains of to the standard error.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
 
 
 @contextmanager

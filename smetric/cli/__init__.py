@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from smetric import __version__
+from smetric.cli.standard_streams import have_standard_streams
 from smetric.errors import ConfigError
 
 #: Command to the sentence that `smetric --help` prints; the command itself is `smetric.cli.NAME.NAME`.
@@ -44,6 +45,10 @@ class _BadConfig(click.ClickException):
 
 class _Commands(click.Group):
     """Imports a command when it is asked for, and turns a ConfigError into one line."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        have_standard_streams()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -1,0 +1,22 @@
+"""The three descriptors that a process may expect to have, also where whoever started it closed some."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def have_standard_streams() -> None:
+    """Open the null device for what whoever started this process closed of descriptors 0 to 2.
+
+    A connection would get the number, and its client what a library complains of to the standard error. It comes before
+    whatever may open a file, and keep it, while it is imported: libffi does, from 3.5 on.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
