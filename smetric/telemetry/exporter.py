@@ -7,19 +7,28 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+import requests
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 from smetric.errors import ConfigError
+from smetric.telemetry.collector import Collector
 from smetric.telemetry.otlp import Encoded
 from smetric.telemetry.tracing import ENDPOINTS
 
 _DEFAULT_QUEUE = 2048
+_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+#: A header as the SDK reads it. It logs others whole, secrets and all, and goes on without them.
+_HEADER = re.compile(r"""\s*[-!#$%&'*+.^_`|~0-9A-Za-z]+\s*=[^"\\;\x00-\x1f\x7f-\U0010ffff]*""")
+#: Names something that hands the SDK's exporter a session of its own.
+_SESSIONS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{name}CREDENTIAL_PROVIDER" for name in ("", "TRACES_"))
+_USER = re.compile(r"//[^/]*@")
 
 
 class BoundedProcessor(SpanProcessor):
@@ -30,10 +39,12 @@ class BoundedProcessor(SpanProcessor):
 
     Args:
         exporter: sends batches, in the processor's own thread.
+        collector: knows what was rejected of them.
         environ: for `OTEL_BSP_MAX_QUEUE_SIZE`; the SDK reads the other `OTEL_BSP_*`.
     """
 
-    def __init__(self, exporter: SpanExporter, environ: Mapping[str, str]) -> None:
+    def __init__(self, exporter: SpanExporter, collector: Collector, environ: Mapping[str, str]) -> None:
+        self._collector = collector
         self._limit = _queue_size(environ)
         self._counting = _CountingExporter(exporter)
         try:
@@ -46,7 +57,7 @@ class BoundedProcessor(SpanProcessor):
     @property
     def dropped(self) -> int:
         """Spans lost so far."""
-        return self._refused + self._counting.failed
+        return self._refused + self._counting.failed + self._collector.rejected
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Nothing to do."""
@@ -97,15 +108,21 @@ class _CountingExporter(SpanExporter):
         return self._inner.force_flush(timeout_millis)
 
 
-def build(kind: str, environ: Mapping[str, str]) -> SpanExporter:
-    """The exporter *kind*: `console` or `otlp`; endpoint, headers, TLS and the like are the SDK's to read.
+def build(kind: str, environ: Mapping[str, str], collector: Collector) -> SpanExporter:
+    """The exporter *kind*: `console` or `otlp`; headers, TLS and the like are the SDK's to read.
+
+    Args:
+        kind: which.
+        environ: the `OTEL_EXPORTER_OTLP_*`.
+        collector: reads what is answered over HTTP.
 
     Raises:
-        ConfigError: an endpoint or protocol that cannot be used.
+        ConfigError: an endpoint, header or protocol that cannot be used.
     """
     if kind == "console":
         return ConsoleSpanExporter(out=sys.stdout)
     _check_endpoint(environ)
+    _check_headers(environ)
     protocol = _protocol(environ)
     if protocol == "grpc":
         try:
@@ -119,10 +136,11 @@ def build(kind: str, environ: Mapping[str, str]) -> SpanExporter:
         return exporter
     if protocol != "http/protobuf":
         raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not one of http/protobuf, grpc")
-    return _http_exporter()
+    own_session = any(environ.get(name) for name in _SESSIONS)
+    return _http_exporter(_endpoint(environ), None if own_session else collector.session())
 
 
-def _http_exporter() -> SpanExporter:
+def _http_exporter(endpoint: str | None, session: requests.Session | None) -> SpanExporter:
     """The SDK's exporter over HTTP, but for how it writes spans.
 
     It looks its encoder up in its own module, of which this makes a copy for itself; where another version does not,
@@ -135,8 +153,14 @@ def _http_exporter() -> SpanExporter:
     spec.loader.exec_module(module)
     if hasattr(module, "encode_spans"):
         vars(module)["encode_spans"] = Encoded
-    exporter: SpanExporter = module.OTLPSpanExporter()
+    exporter: SpanExporter = module.OTLPSpanExporter(endpoint=endpoint, session=session)
     return exporter
+
+
+def _endpoint(environ: Mapping[str, str]) -> str | None:
+    """Where traces go over HTTP; None for the SDK's default."""
+    traces, base = (environ.get(name, "").strip() for name in ENDPOINTS)
+    return traces or (f"{base.rstrip('/')}/v1/traces" if base else None)
 
 
 def _protocol(environ: Mapping[str, str]) -> str:
@@ -151,10 +175,28 @@ def _protocol(environ: Mapping[str, str]) -> str:
 def _check_endpoint(environ: Mapping[str, str]) -> None:
     for name in ENDPOINTS:
         value = environ.get(name, "").strip()
-        parts = urlsplit(value)
         # gRPC endpoints may be written without a scheme.
-        if value and _protocol(environ) != "grpc" and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ConfigError(f"{name}: {value!r} is not an address such as http://collector:4318")
+        if value and _protocol(environ) != "grpc" and not _is_address(value):
+            shown = _USER.sub("//…@", value).partition("?")[0]  # neither passwords nor keys
+            raise ConfigError(f"{name}: {shown!r} is not an address such as http://collector:4318")
+
+
+def _is_address(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _check_headers(environ: Mapping[str, str]) -> None:
+    for name in _HEADERS:
+        for place, header in enumerate(environ.get(name, "").split(","), 1):
+            if header.strip() and not (_HEADER.fullmatch(header) and unquote(header.strip()).isprintable()):
+                raise ConfigError(
+                    f"{name}: header {place} is not written as name=value, with all but plain characters of the value "
+                    "as %XX (a quotation mark is %22, a semicolon %3B)"
+                )
 
 
 def _queue_size(environ: Mapping[str, str]) -> int:

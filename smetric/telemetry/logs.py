@@ -7,6 +7,7 @@ without their arguments: those quote bytes of requests.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 import traceback
@@ -25,6 +26,8 @@ from smetric.telemetry.log_lines import LogLines
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "json", "console")
+#: What follows a URL's path: collectors' keys, maybe.
+_QUERY = re.compile(r"\?[^\s'\"]+")
 #: Frames of a traceback written.
 _FRAMES = 12
 
@@ -149,7 +152,7 @@ class LibraryHandler(logging.Handler):
 
     Only the first line of a message's template is written, never its arguments, and of an exception only its type and
     place: texts of parsers and HTTP clients quote the bytes they choked on. The exporter's messages are about our own
-    spans and keep their arguments.
+    spans and keep their arguments, but not what follows a URL's path.
 
     Args:
         clock: monotonic seconds.
@@ -167,7 +170,7 @@ class LibraryHandler(logging.Handler):
             return
         fields: dict[str, Any] = {"logger": record.name, "message": template}
         if record.name.startswith("opentelemetry"):
-            fields["message"] = record.getMessage()
+            fields["message"] = _QUERY.sub("?…", record.getMessage())
         if kept_back:
             fields["kept_back"] = kept_back
         if record.exc_info:

@@ -79,7 +79,10 @@ class Tracing:
             log.warning(names.TRACING_EVENT.name, unknown_propagators=list(self.propagation.unknown))
         kind = _exporter_kind(environ)
         if kind:
-            self._build(kind, environ, resource or {})
+            try:
+                self._build(kind, environ, resource or {})
+            except (ValueError, RuntimeError) as error:  # as the SDK tells of a limit that is no number, and the like
+                raise ConfigError(f"OTEL_*: {error}") from error
         to = _address(environ) if kind == "otlp" else ""
         log.info(names.TRACING_EVENT.name, exporter=kind or "off", **({"to": to} if to else {}))
 
@@ -89,6 +92,7 @@ class Tracing:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         from smetric.telemetry import exporter
+        from smetric.telemetry.collector import Collector
         from smetric.telemetry.open_span import SpanMaker
 
         own = {"service.name": "smetric", "service.version": smetric.__version__, **extra}
@@ -97,7 +101,8 @@ class Tracing:
         limits = SpanLimits()
         if limits.max_span_attribute_length is not None:
             self.value_limit = min(LIMIT, limits.max_span_attribute_length)
-        self._processor = exporter.BoundedProcessor(exporter.build(kind, environ), environ)
+        collector = Collector()
+        self._processor = exporter.BoundedProcessor(exporter.build(kind, environ, collector), collector, environ)
         scope = InstrumentationScope(names.SCOPE, smetric.__version__)
         self._maker = SpanMaker(self._processor, resource, scope, limits)
         self.enabled = True

@@ -44,8 +44,8 @@ def _plain(value: AnyValue) -> Any:
 
 
 @contextmanager
-def receiving(status: int = 200, after_s: float = 0.0) -> Iterator[Receiver]:
-    """A collector that answers each export with *status*, *after_s* seconds after it came."""
+def receiving(status: int = 200, after_s: float = 0.0, answer: bytes = b"") -> Iterator[Receiver]:
+    """A collector that answers each export with *status* and *answer*, *after_s* seconds after it came."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -61,8 +61,9 @@ def receiving(status: int = 200, after_s: float = 0.0) -> Iterator[Receiver]:
                         receiver.spans.append(Received(span, attributes, resource, scope_spans.scope.name))
             time.sleep(after_s)
             self.send_response(status)
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(answer)))
             self.end_headers()
+            self.wfile.write(answer)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

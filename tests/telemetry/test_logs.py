@@ -122,6 +122,15 @@ def test_the_exporters_messages_keep_their_arguments_and_say_how_many_were_kept_
     assert second["kept_back"] == 3
 
 
+def test_what_follows_the_path_of_a_collectors_address_is_left_out(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    text = "Transient error %s"
+    reason = ("Max retries exceeded with url: /v1/traces?key=secret (Caused by ...)",)
+    logs.LibraryHandler().emit(logging.LogRecord("opentelemetry.x", logging.ERROR, "f", 1, text, reason, None))
+    (line,) = lines(out)
+    assert line["message"] == "Transient error Max retries exceeded with url: /v1/traces?… (Caused by ...)"
+
+
 def test_setting_up_again_replaces(out: io.StringIO) -> None:
     logs.configure("info", "json", io.StringIO())
     logs.configure("info", "json", out)

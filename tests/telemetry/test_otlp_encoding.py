@@ -15,6 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from smetric.telemetry import exporter
+from smetric.telemetry.collector import Collector
 from smetric.telemetry.otlp import Encoded
 
 SCOPE = InstrumentationScope("smetric", "1.0")
@@ -89,6 +90,6 @@ def test_the_sdks_exporter_takes_it_and_others_exporters_are_left_alone(monkeypa
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    made = exporter.build("otlp", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+    made = exporter.build("otlp", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, Collector())
     assert type(made).export.__globals__["encode_spans"] is Encoded
     assert vars(trace_exporter)["encode_spans"] is encode_spans

@@ -79,6 +79,19 @@ async def test_tracing_is_off_without_an_endpoint_or_when_told_so(environ: dict[
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
             "needs the package opentelemetry-exporter-otlp-proto-grpc",
         ),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:99999"}, "OTEL_EXPORTER_OTLP_ENDPOINT: 'http://c:99999' is not"),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "c://me:secret@c/v1?key=secret"},
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: 'c://…@c/v1' is not",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_EXPORTER_OTLP_HEADERS": "a=b, x-key: secret"},
+            "OTEL_EXPORTER_OTLP_HEADERS: header 2 is not written as name=value, with all but [^:]*$",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-key=a%0Ab"},
+            "OTEL_EXPORTER_OTLP_TRACES_HEADERS: header 1 is not",
+        ),
         ({"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "OTEL_BSP_MAX_QUEUE_SIZE: 'many'"),
         ({"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_MAX_QUEUE_SIZE": "5"}, "OTEL_BSP_.*: max_export_batch_size"),
     ],
@@ -86,6 +99,12 @@ async def test_tracing_is_off_without_an_endpoint_or_when_told_so(environ: dict[
 def test_what_cannot_be_used_is_named_at_start(environ: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Tracing(environ)
+
+
+def test_a_limit_that_the_sdk_cannot_use_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1")
+    with pytest.raises(ConfigError, match="OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT must be a non-negative integer"):
+        Tracing({"OTEL_TRACES_EXPORTER": "console"})
 
 
 def test_off_imports_neither_the_sdk_nor_an_exporter() -> None:

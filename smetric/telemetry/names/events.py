@@ -172,5 +172,10 @@ CUT_OFF_EVENT = Event(
 NOT_TOLD_EVENT = Event("smetric.supervisor.not_told", "Warning: the supervisor that asks to be told cannot be reached.")
 STOPPED_EVENT = Event("smetric.stopped", "Info: everything has ended.")
 TRACING_EVENT = Event("smetric.tracing", "Info: at start, whether traces are exported and where to.")
+SPANS_REJECTED_EVENT = Event(
+    "smetric.tracing.rejected",
+    "Warning: the collector took an export but rejected so many of its `spans`, maybe none, and says why (`problem`). "
+    "Once a minute; `kept_back` counts the rest.",
+)
 DOCTOR_EVENT = Event("smetric.doctor.failed", "Critical: a check of `smetric doctor` raised: a bug.")
 LIBRARY_EVENT = Event("library", "A record of a library's own logger, at most one a minute for each message.")

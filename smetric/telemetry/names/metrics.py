@@ -358,7 +358,9 @@ PLACEMENTS = Metric(
     "Placements shared with other routers: `sent` and `dropped` once for each peer, `received`, and `refused`: of an "
     "instance or a process of it that is not known here.",
 )
-SPANS_DROPPED = Metric("smetric_trace_spans_dropped_total", "counter", (), "Spans lost: queue full or export failed.")
+SPANS_DROPPED = Metric(
+    "smetric_trace_spans_dropped_total", "counter", (), "Spans lost: queue full, export failed, or rejected."
+)
 LOG_LINES_LOST = Metric(
     "smetric_log_lines_lost_total", "counter", (), "Lines of the log that could not be written: a full disk, say."
 )
