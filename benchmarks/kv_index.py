@@ -72,7 +72,7 @@ def prompt(rng: random.Random, length: int) -> array[int]:
 def enter(contents: Contents, messages: Iterator[bytes]) -> None:
     """Take *messages* as a subscriber does."""
     for message in messages:
-        for event in decode(message).events:
+        for event in decode(message).events():
             contents.apply(event)
 
 

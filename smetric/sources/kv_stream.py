@@ -6,6 +6,7 @@ Sockets are in `smetric.sources.kv_subscriber`, what events mean in `smetric.sou
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 
 from smetric.sources.kv_contents import Contents
 from smetric.sources.kv_index import KvIndex
@@ -111,7 +112,7 @@ class Stream:
             self.restarts += 1
         return Place.NEXT if seq == (self.next or 0) else Place.AFTER_GAP
 
-    def take(self, seq: int, message: Message) -> list[Event]:
+    def take(self, seq: int, message: Message) -> Iterator[Event]:
         """Make *message* the last one seen; what is to be applied to the contents, in order."""
         if seq == 0:
             self.contents.begin()
@@ -120,7 +121,7 @@ class Stream:
             self._loss = State.UNKNOWN_BLOCK
         self.next = seq + 1
         self._latest = max(self._latest, message.at)
-        return message.events
+        return message.events()
 
     def skip_to(self, seq: int) -> None:
         """The messages from the next one up to *seq* cannot be had any more."""

@@ -158,6 +158,8 @@ class Subscriber:
             if stream.next != seq:
                 stream.skip_to(seq)
         await self._take(stream, seq, message, "ok")
+        if stream.next is None:
+            return  # seen to have restarted meanwhile, and nothing is known of the new process
         # Clocks of two hosts differ: what seems to come from later came at once.
         stream.lag_s = max(0.0, time.time() - message.at)
         stream.is_behind = False
@@ -202,16 +204,20 @@ class Subscriber:
         return stream
 
     async def _take(self, stream: Stream, seq: int, message: Message, result: str) -> None:
-        self.messages[result] += 1
         stream.contents.capacity = self.publisher.instance.cache.num_blocks
         events = stream.take(seq, message)
         contents = stream.contents
-        for piece in chain.from_iterable(map(pieces, events)):
-            contents.apply(piece)
-            await self._give_turn()
-            if stream.contents is not contents:
-                # The engine was seen to have restarted meanwhile: the rest is about a cache that is gone.
-                return
+        try:
+            for piece in chain.from_iterable(map(pieces, events)):
+                contents.apply(piece)
+                await self._give_turn()
+                if stream.contents is not contents:
+                    # The engine was seen to have restarted meanwhile: the rest is about a cache that is gone.
+                    break
+        except MessageError:
+            stream.lose(State.MALFORMED)
+            result = "malformed"
+        self.messages[result] += 1
 
     async def _replay(self, start: int, until: int | None = None) -> set[int] | None:
         """Take what the replay socket has from *start* on and before *until*; the ranks heard, None if not all was had.
@@ -261,8 +267,12 @@ class Subscriber:
     async def _catch_up(self) -> None:
         """Have what was published before the connection, or while there was none. The engine may be idle since.
 
-        The last message seen is asked for once more: an engine that does not have it is another process.
+        The last message seen is asked for once more: an engine that does not have it is another process. One that goes
+        on publishing says more with each answer; its next message then shows that nothing is missing.
         """
+        if self.streams and not any(stream.is_behind for stream in self.streams.values()):
+            self._caught_up()
+            return
         while True:
             starts = [max(0, (stream.next or 0) - 1) for stream in self.streams.values()]
             heard = await self._replay(min(starts, default=0))
@@ -276,13 +286,16 @@ class Subscriber:
             for rank, stream in silent:
                 stream.restart()
                 self._restarted(rank)
-        self._catch_up_due = float("inf")
         # Which ranks there are is known from their messages alone.
         if not self.streams:
             self._stream(0)
         for stream in self.streams.values():
             if stream.next is None:
                 stream.has_said_nothing()
+        self._caught_up()
+
+    def _caught_up(self) -> None:
+        self._catch_up_due = float("inf")
         self._be_behind(False)
 
     def forget(self) -> None:

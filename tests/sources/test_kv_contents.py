@@ -18,7 +18,7 @@ PROMPT = list(range(100, 100 + 5 * BLOCK))
 
 
 def apply(contents: Contents, *events: dict[str, Any]) -> None:
-    for event in decode(msgspec.msgpack.encode([1.0, list(events), 0])).events:
+    for event in decode(msgspec.msgpack.encode([1.0, list(events), 0])).events():
         contents.apply(event)
 
 

@@ -27,8 +27,9 @@ def test_every_captured_message_is_read_whole(name: str) -> None:
     for payload in captured(name):
         message = decode(msgspec.msgpack.encode(payload))
         assert (message.at, message.rank) == (payload[0], payload[2])
-        assert [type(event).__name__ for event in message.events] == [event["type"] for event in payload[1]]
-        for event, raw in zip(message.events, payload[1], strict=True):
+        events = list(message.events())
+        assert [type(event).__name__ for event in events] == [event["type"] for event in payload[1]]
+        for event, raw in zip(events, payload[1], strict=True):
             if isinstance(event, BlockStored):
                 assert event.block_hashes == raw["block_hashes"]
                 assert event.parent_block_hash == raw["parent_block_hash"]
@@ -43,7 +44,7 @@ def test_frames_as_they_were_on_the_wire_are_read() -> None:
     lines = (CAPTURES / "kv_raw_hex.jsonl").read_text().splitlines()
     messages = [decode(bytes.fromhex(msgspec.json.decode(line)[2])) for line in lines]
     assert len(messages) == 12
-    assert all(message.events for message in messages)
+    assert all(list(message.events()) for message in messages)
 
 
 def test_events_are_arrays_in_engines_before_0_23() -> None:
@@ -56,7 +57,7 @@ def test_events_are_arrays_in_engines_before_0_23() -> None:
             ["AllBlocksCleared"],
         )
     )
-    first, second, gone, gone_too, cleared = message.events
+    first, second, gone, gone_too, cleared = message.events()
     assert isinstance(first, BlockStored)
     assert (first.block_hashes, first.parent_block_hash, first.token_ids) == ([7, b"\x01" * 32], None, [1, 2, 3, 4])
     assert isinstance(second, BlockStored)
@@ -78,8 +79,18 @@ def test_unknown_events_are_left_out_and_unknown_fields_ignored() -> None:
             rank=3,
         )
     )
-    assert [event.block_hashes for event in message.events if isinstance(event, BlockRemoved)] == [[1], [2]]
-    assert (len(message.events), message.rank) == (2, 3)
+    assert [event.block_hashes for event in message.events() if isinstance(event, BlockRemoved)] == [[1], [2]]
+    assert (len(list(message.events())), message.rank) == (2, 3)
+
+
+def test_events_are_decoded_one_after_the_other() -> None:
+    """All at once held up every stream where they were many."""
+    events = decode(encoded(["BlockRemoved", [1]], ["BlockRemoved"])).events()
+    first = next(events)
+    assert isinstance(first, BlockRemoved)
+    assert first.block_hashes == [1]
+    with pytest.raises(MessageError):
+        next(events)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +112,14 @@ def test_unknown_events_are_left_out_and_unknown_fields_ignored() -> None:
 )
 def test_what_is_no_message_is_one_error_that_quotes_nothing(payload: bytes) -> None:
     with pytest.raises(MessageError) as raised:
-        decode(payload)
+        list(decode(payload).events())
     assert str(raised.value).isalpha()
 
 
 @given(st.binary(max_size=64))
 def test_no_payload_raises_anything_else(payload: bytes) -> None:
     with contextlib.suppress(MessageError):
-        decode(payload)
+        list(decode(payload).events())
 
 
 @pytest.mark.parametrize("count", [0, 1, PIECE_BLOCKS, PIECE_BLOCKS + 1, 3 * PIECE_BLOCKS])

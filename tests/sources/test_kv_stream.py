@@ -1,10 +1,16 @@
+import msgspec
+
 from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import AllBlocksCleared, BlockStored, Message
+from smetric.sources.kv_message import AllBlocksCleared, BlockStored, Event, Message, decode
 from smetric.sources.kv_stream import Place, State, Stream
 
 
+def saying(at: float, *events: Event) -> Message:
+    return decode(msgspec.msgpack.encode([at, events, 0]))
+
+
 def message(at: float, *tokens: int) -> Message:
-    return Message(at, 0, [BlockStored([token], None, [token], 1) for token in tokens])
+    return saying(at, *[BlockStored([token], None, [token], 1) for token in tokens])
 
 
 def told(stream: Stream, seq: int, said: Message) -> Place:
@@ -38,7 +44,7 @@ def test_a_gap_is_a_loss_until_the_cache_is_cleared() -> None:
     told(stream, 0, message(1.0, 5))
     assert told(stream, 3, message(2.0, 6)) is Place.AFTER_GAP
     assert (stream.state, stream.missed) == (State.GAP, 2)
-    told(stream, 4, Message(3.0, 0, [AllBlocksCleared()]))
+    told(stream, 4, saying(3.0, AllBlocksCleared()))
     assert (stream.state, len(stream.contents)) == (State.KNOWN, 0)
 
 
@@ -70,7 +76,7 @@ def test_what_took_the_completeness_is_named() -> None:
             BlockStored([3], None, [5], 1, group_idx=3),
         )
     ):
-        told(stream, seq, Message(seq, 0, [event]))
+        told(stream, seq, saying(float(seq), event))
         states.append(stream.state)
     stream.restart()
     states.append(stream.state)

@@ -117,6 +117,8 @@ class Line:
 
     def __init__(self, size: int, capacity: int | None, buffer: int, drops: Callable[[], bool] = lambda: False) -> None:
         self.size, self.buffer, self.drops = size, buffer, drops
+        #: What goes on while a replay is answered.
+        self.meanwhile: Callable[[], object] = lambda: None
         self.processes = 0
         self.engine = self.started()
         instance = Instance("one", "http://127.0.0.1:1")
@@ -140,6 +142,7 @@ class Line:
             for at, (number, payload) in enumerate(messages):
                 if at < 2 or not self.drops():
                     yield number, decode(payload)
+            self.meanwhile()
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(kv_subscriber, "replayed", replayed)
@@ -282,3 +285,17 @@ async def test_after_a_restart_that_the_metrics_show_a_part_of_the_replay_is_not
         line.listener.forget()
         await line.catch_up()
     assert line.state() is State.BEHIND
+
+
+async def test_an_engine_that_says_more_with_each_replay_is_not_asked_for_ever() -> None:
+    line = published(lambda: False, 3)
+    answers = []
+    line.meanwhile = lambda: answers.append(line.engine.run(PROMPTS[-1 - len(answers) % 8], is_kept=False))
+    with line.replaying():
+        await line.connect(True)
+        assert line.state() is State.BEHIND
+        await line.send(line.engine.run(PROMPTS[-1], is_kept=False))
+        assert line.state() is State.KNOWN
+        before = len(answers)
+        await line.listener._catch_up()
+    assert (len(answers), line.state()) == (before, State.KNOWN)
