@@ -195,7 +195,6 @@ class Application:
         self.admission.queue.reloaded()
 
     def _restarted(self, instance: Instance) -> None:
-        log.warning("smetric.instance.restarted", instance=instance.id, incarnation=instance.incarnation)
         self.fleet.health.restarted(instance)
         self.router.forget(instance)
 

@@ -25,7 +25,7 @@ async def caches(site: Site) -> list[Finding]:
             "run a vLLM from 0.6 on",
         )
         for engine in silent
-        if not engine.page_problem and engine.speaks_vllm
+        if not engine.page_problem and engine.speaks_vllm and not engine.page.refused
     ]
     if not telling:
         if not found:

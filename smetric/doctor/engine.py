@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from smetric.config.settings import InstanceSettings
-from smetric.doctor.wire import Answer, NoAnswer, Wire
+from smetric.doctor.wire import MAX_BYTES, Answer, NoAnswer, Wire
+from smetric.sources.vllm import MAX_PAGE_BYTES
 from smetric.sources.vllm_page import Page, parse_page
 
 #: Seconds an instance has for anything but its metrics.
@@ -89,13 +90,13 @@ class Engine:
 
 
 async def look(wire: Wire, settings: InstanceSettings, scrape_s: float) -> Engine:
-    """Ask an instance for everything at once; its metrics within *scrape_s* seconds."""
+    """Ask an instance for everything at once; its metrics as the router does, within *scrape_s* seconds."""
     url = settings.url
     health, version, cards, page = await asyncio.gather(
         _get(wire, url + "/health", ANSWER_S),
         _get(wire, url + "/version", ANSWER_S),
         _get(wire, url + "/v1/models", ANSWER_S),
-        _get(wire, url + "/metrics", scrape_s),
+        _get(wire, url + "/metrics", scrape_s, MAX_PAGE_BYTES),
     )
     text = b"\n" + page.body if isinstance(page, Answer) and page.status == 200 else b""
     read = await asyncio.to_thread(parse_page, text)
@@ -116,10 +117,10 @@ async def look(wire: Wire, settings: InstanceSettings, scrape_s: float) -> Engin
     )
 
 
-async def _get(wire: Wire, url: str, within_s: float) -> Answer | str:
+async def _get(wire: Wire, url: str, within_s: float, most: int = MAX_BYTES) -> Answer | str:
     """The answer, or why there is none."""
     try:
-        return await wire.get(url, within_s=within_s)
+        return await wire.get(url, within_s=within_s, most=most)
     except NoAnswer as reason:
         return str(reason)
 

@@ -8,13 +8,19 @@ from smetric.doctor.address import is_here, resolve
 from smetric.doctor.engine import Engine
 from smetric.doctor.finding import Finding, error, info, listed, shown, warning
 from smetric.doctor.site import Site
+from smetric.doctor.wire import NoAnswer
+from smetric.fleet.instance import SAME_START_S
+from smetric.sources.vllm import MAX_PAGE_BYTES
+from smetric.sources.vllm_page import parse_page
 
+#: Pages that are asked for to tell several engines at one address from one.
+PAGES = 4
 #: Seconds by which a clock may differ from ours.
 CLOCK_S = 30.0
 
 
 async def reachable(site: Site) -> list[Finding]:
-    """Every instance answers, no two are one, and none is this router itself."""
+    """Every instance answers, no two are one, none is several, and none is this router itself."""
     found = [
         error(
             engine.where,
@@ -25,6 +31,8 @@ async def reachable(site: Site) -> list[Finding]:
         for engine in site.engines
         if engine.problem
     ]
+    several = await asyncio.gather(*(_several(site, engine) for engine in site.reachable))
+    found += [one for one in several if one is not None]
     addresses = await asyncio.gather(*(resolve(engine.settings.url) for engine in site.engines))
     seen: dict[tuple[str, int], Engine] = {}
     for engine, at in zip(site.engines, addresses, strict=True):
@@ -50,6 +58,29 @@ async def reachable(site: Site) -> list[Finding]:
                 )
             )
     return found
+
+
+async def _several(site: Site, engine: Engine) -> Finding | None:
+    """Ask for a few pages, each over a connection of its own: they are all of one process."""
+    if engine.page.started_at is None:
+        return None
+    url, started = engine.settings.url, [engine.page.started_at]
+    for _ in range(PAGES):
+        try:
+            answer = await site.wire.get(url + "/metrics", within_s=site.settings.scrape.timeout, most=MAX_PAGE_BYTES)
+        except NoAnswer:
+            break
+        page = await asyncio.to_thread(parse_page, answer.body)
+        started += [page.started_at] if page.started_at is not None else []
+    if max(started) - min(started) <= SAME_START_S:
+        return None
+    return error(
+        engine.where,
+        f"several engines answer at {url}, or one that restarts again and again",
+        "what one of them holds and has to do is taken for that of all, and each for a new process with an empty cache",
+        "give each engine an entry of its own under `instances`, by an `url` that leads to it alone: in Kubernetes that "
+        "of a pod (of a StatefulSet), not of a service",
+    )
 
 
 async def versions(site: Site) -> list[Finding]:

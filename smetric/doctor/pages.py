@@ -5,6 +5,7 @@ from __future__ import annotations
 from smetric.doctor.check import Skipped
 from smetric.doctor.finding import Finding, error, info, warning
 from smetric.doctor.site import Site
+from smetric.sources.vllm_page import MAX_SERIES
 
 
 async def metrics(site: Site) -> list[Finding]:
@@ -21,7 +22,8 @@ async def metrics(site: Site) -> list[Finding]:
                     where,
                     f"its /metrics cannot be read: {engine.page_problem}",
                     blind,
-                    "start it without `--disable-log-stats`; if the page is only slow, raise `scrape.timeout`",
+                    "point `url` at the vLLM server itself, and let nothing before it hide, change or compress the "
+                    "page; if it is only slow, raise `scrape.timeout`",
                 )
             )
         elif not engine.speaks_vllm:
@@ -33,6 +35,18 @@ async def metrics(site: Site) -> list[Finding]:
                     "point `url` at the vLLM server itself, and start it without `--disable-log-stats`",
                 )
             )
+        elif page.refused:
+            blinds = page.running is None or page.waiting is None
+            found.append(
+                (error if blinds else warning)(
+                    where,
+                    f"{page.refused} of its metrics have impossible values"
+                    if page.refused <= MAX_SERIES
+                    else f"it has more than {MAX_SERIES} series of the metrics that are read",
+                    blind if blinds else "they count as unknown",
+                    "see its /metrics; something between the engine and here may rewrite it, or put several into one",
+                )
+            )
         elif page.running is None or page.waiting is None:
             found.append(
                 error(
@@ -41,15 +55,6 @@ async def metrics(site: Site) -> list[Finding]:
                     "(vllm:num_requests_running, vllm:num_requests_waiting)",
                     blind,
                     "run a vLLM from 0.6 on; if its names are newer than this router, update the router",
-                )
-            )
-        elif page.refused:
-            found.append(
-                warning(
-                    where,
-                    f"{page.refused} of its metrics have impossible values",
-                    "they count as unknown",
-                    "see its /metrics; something between the engine and here may rewrite it",
                 )
             )
         elif page.kv_usage is None:

@@ -71,7 +71,9 @@ class Wire:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=256, force_close=True),
+            auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept-Encoding",),
             trust_env=False,
         )
         return self
@@ -132,6 +134,9 @@ class Wire:
                 ssl=verifies,
                 timeout=aiohttp.ClientTimeout(total=within_s),
             ) as response:
+                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    # the router does not read it either
+                    raise NoAnswer("an answer that is compressed, which was not asked for")
                 async for part in response.content.iter_any():
                     answer += part
                     if len(answer) > most:

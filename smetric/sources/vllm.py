@@ -22,7 +22,7 @@ from smetric.request import InferenceRequest
 from smetric.sources.pace import next_turn
 from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
-from smetric.telemetry.log_limit import LogLimit
+from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 
 #: Largest page and largest model list that are read, in bytes. Real pages are 50 to 75 KB for each engine.
 MAX_PAGE_BYTES = 4 * 1024 * 1024
@@ -98,6 +98,8 @@ class VllmSource:
         self._on_scrape = on_scrape
         self._clock = clock
         self._log_limit = LogLimit(clock)
+        #: Several engines at one address restart with every page, and one at its limit is late with every other.
+        self._change_limit = LogLimit(clock, lines=CHANGES_TOLD)
         self._session: aiohttp.ClientSession | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._unseen = set(instances)
@@ -169,7 +171,7 @@ class VllmSource:
             self._all_seen.set()
         if result != seen.result:
             seen.result = result
-            log.warning("smetric.scrape.changed", instance=instance.id, result=result)
+            self._tell("smetric.scrape.changed", instance, result=result)
         self._on_scrape(instance, result, self._clock() - sent_at)
         if (
             not instance.models_fixed
@@ -186,6 +188,7 @@ class VllmSource:
             instance.scrape = None
             seen.counters.clear()
             seen.models_due = float("-inf")
+            self._tell("smetric.instance.restarted", instance, incarnation=instance.incarnation)
             self._on_restart(instance)
         elif not seen.counters and page.counters:
             instance.seen_empty = not any(page.counters.values())
@@ -210,6 +213,10 @@ class VllmSource:
             )
             instance.load_changed()
         return "bad_page" if page.refused else "ok"
+
+    def _tell(self, event: str, instance: Instance, **fields: object) -> None:
+        if (kept_back := self._change_limit.passes((event, instance.id))) is not None:
+            log.warning(event, instance=instance.id, **fields, kept_back=kept_back)
 
     @staticmethod
     def _restarted(instance: Instance, seen: _Seen, page: Page) -> bool:

@@ -63,7 +63,7 @@ class Page:
         cache: labels of the first engine's cache configuration.
         loras: adapters in use by running and waiting requests.
         lora_room: whether there is a slot for one more.
-        refused: series whose value was NaN, infinite, negative or out of range.
+        refused: series whose value was NaN, infinite, negative or out of range; all, where there were too many.
     """
 
     running: float | None = None
@@ -85,7 +85,7 @@ def parse_page(text: bytes) -> Page:
     found: dict[str, dict[bytes, float]] = {}
     for number, (name, labels, value) in enumerate(_series(b"\n" + text)):
         if number == MAX_SERIES:
-            return Page(refused=1)
+            return Page(refused=number + 1)
         if name == _CACHE:
             page.cache = page.cache or _cache_labels(labels)
         else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from smetric.config.settings import PeersSettings, Scrape, TokenizerSettings
 from smetric.doctor.finding import Severity
+from smetric.sources.vllm import MAX_PAGE_BYTES
 from tests.doctor.lab import Lab
 
 Break = Callable[[Lab], None]
@@ -100,6 +103,35 @@ def other_template(lab: Lab) -> None:
     lab.fronts[1].edit_json("/tokenize", lambda answer: answer["tokens"].__setitem__(0, 7))
 
 
+def compressed_metrics(lab: Lab) -> None:
+    lab.fronts[0].compressed.add("/metrics")
+
+
+def metrics_matching(series: bytes, instead: bytes) -> Break:
+    """The first engine's page has *instead* for what matches *series*."""
+
+    def broken(lab: Lab) -> None:
+        lab.fronts[0].edits["/metrics"] = lambda page: re.sub(series, instead, page)
+
+    return broken
+
+
+def metrics_with(more: bytes) -> Break:
+    def broken(lab: Lab) -> None:
+        lab.fronts[0].edits["/metrics"] = lambda page: page + more
+
+    return broken
+
+
+def two_engines_at_one_address(lab: Lab) -> None:
+    turns = cycle((b"1e9", b"2e9"))
+
+    def one_of_them(page: bytes) -> bytes:
+        return re.sub(rb"(?m)^(process_start_time_seconds) .*", rb"\1 " + next(turns), page)
+
+    lab.fronts[0].edits["/metrics"] = one_of_them
+
+
 def aliased_lmcache(lab: Lab) -> None:
     lab.lmcache(models={"alias": "m"})
     lab.settings = replace(lab.settings, models={"alias": "m"})
@@ -149,6 +181,21 @@ BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
         (on_first("/metrics", b"vllm:", b"sglang:"), "metrics", Severity.ERROR, "no metric", "point `url` at"),
     "metrics that hang":
         (hanging("/metrics"), "metrics", Severity.ERROR, "no answer in 0.5 s", "raise `scrape.timeout`"),
+    "metrics that are compressed":
+        (compressed_metrics, "metrics", Severity.ERROR, "compressed, which was not asked for", "let nothing before it"),
+    "metrics that are more than the router reads":
+        (metrics_with(b"#" * MAX_PAGE_BYTES), "metrics", Severity.ERROR, "an answer of more than", "point `url` at"),
+    "metrics of very many engines":
+        (metrics_with(b"".join(b'vllm:num_requests_running{engine="%d"} 0\n' % n for n in range(2100))), "metrics",
+         Severity.ERROR, "more than 2048 series", "put several into one"),
+    "a load that is no number":
+        (metrics_matching(rb"(?m)^(vllm:num_requests_running\S*) .*", rb"\1 NaN"), "metrics", Severity.ERROR,
+         "1 of its metrics have impossible values", "may rewrite it"),
+    "a usage that is no share":
+        (metrics_matching(rb"(?m)^(vllm:kv_cache_usage_perc\S*) .*", rb"\1 40"), "metrics", Severity.WARNING,
+         "1 of its metrics have impossible values", "may rewrite it"),
+    "several engines at one address":
+        (two_engines_at_one_address, "instances", Severity.ERROR, "several engines answer at http://", "an `url` that"),
     "prefix caching that is off":
         (on_first("/metrics", b'enable_prefix_caching="True"', b'enable_prefix_caching="False"'), "caches",
          Severity.ERROR, "prefix caching is off", "`--enable-prefix-caching`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -29,8 +30,9 @@ class Front:
         #: By path: what is done to the body of an answer, and what is answered instead.
         self.edits: dict[str, Edit] = {}
         self.statuses: dict[str, int] = {}
-        #: Paths that are never answered, and headers of all answers.
+        #: Paths that are never answered, paths whose answers are compressed, and headers of all answers.
         self.hanging: set[str] = set()
+        self.compressed: set[str] = set()
         self.headers: dict[str, str] = {}
         #: The only key that opens it; empty for none.
         self.key = ""
@@ -92,6 +94,8 @@ class Front:
                 body = self.edits[path](body)
             if answer.status == 200 and path == "/v1/chat/completions" and self.on_chat is not None:
                 await self.on_chat(content)
+            if path in self.compressed:
+                return web.Response(body=gzip.compress(body), headers={"content-encoding": "gzip"})
             return web.Response(
                 status=answer.status,
                 body=body,

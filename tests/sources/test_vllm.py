@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
@@ -320,6 +321,23 @@ async def test_an_engine_that_had_computed_nothing_when_first_seen_was_seen_empt
         assert (one.instance.seen_empty, one.instance.started_at) == (seen_empty, 1000)
         await one.scrape(page(generated=3, started=2000))
         assert (one.instance.seen_empty, one.instance.started_at) == (True, 2000)
+
+
+async def test_several_engines_at_one_address_do_not_fill_the_log() -> None:
+    async with bench() as one:
+        with structlog.testing.capture_logs() as logs:
+            for nth in range(40):
+                await one.scrape(page(started=1000 + 500 * nth) if nth % 3 else b"HTTP/1.1 500 x\r\n\r\n")
+            assert len(one.restarts) > 20
+            told = [line["event"] for line in logs]
+            assert {event: told.count(event) for event in set(told)} == {
+                "smetric.instance.restarted": 10,
+                "smetric.scrape.changed": 10,
+            }
+            one.clock.now += 60
+            await one.scrape(page(started=1000))
+        kept_back = {line["event"]: line["kept_back"] for line in logs[20:]}
+        assert kept_back["smetric.instance.restarted"] == len(one.restarts) - 11
 
 
 async def test_the_first_look_is_over_when_each_was_asked_once_or_the_time_is_up() -> None:

@@ -138,7 +138,7 @@ def test_a_hostile_line_is_passed_over(text: bytes) -> None:
 
 def test_a_page_of_too_many_series_says_nothing() -> None:
     lines = [b'vllm:num_requests_running{engine="%d"} 1\n' % i for i in range(MAX_SERIES + 1)]
-    assert parse_page(b"".join(lines)) == Page(refused=1)
+    assert parse_page(b"".join(lines)) == Page(refused=MAX_SERIES + 1)
     assert parse_page(b"".join(lines[1:])).running == MAX_SERIES
 
 

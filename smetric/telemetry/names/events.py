@@ -37,7 +37,11 @@ COMPARED_EVENT = Event(
     "Warning: the system does not tell of changed files, and why: policies or certificates are compared now and then.",
 )
 FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
-RESTARTED_EVENT = Event("smetric.instance.restarted", "Warning: a new process answers; its cache counts as empty.")
+RESTARTED_EVENT = Event(
+    "smetric.instance.restarted",
+    "Warning: a new process answers; its cache counts as empty. Where it repeats, several engines answer at one `url`. "
+    "At most ten a minute of one instance; `kept_back` counts the rest.",
+)
 CHANGED_EVENT = Event(
     "smetric.instance.changed", "Warning or info: an instance stands otherwise than before: its `state`."
 )
@@ -47,7 +51,10 @@ DRAINS_RESTORED_EVENT = Event("smetric.drains.restored", "Info: at start, the in
 DRAINS_UNREADABLE_EVENT = Event("smetric.drains.unreadable", "Warning: the file of drained instances cannot be read.")
 DRAINS_NOT_KEPT_EVENT = Event("smetric.drains.not_kept", "Warning: the file of drained instances cannot be written.")
 PROBE_CRASHED_EVENT = Event("smetric.probe.crashed", "Error: probing an instance raised: a bug; it goes on.")
-SCRAPE_EVENT = Event("smetric.scrape.changed", "Warning: scrapes of an instance began to end otherwise than before.")
+SCRAPE_EVENT = Event(
+    "smetric.scrape.changed",
+    "Warning: scrapes of an instance began to end otherwise than before; at most ten a minute of one instance.",
+)
 CRASHED_EVENT = Event("smetric.scrape.crashed", "Error: scraping an instance raised: a bug; it goes on.")
 MODELS_EVENT = Event(
     "smetric.models.unreadable", "Warning: an instance's model list cannot be read; the old one stays."
