@@ -78,8 +78,8 @@ async def _several(site: Site, engine: Engine) -> Finding | None:
         engine.where,
         f"several engines answer at {url}, or one that restarts again and again",
         "what one of them holds and has to do is taken for that of all, and each for a new process with an empty cache",
-        "give each engine an entry of its own under `instances`, by an `url` that leads to it alone: in Kubernetes that "
-        "of a pod (of a StatefulSet), not of a service",
+        "give each engine an entry of its own under `instances`, by an `url` that leads to it alone: in Kubernetes to "
+        "a pod (of a StatefulSet), not to a service",
     )
 
 
