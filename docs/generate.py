@@ -18,7 +18,7 @@ from measured import decisions, footprint, matrix, reliability, routers
 
 from smetric import reference
 from smetric.config.section import ListOf, Section
-from smetric.config.settings import SETTINGS
+from smetric.config.whole import SETTINGS
 from smetric.features import VOCABULARY
 from smetric.policy.vocabulary import Feature, Unknown
 from smetric.records import line

@@ -12,7 +12,8 @@ import pytest
 
 from smetric.cli import main
 from smetric.config.section import ListOf, Section
-from smetric.config.settings import SETTINGS, Settings
+from smetric.config.settings import Settings
+from smetric.config.whole import SETTINGS
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
 from smetric.telemetry import names

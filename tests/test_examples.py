@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from smetric.cli import main
-from smetric.config import Settings
+from smetric.config import load_settings
 from smetric.config.layers import stack
-from smetric.config.settings import SETTINGS
+from smetric.config.whole import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -81,7 +81,7 @@ def test_every_command_line_in_the_manual_parses(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=relative)
 def test_every_example_configuration_loads(path: Path) -> None:
-    settings = Settings.load(path, {})
+    settings = load_settings(path, {})
     assert settings.instances
     assert "/" not in settings.policy or Path(settings.policy).exists()
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smetric.config import load_settings
 from smetric.config.routing import PATHS, MatchSettings, RouteSettings
 from smetric.config.settings import Settings
 from smetric.errors import ConfigError
@@ -35,7 +36,7 @@ ROTATE = "policy {}\nroute rr_argmin(0) as turns\n"
 def settings(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "smetric.yaml"
     path.write_text(text)
-    return Settings.load(path, {})
+    return load_settings(path, {})
 
 
 def routes(tmp_path: Path, text: str) -> Routes:

@@ -12,7 +12,7 @@ import click
 
 from smetric.cli.settings_options import settings_options, settings_table
 from smetric.config.layers import place_of
-from smetric.config.settings import SETTINGS, from_table, schema
+from smetric.config.whole import SETTINGS, from_table, schema
 
 #: A key, or a value, that YAML reads as itself without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from smetric.cli.settings_options import settings_options, settings_table
-from smetric.config.settings import from_table
+from smetric.config.whole import from_table
 from smetric.doctor.examination import examine
 from smetric.doctor.report import as_json, as_text
 from smetric.errors import ConfigError

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from smetric.cli.settings_options import settings_options, settings_table
-from smetric.config.settings import from_table
+from smetric.config.whole import from_table
 from smetric.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ import click
 from smetric.config import Flagged
 from smetric.config.layers import stack
 from smetric.config.raw import Table
-from smetric.config.settings import SETTINGS, from_table
+from smetric.config.whole import SETTINGS, from_table
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -2,5 +2,6 @@
 
 from smetric.config.layers import Flagged
 from smetric.config.settings import InstanceSettings, Settings
+from smetric.config.whole import load_settings
 
-__all__ = ["Flagged", "InstanceSettings", "Settings"]
+__all__ = ["Flagged", "InstanceSettings", "Settings", "load_settings"]

@@ -6,14 +6,12 @@ What a setting may be by itself is said by its kind (`smetric.config.kind`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from smetric.config.address import odd_host
 from smetric.config.kind import did_you_mean
 from smetric.config.routing import LAST_ROUTE, CanarySettings
-
-if TYPE_CHECKING:
-    from smetric.config.settings import Settings
+from smetric.config.settings import Settings
 
 _EVERYWHERE = {"0.0.0.0", "::"}
 

@@ -1,17 +1,13 @@
 """The root of all settings; schema, manual and errors come from this table.
 
-Its sections are in files of their own, and so is what must hold between them (`contradictions.py`); how values are read
-from a file, the environment and flags is in `layers.py`.
+Its sections are in files of their own; how all of it is read and checked as a whole is in `whole.py`.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from smetric.config.address import Network, NetworkRange, PathRef, PolicyRef
 from smetric.config.caches import (
@@ -22,14 +18,11 @@ from smetric.config.caches import (
     PrefixIndexSettings,
     TokenizerSettings,
 )
-from smetric.config.contradictions import contradictions
 from smetric.config.evidence import Log, RecordSettings, Trace
 from smetric.config.instances import HealthSettings, InstanceSettings, PrefillSettings, Scrape
 from smetric.config.kind import Flag, Integer, ParamValue, Text
-from smetric.config.layers import Flagged, place_of, stack
 from smetric.config.overload import OverloadSettings
 from smetric.config.ports import Admin, Drain, Forward, Limits, Listen, Tenants
-from smetric.config.raw import Table
 from smetric.config.routing import (
     MOST_OBSERVED,
     MOST_SHADOWS,
@@ -41,10 +34,8 @@ from smetric.config.routing import (
 from smetric.config.section import ListOf, MapOf, Section, setting
 from smetric.config.service_level import SloSettings
 from smetric.config.text import MODEL
-from smetric.errors import ConfigError
 
 __all__ = [
-    "SETTINGS",
     "Admin",
     "CanarySettings",
     "Drain",
@@ -71,8 +62,6 @@ __all__ = [
     "Tenants",
     "TokenizerSettings",
     "Trace",
-    "from_table",
-    "schema",
 ]
 
 _PRIVATE = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
@@ -187,51 +176,4 @@ class Settings:
         "prefix index never takes what it does not know for absent; `smetric doctor` checks that they share what they "
         "know.",
         1,
-    )
-
-    @classmethod
-    def load(cls, path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged] = ()) -> Settings:
-        """The settings of the file *path*, the `SMETRIC_…` variables of *env* and *flags*; the later win.
-
-        Raises:
-            ConfigError: anything in them cannot be used; one line that names the place.
-        """
-        return from_table(stack(path, env, flags, SETTINGS))
-
-
-#: The root of the table.
-SETTINGS: Section[Settings] = Section(Settings)
-
-
-def from_table(table: Table) -> Settings:
-    """The settings that *table* spells out, checked one by one and against each other."""
-    settings = SETTINGS.parse(table, "")
-    settings = replace(
-        settings,
-        instances=tuple(_named(instance) for instance in settings.instances),
-        routes=tuple(
-            replace(route, name=route.name or f"route-{i}") for i, route in enumerate(settings.routes, start=1)
-        ),
-    )
-    for path, problem in contradictions(settings):
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
-    return settings
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of a configuration file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "SMetric configuration",
-        **SETTINGS.schema(),
-    }
-
-
-def _named(instance: InstanceSettings) -> InstanceSettings:
-    if instance.id:
-        return instance
-    parts = urlsplit(instance.url)
-    return replace(
-        instance, id=parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
     )

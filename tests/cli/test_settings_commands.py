@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smetric.cli import main
-from smetric.config import Settings
+from smetric.config import load_settings
 
 
 def run(*arguments: str, **env: str) -> Result:
@@ -26,7 +26,7 @@ def test_config_show_prints_settings_that_load_again(file: Path, tmp_path: Path)
     assert result.exit_code == 0, result.output
     again = tmp_path / "again.yaml"
     again.write_text(result.output)
-    loaded = Settings.load(again, {})
+    loaded = load_settings(again, {})
     assert (loaded.listen.port, loaded.admin.port, loaded.log.level) == (8001, 9999, "debug")
     assert loaded.params == {"OVERLOAD": 3.0, "odd key": "x"}
 

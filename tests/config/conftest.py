@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smetric.config import Flagged, Settings
+from smetric.config import Flagged, Settings, load_settings
 from smetric.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def load(tmp_path: Path) -> Any:
         path = tmp_path / "smetric.yaml"
         path.write_text(text)
         try:
-            return Settings.load(path, env or {}, flags)
+            return load_settings(path, env or {}, flags)
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"{tmp_path}{os.sep}", "")) from error
 

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from smetric.cli import main
-from smetric.config.settings import Admin, Forward, InstanceSettings, Settings, Tenants
+from smetric.config import load_settings
+from smetric.config.settings import Admin, Forward, InstanceSettings, Tenants
 from smetric.errors import ConfigError
 from smetric.proxy.addresses import resolve_within
 from smetric.proxy.exposure import refuse_open_admin, refuse_self
@@ -56,16 +57,16 @@ SECRET = "a-secret-that-makes-salts"
 )
 def test_h1_an_instance_where_none_can_be_is_refused_at_the_start(url: str, why: str) -> None:
     with pytest.raises(ConfigError, match="instances") as refused:
-        Settings.load(None, {"SMETRIC_INSTANCES": url})
+        load_settings(None, {"SMETRIC_INSTANCES": url})
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_h1_an_odd_place_may_be_allowed_by_its_network() -> None:
     environ = {"SMETRIC_INSTANCES": "http://169.254.10.1:8000", "SMETRIC_INSTANCE_NETWORKS": "169.254.10.0/24"}
-    assert Settings.load(None, environ).instances[0].url == "http://169.254.10.1:8000"
+    assert load_settings(None, environ).instances[0].url == "http://169.254.10.1:8000"
     with pytest.raises(ConfigError, match="instance_networks"):
-        Settings.load(None, {**environ, "SMETRIC_INSTANCES": "http://169.254.169.254"})
+        load_settings(None, {**environ, "SMETRIC_INSTANCES": "http://169.254.169.254"})
 
 
 async def test_h1_a_name_that_is_made_to_lead_elsewhere_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:

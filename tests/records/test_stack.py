@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from smetric.config import load_settings
 from smetric.config.settings import RecordSettings, Settings
 from smetric.errors import ConfigError
 from smetric.records.stack import RecordStack
@@ -14,7 +15,7 @@ from smetric.records.stack import RecordStack
 def load(tmp_path: Path, text: str, **env: str) -> Settings:
     path = tmp_path / "smetric.yaml"
     path.write_text(text)
-    return Settings.load(path, env)
+    return load_settings(path, env)
 
 
 def test_a_path_alone_is_a_record_of_decisions_beside_the_configuration(tmp_path: Path) -> None:

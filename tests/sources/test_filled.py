@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smetric.app import Application
-from smetric.config import Settings
+from smetric.config import load_settings
 from smetric.features import VOCABULARY
 from smetric.policy import load
 from smetric.sources.filled import filled_by
@@ -30,7 +30,7 @@ _TOKENIZER = "tokenizer:\n  source: engine\n"
 def test_the_features_said_to_be_filled_are_those_of_the_sources(text: str, tmp_path: Path) -> None:
     path = tmp_path / "smetric.yaml"
     path.write_text(f"instances: [http://127.0.0.1:9]\n{text}")
-    settings = Settings.load(path, {})
+    settings = load_settings(path, {})
     sources = Application(settings, environ={}).knows.sources
     filled = {name for source in sources for name in (*source.fills, *getattr(source, "measures", ()))}
     if not settings.lmcache.url and not settings.prefill.fetch_rate:
@@ -47,7 +47,7 @@ def test_a_feature_that_nothing_measures_is_warned_of_with_what_stands_in(tmp_pa
         "policy p\nlet s = unprefilled / fetch_rate + unprefilled / prefill_rate\n"
         "route argmin(s) when req.turn == 0\nroute argmax(cached_tokens)\n"
     )
-    found = load(text, VOCABULARY).unfilled(filled_by(Settings.load(path, {})))
+    found = load(text, VOCABULARY).unfilled(filled_by(load_settings(path, {})))
     assert [(each.message, each.help) for each in found] == [
         (
             "no configured source fills `fetch_rate`",

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from smetric.app import Application
-from smetric.config import Settings
+from smetric.config import load_settings
 from smetric.errors import ConfigError
 from smetric.fleet.instance import Instance
 from smetric.sources.kv_publisher import Publisher, publishers
@@ -13,7 +13,7 @@ from smetric.sources.kv_publisher import Publisher, publishers
 def listened_to(tmp_path: Path, text: str) -> list[Publisher]:
     path = tmp_path / "smetric.yaml"
     path.write_text(text)
-    settings = Settings.load(path, {})
+    settings = load_settings(path, {})
     return publishers(settings, [Instance(one.id, one.url) for one in settings.instances])
 
 
@@ -100,7 +100,7 @@ def test_an_application_without_the_package_says_what_to_install(
 ) -> None:
     path = tmp_path / "smetric.yaml"
     path.write_text("instances: [http://a:1]\nkv_events: {enabled: true}\ntokenizer: {source: engine}\n")
-    settings = Settings.load(path, {})
+    settings = load_settings(path, {})
     monkeypatch.delitem(sys.modules, "smetric.sources.kv_events", raising=False)
     monkeypatch.delitem(sys.modules, "smetric.sources.kv_subscriber", raising=False)
     monkeypatch.setitem(sys.modules, "zmq", None)

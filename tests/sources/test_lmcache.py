@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from smetric.config import load_settings
 from smetric.config.settings import LmcacheSettings, Settings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
@@ -240,4 +241,4 @@ def test_an_instance_that_is_not_configured_cannot_be_mapped(tmp_path: Path) -> 
         orjson.dumps({"instances": [{"id": "gpu-1", "url": "http://h:1"}], "lmcache": {"instances": {"gpu1": "mp"}}})
     )
     with pytest.raises(ConfigError, match=r"lmcache.instances.gpu1: no instance has this id; did you mean gpu-1"):
-        Settings.load(path, {})
+        load_settings(path, {})

@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import smetric
 from smetric.app import Application
-from smetric.config.settings import Settings
+from smetric.config import load_settings
 from smetric.emulator.fleet import EmulatedFleet
 from smetric.emulator.instance import InstanceSettings as EngineSettings
 from smetric.proxy.server import address_of, listen, serve
@@ -49,7 +49,7 @@ async def router(folder: Path, urls: list[str], ids: list[str], **settings: Any)
     instances = [{"id": id, "url": url} for id, url in zip(ids, urls, strict=True)]
     file = folder / "smetric.yaml"
     file.write_text(yaml.safe_dump({"instances": instances, "scrape": {"interval": "100ms"}, **settings}))
-    application = Application(Settings.load(file, {}))
+    application = Application(load_settings(file, {}))
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
     serving = asyncio.create_task(serve(application.data_app(), sock, stop=stop.wait, drain_s=2.0))
     try:

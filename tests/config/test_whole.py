@@ -9,16 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smetric import file_bytes
-from smetric.config import Flagged, Settings
+from smetric.config import Flagged, Settings, load_settings
 from smetric.config.section import ListOf, MapOf, Section
-from smetric.config.settings import SETTINGS, schema
+from smetric.config.whole import SETTINGS, schema
 from smetric.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_nothing_set_is_every_default() -> None:
-    assert Settings.load(None, {}) == Settings()
+    assert load_settings(None, {}) == Settings()
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(load: Any) -> None:
@@ -250,13 +250,13 @@ def test_a_mistake_in_the_environment_names_the_variable(load: Any, variable: st
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
-        Settings.load(tmp_path / "none.yaml", {})
+        load_settings(tmp_path / "none.yaml", {})
     (tmp_path / "latin.yaml").write_bytes(b"policy: \xe4")
     with pytest.raises(ConfigError, match="not UTF-8 at byte 8"):
-        Settings.load(tmp_path / "latin.yaml", {})
+        load_settings(tmp_path / "latin.yaml", {})
     (tmp_path / "long.yaml").write_bytes(b"#" * (2 << 20))
     with pytest.raises(ConfigError, match="longer than 1 MiB"):
-        Settings.load(tmp_path / "long.yaml", {})
+        load_settings(tmp_path / "long.yaml", {})
 
 
 def test_a_file_may_be_a_pipe_unless_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,11 +264,11 @@ def test_a_file_may_be_a_pipe_unless_nobody_writes(tmp_path: Path, monkeypatch: 
     reading, writing = os.pipe()
     os.write(writing, b"policy: round_robin\n")
     os.close(writing)
-    assert Settings.load(Path(f"/dev/fd/{reading}"), {}).policy == "round_robin"
+    assert load_settings(Path(f"/dev/fd/{reading}"), {}).policy == "round_robin"
     os.close(reading)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"pipe: cannot be read: nothing was written into it .*; name another file"):
-        Settings.load(tmp_path / "pipe", {})
+        load_settings(tmp_path / "pipe", {})
 
 
 def test_aliases_cannot_make_a_small_file_large(load: Any) -> None:
@@ -301,7 +301,7 @@ def test_what_is_shown_loads_to_the_same_settings(load: Any) -> None:
 
 def test_the_commented_example_loads_and_names_every_setting() -> None:
     path = EXAMPLES / "smetric.yaml"
-    loaded = Settings.load(path, {})
+    loaded = load_settings(path, {})
     assert loaded.instances
     text = path.read_text()
     for name in SETTINGS.names():
