@@ -247,6 +247,7 @@ _REQUEST = (
         name="est_hit",
         doc="Tokens of the carried history, floored to the block size: the hit to expect where the session was served.",
         unit="tokens",
+        at_most="prompt_len",
         may_be_unknown=True,
     ),
     RequestField(

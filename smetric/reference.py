@@ -124,9 +124,8 @@ def range_of(word: Feature | RequestField) -> str:
     """The values it may have: a range of numbers, or the kind of anything else."""
     if word.kind is not Kind.NUMBER:
         return str(word.kind.value)
-    most = word.at_most if isinstance(word, Feature) else ""
     low = "" if word.low <= -LARGEST else f"{word.low:g}"
-    high = f"req.{most}" if most else ("" if word.high >= LARGEST else f"{word.high:g}")
+    high = f"req.{word.at_most}" if word.at_most else ("" if word.high >= LARGEST else f"{word.high:g}")
     return f"{low}..{high}"
 
 

@@ -5,6 +5,7 @@ Inputs are changed one at a time and the policy is asked again, with the same cu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,8 +18,8 @@ from smetric.policy.snapshot import Snapshot
 from smetric.policy.unit import BASES
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Vocabulary
 
-#: Candidates whose inputs are changed: the best by score, and the chosen one.
-_CANDIDATES = 16
+#: Instances whose inputs are changed: the chosen one, the best by score, then those that could not be chosen.
+_INSTANCES = 16
 #: The smallest change of a number that has no upper end, and of one that lies on 0..1.
 _STEP, _SHARE_STEP = 1.0, 0.01
 #: Doublings of a change before a number is given up.
@@ -88,7 +89,8 @@ def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) 
 
 def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
     told = _told(decision)
-    near = decision.foremost(_CANDIDATES)
+    near = list(decision.foremost(_INSTANCES))
+    near += [i for i in range(len(decision.snapshot.ids)) if i not in near][: _INSTANCES - len(near)]
     for name in sorted(decision.reads):
         feature = vocabulary.features[name]
         column = decision.snapshot.columns[name]
@@ -96,7 +98,7 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
             continue
         known = decision.snapshot.is_known(name)
         span = max(column) - min(column)
-        highest = getattr(decision.request, feature.at_most) if feature.at_most else feature.high
+        ends = _ends(decision, vocabulary, feature)
         for i in near:
             if not known[i]:
                 continue
@@ -104,7 +106,7 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
             def ask(value: float, feature: Feature = feature, i: int = i) -> str:
                 return _decided(decision, {feature.name: _changed(decision, feature, i, value)}, {})
 
-            for after, becomes in _nearest(ask, column[i], feature, min(feature.high, highest), told):
+            for after, becomes in _nearest(ask, column[i], feature, ends, told):
                 ident = decision.snapshot.ids[i]
                 yield Change(name, ident, column[i], after, feature.unit, becomes, span)
     for name in sorted(decision.policy.fields):
@@ -115,7 +117,7 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
             def ask_field(value: float, name: str = name) -> str:
                 return _decided(decision, {}, {name: value})
 
-            for after, becomes in _nearest(ask_field, value, field, field.high, told):
+            for after, becomes in _nearest(ask_field, value, field, _ends(decision, vocabulary, field), told):
                 yield Change(f"req.{name}", "", value, after, field.unit, becomes, 0.0)
 
 
@@ -132,27 +134,45 @@ def _changed(decision: Decision, feature: Feature, i: int, value: float) -> list
     return feature.fill([cell if told else None for cell, told in zip(cells, known, strict=True)], own)[0]
 
 
+def _ends(decision: Decision, vocabulary: Vocabulary, word: Feature | RequestField) -> tuple[float, float]:
+    """The lowest and the highest value that *word* can have, whatever else the decision read left as it was."""
+    request, columns = decision.request, decision.snapshot.columns
+    low, high = word.low, min(word.high, getattr(request, word.at_most)) if word.at_most else word.high
+    for feature in vocabulary.features.values():
+        if feature.at_most == word.name:
+            low = max([low, *columns.get(feature.name, ())])
+    for field in vocabulary.request.values():
+        if field.at_most == word.name and field.name in decision.policy.fields:
+            low = max(low, getattr(request, field.name) or low)
+    return low, high
+
+
 def _nearest(
-    ask: Callable[[float], str], value: float, word: Feature | RequestField, highest: float, told: str
+    ask: Callable[[float], str], value: float, word: Feature | RequestField, ends: tuple[float, float], told: str
 ) -> Iterator[tuple[float, str]]:
     """The nearest value above and the nearest below *value* at which *ask* answers something else than *told*."""
     step = _SHARE_STEP if word.high <= 1 else _STEP
-    for sign, end in ((1, highest), (-1, word.low)):
+    for sign, end in ((1, ends[1]), (-1, ends[0])):
+        last = math.ceil((end - value) * sign / step)  # that many steps reach the end
+
+        def tried(steps: int, sign: int = sign, end: float = end, last: int = last) -> float:
+            return end if steps == last else value + sign * steps * step
+
         same, steps = 0, 1
         for _ in range(_DOUBLINGS):
-            tried = value + sign * steps * step
-            if (tried - end) * sign > 0:
+            steps = min(steps, last)
+            if steps <= same:
                 break
-            becomes = ask(tried)
+            becomes = ask(tried(steps))
             if becomes != told:
                 while steps - same > 1:
                     middle = (same + steps) // 2
-                    found = ask(value + sign * middle * step)
+                    found = ask(tried(middle))
                     if found == told:
                         same = middle
                     else:
                         steps, becomes = middle, found
-                yield value + sign * steps * step, becomes
+                yield tried(steps), becomes
                 break
             same, steps = steps, steps * 2
 

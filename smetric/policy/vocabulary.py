@@ -105,7 +105,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestField:
-    """One value of the request, read as `req.NAME`; units, ranges and kinds as in `Feature`.
+    """One value of the request, read as `req.NAME`; units, ranges, bounds and kinds as in `Feature`.
 
     `default` is its value in a policy's tests when `given` does not set it. A field with `may_be_unknown` can be None;
     a guard that reads it then fails. One that is `on_demand` is filled only where a loaded policy reads it.
@@ -117,6 +117,7 @@ class RequestField:
     unit: str = ""
     low: float = 0.0
     high: float = LARGEST
+    at_most: str = ""
     default: Any = 0.0  # of the field's kind
     may_be_unknown: bool = False
     on_demand: bool = False

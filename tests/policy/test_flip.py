@@ -17,7 +17,8 @@ from smetric.policy.situation import Situation
 from tests.policy.author import VOCABULARY as WORDS
 from tests.policy.author import Author
 
-SMETRIC = load((Path(__file__).parents[2] / "policies" / "smetric.policy").read_text(), VOCABULARY)
+SOURCE = (Path(__file__).parents[2] / "policies" / "smetric.policy").read_text()
+SMETRIC = load(SOURCE, VOCABULARY)
 HOT = {"hit_len": [9000.0, 512.0, 512.0], "requests": [20.0, 4.0, 3.0]}
 
 
@@ -126,6 +127,52 @@ def test_every_decision_is_explained_and_each_flip_named_is_what_is_then_decided
         for change in smallest_changes(decision, WORDS, 9):
             then = _changed(situation, change).decide(loaded, WORDS)
             assert change.becomes == (then.instance or f"{then.outcome.value} by {then.rule}")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "route rr_argmin(near)",
+        "route argmax(far, then: near)",
+        "keep near <= 7\nroute argmax(far)",
+        "prefer near < 3\nroute rr_argmin(far)",
+        "route argmax(far where near < 5)\nroute rr_argmin(near)",
+        "route argmax(far) when max(near) < 5\nroute argmin(near, then: far)",
+        'reject 429 "full" when min(near) > 4\nroute rr_argmin(near)',
+    ],
+)
+def test_whatever_one_load_alone_changes_is_found(rules: str) -> None:
+    loaded, rng = load(f"policy p\n{rules}\n", WORDS), random.Random(7)
+    for _ in range(25):
+        ids = [f"gpu-{i}" for i in range(rng.randint(1, 4))]
+        cells: dict[str, list[Any]] = {name: [float(rng.randint(0, 9)) for _ in ids] for name in ("near", "far")}
+        situation = Situation(ids, cells, seed=rng.getrandbits(63))
+        decision = situation.decide(loaded, WORDS)
+        nearest: dict[tuple[str, str], float] = {}
+        for name, column in cells.items():
+            for ident, cell in zip(ids, column, strict=True):
+                for value in map(float, range(10)):
+                    changed = [value if each == ident else old for each, old in zip(ids, column, strict=True)]
+                    then = replace(situation, cells={**cells, name: changed}).decide(loaded, WORDS)
+                    if (then.instance or then.rule) != (decision.instance or decision.rule):
+                        away = abs(value - cell)
+                        nearest[name, ident] = min(away, nearest.get((name, ident), away))
+        found = smallest_changes(decision, WORDS, 99)
+        assert {(each.name, each.instance): abs(each.after - each.before) for each in found} == nearest
+
+
+def test_a_change_stays_possible_beside_what_else_is_known_of_the_request() -> None:
+    cells = {"hit_len": [880.0, 0.0], "requests": [3.0, 0.0]}
+    decision = decide(
+        load(SOURCE, VOCABULARY, settings={"FLOOR": 9.0}), cells, turn=3.0, est_hit=900.0, prompt_len=1000.0
+    )
+    assert flips(decision) == [
+        "430 fewer tokens of hit_len on gpu-0 → gpu-1",
+        "880 more tokens of hit_len on gpu-1 → gpu-1",
+        "req.turn 0 instead of 3 → gpu-1",
+    ]
+    long = decide("route argmin(requests) when req.prompt_len < 500\nroute argmax(hit_len)", cells, prompt_len=1000.0)
+    assert all("prompt_len" not in said for said in flips(long))
 
 
 def _situation(rng: random.Random) -> Situation:
