@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smetric.fleet.instance import Instance
@@ -97,12 +98,11 @@ class Permit:
         return routing
 
     async def _timed(self, waiting: Coroutine[Any, Any, T]) -> T:
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        began = perf_counter()  # uvloop's own time is in whole milliseconds
         try:
             return await waiting
         finally:
-            seconds = clock() - began
+            seconds = perf_counter() - began
             self.waited_s += seconds
             self._admission.waited(seconds)
 

@@ -39,10 +39,10 @@ class Attempt:
     def _start_span(self, server: OpenSpan, path: str, number: int) -> OpenSpan:
         from opentelemetry.trace import SpanKind
 
-        telemetry = self._exchange.telemetry
+        telemetry, route = self._exchange.telemetry, self._exchange.route
         model = telemetry.models.of(self._record.request.model)
-        name = f"{attributes.operation_of(self._record.request)} {model}".rstrip()
-        about = attributes.of_attempt(self._record, self._exchange.method, path, number)
+        name = f"{attributes.operation_of(self._record.request, route)} {model}".rstrip()
+        about = attributes.of_attempt(self._record, self._exchange.method, route, path, number)
         return telemetry.tracing.child(name, server, SpanKind.CLIENT, about, self._now_ns())
 
     def _now_ns(self) -> int:
@@ -56,7 +56,8 @@ class Attempt:
             headers: Headers = []
         elif self._span is not None:
             context = self._span.context
-            headers = [(b"traceparent", b"00-%032x-%016x-01" % (context.trace_id, context.span_id))]
+            flags = 3 if parent is not None and parent.trusted and parent.is_random else 1
+            headers = [(b"traceparent", b"00-%032x-%016x-0%d" % (context.trace_id, context.span_id, flags))]
             if parent is not None and parent.tracestate:
                 headers.append((b"tracestate", parent.tracestate))
         elif parent is not None and parent.trusted:

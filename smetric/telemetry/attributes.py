@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 CLIENT_TEXT_MAX = 256
 _CURSOR_MAX = 256
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
-_OPERATIONS = {Api.COMPLETIONS: "text_completion"}
+_OPERATIONS = {
+    Api.CHAT: "chat",
+    Api.COMPLETIONS: "text_completion",
+    Api.MESSAGES: "chat",
+    Api.RESPONSES: "chat",
+}
 _LOADS = {
     "requests": names.LOAD_REQUESTS.name,
     "running": names.LOAD_RUNNING.name,
@@ -73,12 +78,12 @@ def of_request(scope: Mapping[str, Any], route: str) -> dict[str, Any]:
     return result
 
 
-def operation_of(request: InferenceRequest) -> str:
-    """`gen_ai.operation.name`."""
-    return _OPERATIONS.get(request.api, "chat")
+def operation_of(request: InferenceRequest, route: str) -> str:
+    """`gen_ai.operation.name`: of what is only passed on the end of *route*, as in `embeddings` and `rerank`."""
+    return _OPERATIONS.get(request.api) or route.removeprefix("/v1/")
 
 
-def of_attempt(record: DecisionRecord, method: str, path: str, number: int) -> dict[str, Any]:
+def of_attempt(record: DecisionRecord, method: str, route: str, path: str, number: int) -> dict[str, Any]:
     """The CLIENT span's attributes as it starts."""
     request, instance = record.request, record.instance
     assert instance is not None
@@ -90,7 +95,7 @@ def of_attempt(record: DecisionRecord, method: str, path: str, number: int) -> d
         names.INSTANCE_ID.name: instance.id,
         names.DECISION_ID.name: record.id,
         names.ATTEMPT.name: number,
-        names.GEN_AI_OPERATION.name: operation_of(request),
+        names.GEN_AI_OPERATION.name: operation_of(request, route),
         names.GEN_AI_PROVIDER.name: "vllm",
         names.GEN_AI_MODEL.name: safe(request.model),
         names.GEN_AI_STREAM.name: request.stream,

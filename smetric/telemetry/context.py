@@ -35,6 +35,7 @@ class Parent:
         trace_id: 32 hex digits.
         span_id: 16 hex digits.
         sampled: the caller records this trace.
+        is_random: its ids are random, which every hop passes on unchanged.
         trusted: we continue it; otherwise it is only linked to.
         tracestate: validated, or empty.
     """
@@ -42,12 +43,13 @@ class Parent:
     trace_id: bytes
     span_id: bytes
     sampled: bool
+    is_random: bool
     trusted: bool
     tracestate: bytes = b""
 
     def headers(self, *, sampled: bool) -> Headers:
         """The headers that let an instance continue this context directly, without a span of ours between."""
-        headers = [(b"traceparent", traceparent(self.trace_id, self.span_id, sampled))]
+        headers = [(b"traceparent", traceparent(self.trace_id, self.span_id, sampled, self.is_random))]
         if self.tracestate:
             headers.append((b"tracestate", self.tracestate))
         return headers
@@ -99,12 +101,12 @@ class Propagation:
         return Parent(*ids, trusted, state), baggage
 
 
-def traceparent(trace_id: bytes, span_id: bytes, sampled: bool) -> bytes:
+def traceparent(trace_id: bytes, span_id: bytes, sampled: bool, is_random: bool) -> bytes:
     """The header's value; ids in lower-case hex."""
-    return b"00-%b-%b-%b" % (trace_id, span_id, b"01" if sampled else b"00")
+    return b"00-%b-%b-0%d" % (trace_id, span_id, sampled + 2 * is_random)
 
 
-def _parse(value: bytes) -> tuple[bytes, bytes, bool] | None:
+def _parse(value: bytes) -> tuple[bytes, bytes, bool, bool] | None:
     match = _TRACEPARENT.fullmatch(value)
     if match is None:
         return None
@@ -113,7 +115,7 @@ def _parse(value: bytes) -> tuple[bytes, bytes, bool] | None:
         return None
     if trace_id == b"0" * 32 or span_id == b"0" * 16:
         return None
-    return trace_id, span_id, bool(int(flags, 16) & 1)
+    return trace_id, span_id, bool(int(flags, 16) & 1), bool(int(flags, 16) & 2)
 
 
 def _tracestate(value: bytes) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,3 +146,17 @@ def test_whoever_comes_waits_and_leaves_what_is_taken_is_given_back(
         loop.run_until_complete(Door(random.Random(seed), most, most_waiting, most_bytes).crowd(15))
     finally:
         loop.close()
+
+
+def test_no_wait_is_measured_longer_than_it_lasted() -> None:
+    async def waits() -> list[tuple[float, float]]:
+        result = []
+        for _ in range(60):
+            permit = Door(random.Random(1), 1, 3, 100).admission.admit([])
+            began = time.perf_counter()
+            await permit._timed(asyncio.sleep(0.0013))
+            result.append((permit.waited_s, time.perf_counter() - began))
+        return result
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # its time is in whole milliseconds
+        assert [one for one in runner.run(waits()) if one[0] > one[1]] == []

@@ -28,6 +28,12 @@ def test_a_valid_context_is_read_with_its_flag_and_state() -> None:
     ]
 
 
+def test_whether_ids_are_random_is_passed_on_as_it_came_and_other_flags_are_not() -> None:
+    for came, sent in ((b"00", b"01"), (b"02", b"03"), (b"03", b"03"), (b"ff", b"03"), (b"f4", b"01")):
+        parent, _ = extract((b"traceparent", PARENT[:-2] + came))
+        assert parent.headers(sampled=True) == [(b"traceparent", PARENT[:-2] + sent)]
+
+
 @pytest.mark.parametrize(
     "value",
     [

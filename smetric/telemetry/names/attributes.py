@@ -147,7 +147,12 @@ CLIENT_ADDRESS = Attribute("client.address", "string", "", "Address of the peer.
 PROTOCOL_VERSION = Attribute("network.protocol.version", "string", "", "HTTP version: `1.1`, `2`.")
 ERROR_TYPE = Attribute("error.type", "string", "", "What went wrong, from a closed list or the status.")
 
-GEN_AI_OPERATION = Attribute("gen_ai.operation.name", "string", "", "`chat` or `text_completion`.")
+GEN_AI_OPERATION = Attribute(
+    "gen_ai.operation.name",
+    "string",
+    "",
+    "`chat`, `text_completion`, else the path after `/v1/`: `embeddings`, `rerank`.",
+)
 GEN_AI_PROVIDER = Attribute("gen_ai.provider.name", "string", "", "`vllm`.")
 GEN_AI_MODEL = Attribute("gen_ai.request.model", "string", "", "The model asked for, bounded.")
 GEN_AI_STREAM = Attribute("gen_ai.request.stream", "bool", "", "Whether the answer is streamed.")
