@@ -1,7 +1,4 @@
-"""Where engines publish their KV events, and the source that listens there, from the settings.
-
-Needs no ZeroMQ itself: it is imported when there is something to listen to.
-"""
+"""Where engines publish their KV events, from the settings."""
 
 from __future__ import annotations
 
@@ -13,10 +10,6 @@ from urllib.parse import urlsplit
 from smetric.config import Settings
 from smetric.errors import ConfigError
 from smetric.fleet.instance import Instance
-from smetric.sources.source import Source
-from smetric.telemetry.kv_gauges import KvGauges
-from smetric.telemetry.metrics import Metrics
-from smetric.token_ids import TokenIds
 
 _PORT = re.compile(r"(.*:)([0-9]{1,5})\Z", re.DOTALL)
 
@@ -38,26 +31,6 @@ class Publisher:
     replay: str = ""
     topic: str = ""
     bind: bool = False
-
-
-def kv_events_source(
-    settings: Settings, instances: Iterable[Instance], token_ids: TokenIds, metrics: Metrics
-) -> Source:
-    """The source that listens as *settings* say, its figures registered with *metrics*.
-
-    Raises:
-        ConfigError: an address cannot be used, or pyzmq is not installed.
-    """
-    at = publishers(settings, instances)
-    try:
-        from smetric.sources.kv_events import KvEvents
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"kv_events.enabled needs a package that is not installed ({error.name}): pip install 'smetric[kv-events]'"
-        ) from error
-    source = KvEvents(at, token_ids, max_bytes=settings.kv_events.max_bytes)
-    metrics.register(KvGauges(source.figures))
-    return source
 
 
 def publishers(settings: Settings, instances: Iterable[Instance]) -> list[Publisher]:

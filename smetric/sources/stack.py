@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from smetric.sources.cut import Cutting, TokenCutting
 from smetric.sources.fetch_rate import FetchRates
 from smetric.sources.follower import Follower
 from smetric.sources.index_file import IndexFile
-from smetric.sources.kv_publisher import kv_events_source
+from smetric.sources.kv_publisher import publishers
 from smetric.sources.lmcache import lmcache_tiers
 from smetric.sources.peers import Peers
 from smetric.sources.prefill_rate import PrefillRates
@@ -31,6 +31,7 @@ from smetric.sources.request_rate import RequestRates
 from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
 from smetric.telemetry.gauges import IndexFigures
+from smetric.telemetry.kv_gauges import KvGauges
 from smetric.telemetry.metrics import Metrics
 from smetric.token_ids import TokenIds
 from smetric.tokens import INITIAL
@@ -108,7 +109,7 @@ def source_stack(
     )
     sources: list[Source] = [scraper]
     if settings.kv_events.enabled:
-        sources.append(kv_events_source(settings, fleet.instances, token_ids, metrics))
+        sources.append(_kv_events(settings, fleet.instances, token_ids, metrics))
     prefixes = _prefix_sources(settings, token_ids) if settings.prefix_index.enabled else []
     sources += prefixes
     indexes = [one if isinstance(one, PrefixIndex) else one.index for one in prefixes]
@@ -192,3 +193,17 @@ def require_token_ids(settings: Settings) -> None:
                 f"{name} is set, but tokenizer.source is estimated, and its look-ups need token ids; set "
                 "tokenizer.source to engine or local"
             )
+
+
+def _kv_events(settings: Settings, instances: Iterable[Instance], token_ids: TokenIds, metrics: Metrics) -> Source:
+    """The source that listens to what engines publish, its figures registered; ZeroMQ is imported only here."""
+    at = publishers(settings, instances)
+    try:
+        from smetric.sources.kv_events import KvEvents
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"kv_events.enabled needs a package that is not installed ({error.name}): pip install 'smetric[kv-events]'"
+        ) from error
+    source = KvEvents(at, token_ids, max_bytes=settings.kv_events.max_bytes)
+    metrics.register(KvGauges(source.figures))
+    return source

@@ -9,36 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from smetric.fleet.prefill_cost import prefill_cost, twice_attended
+from smetric.telemetry.record import DecisionRecord, Forecast, Migration
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
     from smetric.fleet.prefill_time import PrefillTime
     from smetric.policy.decision import Decision
-    from smetric.telemetry.migration import Migration
-    from smetric.telemetry.record import DecisionRecord
 
 #: What time a prefill takes on an instance, None while unknown; and the instance that has an id.
 Prefill = Callable[["Instance"], "PrefillTime | None"]
 ById = Callable[[str], "Instance | None"]
-
-
-class Forecast(Struct, frozen=True):
-    """Times in seconds, tokens of the prompt; None where unknown.
-
-    Args:
-        ttft_s: expected of the chosen instance.
-        other: the id of the other one: the one a migration left, else the runner-up; empty where there is none.
-        other_ttft_s: expected of that one.
-        other_hit: tokens believed cached there.
-    """
-
-    ttft_s: float | None
-    other: str = ""
-    other_ttft_s: float | None = None
-    other_hit: int | None = None
 
 
 class Forecasts:

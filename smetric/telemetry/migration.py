@@ -5,7 +5,6 @@ Where each conversation was served last is remembered in `sessions.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,28 +13,13 @@ from smetric.policy.guard import NOBODY
 from smetric.policy.plan import StatementKind
 from smetric.telemetry import names
 from smetric.telemetry.log_limit import LogLimit
+from smetric.telemetry.record import DecisionRecord, Migration
 from smetric.telemetry.series import Counts
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
-    from smetric.telemetry.record import DecisionRecord
 
 log = structlog.get_logger("smetric.migration")
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """Where a later turn was taken away from.
-
-    Args:
-        source: the instance.
-        guard: what took it away: the label of a guard or of a filter, `names.LEFT_OUT` or `names.NOT_PICKED`.
-        left_tokens: tokens of its prompt left behind there, at least 1; None where that is not known.
-    """
-
-    source: str
-    guard: str
-    left_tokens: int | None
 
 
 def migration_of(record: DecisionRecord, last: str | None) -> Migration | None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from smetric.policy.policy import Policy
     from smetric.policy.snapshot import Snapshot
     from smetric.request import InferenceRequest
-    from smetric.telemetry.forecast import Forecast
-    from smetric.telemetry.migration import Migration
     from smetric.telemetry.shadowed import Shadowed
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -50,6 +48,37 @@ class Usage(Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Where a later turn was taken away from.
+
+    Args:
+        source: the instance.
+        guard: what took it away: the label of a guard or of a filter, `names.LEFT_OUT` or `names.NOT_PICKED`.
+        left_tokens: tokens of its prompt left behind there, at least 1; None where that is not known.
+    """
+
+    source: str
+    guard: str
+    left_tokens: int | None
+
+
+class Forecast(Struct, frozen=True):
+    """Times in seconds, tokens of the prompt; None where unknown.
+
+    Args:
+        ttft_s: expected of the chosen instance.
+        other: the id of the other one: the one a migration left, else the runner-up; empty where there is none.
+        other_ttft_s: expected of that one.
+        other_hit: tokens believed cached there.
+    """
+
+    ttft_s: float | None
+    other: str = ""
+    other_ttft_s: float | None = None
+    other_hit: int | None = None
 
 
 #: Finds out what the policies in shadow would have decided.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from smetric.live.account import MOST_ROWS, account
 from smetric.telemetry import names
-from smetric.telemetry.migration import Migration
+from smetric.telemetry.record import Migration
 from tests.telemetry import samples
 
 

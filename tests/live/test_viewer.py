@@ -12,8 +12,7 @@ from smetric.live.row import row
 from smetric.live.viewer import MOST_WAITING, Viewer, sample
 from smetric.live.wish import Wish
 from smetric.telemetry import names
-from smetric.telemetry.migration import Migration
-from smetric.telemetry.record import DecisionRecord
+from smetric.telemetry.record import DecisionRecord, Migration
 from tests.telemetry import samples
 
 ORDINARY = [samples.record() for _ in range(200)]

@@ -4,7 +4,7 @@ import pytest
 
 from smetric.live.wish import Wish, margin_of
 from smetric.telemetry import names
-from smetric.telemetry.migration import Migration
+from smetric.telemetry.record import Migration
 from tests.telemetry import samples
 
 

@@ -15,9 +15,7 @@ from smetric.records.account import ending
 from smetric.records.reader import find
 from smetric.records.recorder import Recorder
 from smetric.telemetry import names
-from smetric.telemetry.forecast import Forecast
-from smetric.telemetry.migration import Migration
-from smetric.telemetry.record import DecisionRecord
+from smetric.telemetry.record import DecisionRecord, Forecast, Migration
 from tests.records.drive import Fleet, make_writer, policy, settle, write
 from tests.telemetry import samples
 

@@ -11,9 +11,8 @@ from smetric.fleet.instance import Instance
 from smetric.policy import Decision, Snapshot, load
 from smetric.telemetry import names
 from smetric.telemetry.attributes import of_decision, params_of
-from smetric.telemetry.forecast import Forecast
 from smetric.telemetry.migration import migration_of
-from smetric.telemetry.record import DecisionRecord
+from smetric.telemetry.record import DecisionRecord, Forecast
 from tests.telemetry.samples import request
 
 POLICY = """

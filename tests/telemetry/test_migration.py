@@ -10,8 +10,8 @@ from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
 from smetric.telemetry import names
 from smetric.telemetry.decisions import full
-from smetric.telemetry.migration import Migration, migration_of
-from smetric.telemetry.record import DecisionRecord
+from smetric.telemetry.migration import migration_of
+from smetric.telemetry.record import DecisionRecord, Migration
 from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import fleet, record, request, run_one, telemetry

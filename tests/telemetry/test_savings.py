@@ -8,9 +8,8 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.prefill_time import PrefillTime
 from smetric.policy import Snapshot
 from smetric.telemetry.decisions import full
-from smetric.telemetry.forecast import Forecast, Forecasts
-from smetric.telemetry.migration import Migration
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.forecast import Forecasts
+from smetric.telemetry.record import DecisionRecord, Forecast, Migration, Usage
 from smetric.telemetry.savings import MOST_DAYS, Savings
 from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.samples import begin, fleet, record, telemetry
