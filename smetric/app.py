@@ -266,7 +266,7 @@ class Application:
 
     async def start(self) -> None:
         """Begin to scrape and to watch the policy files."""
-        self.drains.restore()
+        await self.drains.start()
         await self.request_tokens.start()
         for part in (*self.records.writers, *self.knows.background):
             await part.start()
@@ -296,6 +296,7 @@ class Application:
         self._ending.set()
         await _end("Feed", self.live.feed.stop())
         await _end("Policies", self.policies.stop())
+        await _end("Drains", self.drains.stop())
         for part in (self.admission.overload, *self.knows.background, self.request_tokens):
             await _end(type(part).__name__, part.stop())
         await _end("Upstream", self.upstream.close())

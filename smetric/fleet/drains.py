@@ -1,14 +1,20 @@
-"""Which instances operators drain: applied to their health, and kept in a file over a restart."""
+"""Which instances operators drain: applied to their health, kept in a file over a restart, and shared through it.
+
+Of two processes that have one folder, as during an upgrade, either may be told; the other reads the file again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
-from smetric.file_bytes import read_regular
+from smetric.file_bytes import read_regular, state_of
+from smetric.file_watch import watch
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 
@@ -32,49 +38,111 @@ class Drains:
     def __init__(self, fleet: Fleet, folder: Path | None) -> None:
         self._fleet = fleet
         self._folder = folder
+        #: The file as it was last read or written here; None before that, and where it cannot be.
+        self._state: tuple[int, int, int] | None = None
+        #: Ids in the file of instances that are not configured here: another process's, or a former one's.
+        self._others: list[str] = []
+        self._watch: asyncio.Task[None] | None = None
 
-    def restore(self) -> None:
-        """Drain what was drained when the file was written. Instances that are not configured any more are left out."""
-        if self._folder is None:
-            return
-        try:
-            ids = _read(self._folder / NAME)
-        except FileNotFoundError:
-            ids = []
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            log.warning("smetric.drains.unreadable", file=str(self._folder / NAME), reason=reason)
-            return
-        for id in ids:
-            if (instance := self._fleet.get(id)) is not None:
-                self._fleet.health.drain(instance)
+    async def start(self) -> None:
+        """Drain what was drained when the file was written, and follow it from now on."""
+        if self.restore():
+            self._watch = asyncio.create_task(watch([self]), name="drains-watch")
+
+    async def stop(self) -> None:
+        """Follow it no longer."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    def restore(self) -> bool:
+        """Drain what was drained when the file was written, but for instances that are not configured any more.
+
+        Returns:
+            Whether there is a file to follow.
+        """
+        if self._folder is None or not self._take_over():
+            return False
         if drained := self._fleet.health.drained():
             log.info("smetric.drains.restored", instances=drained)
         # Whoever configured the folder learns at once that nothing can be kept there, not when a drain is lost.
-        self._keep(ids)
+        return not self._keep()
+
+    @property
+    def folders(self) -> Sequence[Path]:
+        """Where the file is."""
+        return [self._folder] if self._folder is not None else []
+
+    def refresh(self) -> None:
+        """Follow what another process has written."""
+        before = set(self._fleet.health.drained())
+        if self._folder is None or not _has_changed(self._folder / NAME, self._state) or not self._take_over():
+            return
+        after = set(self._fleet.health.drained())
+        for id in sorted(after ^ before):
+            self._tell(self._fleet[id])
 
     def drain(self, instance: Instance) -> str:
         """Send nothing new to *instance*; says why that will not outlive a restart, empty if it will."""
+        self.refresh()
         self._fleet.health.drain(instance)
-        log.warning("smetric.drains.drained", instance=instance.id, requests=instance.own)
-        return self._keep(self._fleet.health.drained())
+        self._tell(instance)
+        return self._keep()
 
     def undrain(self, instance: Instance) -> str:
         """Let *instance* be a candidate again; says why that will not outlive a restart, empty if it will."""
+        self.refresh()
         self._fleet.health.undrain(instance)
-        log.info("smetric.drains.undrained", instance=instance.id)
-        return self._keep(self._fleet.health.drained())
+        self._tell(instance)
+        return self._keep()
 
-    def _keep(self, ids: list[str]) -> str:
+    def _tell(self, instance: Instance) -> None:
+        if instance.id in self._fleet.health.drained():
+            log.warning("smetric.drains.drained", instance=instance.id, requests=instance.own)
+        else:
+            log.info("smetric.drains.undrained", instance=instance.id)
+
+    def _take_over(self) -> bool:
+        """Have drained what the file says, and nothing else; False if it cannot be read, and all stays as it is."""
+        assert self._folder is not None
+        path = self._folder / NAME
+        try:
+            self._state = state_of(path)
+            ids = _read(path)
+        except FileNotFoundError:
+            self._state, ids = None, []
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            log.warning("smetric.drains.unreadable", file=str(path), reason=reason)
+            return False
+        self._others = [id for id in ids if self._fleet.get(id) is None]
+        health = self._fleet.health
+        for id in set(health.drained()) - set(ids):
+            health.undrain(self._fleet[id])
+        for id in set(ids) - {*health.drained(), *self._others}:
+            health.drain(self._fleet[id])
+        return True
+
+    def _keep(self) -> str:
         if self._folder is None:
             return "state_dir is not set"
+        path = self._folder / NAME
         try:
-            _write(self._folder / NAME, ids)
+            _write(path, self._fleet.health.drained() + self._others)
+            self._state = state_of(path)
         except OSError as error:
             reason = f"{NAME} cannot be written to {self._folder}: {error.strerror}"
             log.warning("smetric.drains.not_kept", reason=reason)
             return reason
         return ""
+
+
+def _has_changed(path: Path, state: tuple[int, int, int] | None) -> bool:
+    """Whether the file at *path* is there, and not as it was."""
+    try:
+        return state_of(path) != state
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> list[str]:

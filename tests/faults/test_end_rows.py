@@ -263,9 +263,10 @@ async def test_what_is_drained_stays_so_when_another_process_takes_over(tmp_path
             one = process(tmp_path / "one", *arguments, sockets=[("data", data)], environ=environ)
             async with one as acting:
                 id = engine.url.removeprefix("http://")
-                assert (await fetch(acting.admin, "POST", f"/admin/instances/{id}/drain")).status == 200
                 another = process(tmp_path / "another", *arguments, sockets=[("data", data)], environ=environ)
                 async with another as successor:
+                    assert (await fetch(acting.admin, "POST", f"/admin/instances/{id}/drain")).status == 200
+                    await until(lambda: bool(successor.lines("smetric.drains.drained")), within_s=10)
                     acting.terminate()
                     assert await acting.ended() == 0
                     refused = await fetch(address_of(data), "POST", "/v1/chat/completions", chat())

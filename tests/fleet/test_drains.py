@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from smetric import file_watch
 from smetric.features import VOCABULARY
 from smetric.fleet.drains import NAME, Drains
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from tests.fakes import until
 
 
 def fleet_of(*ids: str) -> Fleet:
@@ -33,6 +35,56 @@ def test_what_is_drained_stays_so_over_a_restart_and_what_is_undrained_does_not(
     Drains(after, folder).restore()
     assert draining(after) == ["a"]
     assert [path.name for path in folder.iterdir()] == [NAME]
+
+
+def test_of_two_processes_with_one_folder_either_may_be_told(tmp_path: Path) -> None:
+    old, new = fleet_of("a", "b"), fleet_of("a", "b", "c")
+    drains, successors = Drains(old, tmp_path), Drains(new, tmp_path)
+    drains.restore()
+    successors.restore()
+    drains.drain(old["a"])
+    successors.refresh()
+    assert draining(new) == ["a"]
+    # Not told of each other's yet.
+    successors.drain(new["c"])
+    drains.drain(old["b"])
+    with capture_logs() as lines:
+        successors.refresh()
+    assert [line["instance"] for line in lines if line["event"] == "smetric.drains.drained"] == ["b"]
+    assert draining(new) == ["a", "b", "c"]
+    assert successors.undrain(new["a"]) == ""
+    drains.refresh()
+    assert draining(old) == ["b"]
+    restarted = fleet_of("a", "b", "c")
+    Drains(restarted, tmp_path).restore()
+    assert draining(restarted) == ["b", "c"]
+
+
+def test_a_file_that_is_broken_or_gone_while_it_is_followed_changes_nothing(tmp_path: Path) -> None:
+    fleet = fleet_of("a")
+    drains = Drains(fleet, tmp_path)
+    drains.drain(fleet["a"])
+    (tmp_path / NAME).write_text("{")
+    with capture_logs() as lines:
+        drains.refresh()
+        drains.refresh()
+    assert [line["event"] for line in lines] == ["smetric.drains.unreadable"]
+    (tmp_path / NAME).unlink()
+    drains.refresh()
+    assert draining(fleet) == ["a"]
+
+
+async def test_what_another_process_writes_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_watch, "COMPARE_EVERY_S", 0.2)  # it is written before anybody watches
+    fleet = fleet_of("a")
+    drains = Drains(fleet, tmp_path)
+    await drains.start()
+    try:
+        other = fleet_of("a")
+        Drains(other, tmp_path).drain(other["a"])
+        await until(lambda: draining(fleet) == ["a"])
+    finally:
+        await drains.stop()
 
 
 def test_without_a_folder_it_is_said_that_nothing_is_kept() -> None:
