@@ -91,7 +91,7 @@ def chat_of_chat(body: Mapping[str, Any]) -> Chat:
 
 
 def prompt_of_completion(body: Mapping[str, Any]) -> Text | array[int]:
-    """The first prompt of a completions body: a text, or the ids it came as.
+    """The first prompt of a completions body: a text, or the ids it came as, which are an array in *body*.
 
     Raises:
         NotTokenised: there is none, or its ids cannot be known.
@@ -100,15 +100,12 @@ def prompt_of_completion(body: Mapping[str, Any]) -> Text | array[int]:
     prompt = body.get("prompt")
     if body.get("prompt_embeds") is not None:
         raise Unsupported
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+    if isinstance(prompt, array) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt:
         prompt = prompt[0]
     if isinstance(prompt, str):
         return Text(prompt, flag(body, "add_special_tokens", True))
-    if isinstance(prompt, list) and prompt:
-        try:
-            return array("I", prompt)
-        except (TypeError, OverflowError):
-            raise Refused from None
     raise Refused
 
 

@@ -25,6 +25,7 @@ from smetric.telemetry.record import Usage
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text, chat_of_chat, prompt_of_completion
 from smetric.tokenize.encoder import Encoder
 from smetric.tokenize.engine import EngineEncoder
+from smetric.tokenize.id_list import body_of_ids
 from smetric.tokenize.messages import chat_of_messages, disables_thinking, has_inline_system
 from smetric.tokenize.responses import chat_of_responses
 from smetric.tokenize.traits import TemplateTraits
@@ -135,7 +136,7 @@ class RequestTokens:
         if task is None:
             if request.body is None or not self._may_encode(request):
                 return None
-            task = asyncio.create_task(self._tokenise(request.api, request.model, request.body), name="tokenise")
+            task = asyncio.create_task(self._tokenise(request, request.body), name="tokenise")
             request.tokenising = task
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -150,7 +151,7 @@ class RequestTokens:
         self._on_compared(self._trust.compare(request.model, len(ids), usage.prompt_tokens))
 
     def _may_encode(self, request: InferenceRequest) -> bool:
-        if request.api is Api.COMPLETIONS and request.prompt is not None and request.prompt.counted:
+        if _is_counted(request):
             return True
         if self._encoder is None or request.api is Api.OTHER or request.pinned_to:
             return False
@@ -162,10 +163,11 @@ class RequestTokens:
             return False
         return True
 
-    async def _tokenise(self, api: Api, model: str, body: bytes) -> array[int] | None:
+    async def _tokenise(self, request: InferenceRequest, body: bytes) -> array[int] | None:
+        api, is_counted = request.api, _is_counted(request)
         started = time.perf_counter()
         try:
-            ids = await self._encode(api, model, body)
+            ids = await self._encode(api, request.model, body, is_counted)
             result = "ok"
         except NotTokenised as reason:
             ids, result = None, reason.result
@@ -180,11 +182,11 @@ class RequestTokens:
         self._on_result(result, time.perf_counter() - started)
         return ids
 
-    async def _encode(self, api: Api, model: str, body: bytes) -> array[int]:
+    async def _encode(self, api: Api, model: str, body: bytes, is_counted: bool) -> array[int]:
         if len(body) > MAX_BODY:
             raise NotTokenised
         try:
-            found = json.loads(body)
+            found = await body_of_ids(body) if is_counted else json.loads(body)
         except ValueError:  # what the router's decoder takes and Python's does not: a number of thousands of digits
             raise Refused from None
         prompt = await self._read(api, model, found)
@@ -206,3 +208,8 @@ class RequestTokens:
             merge_inline_system=has_inline_system(body) and await self._traits.merges_inline_system(model),
             disabled_effort=await self._traits.disabled_effort(model) if disables_thinking(body) else "none",
         )
+
+
+def _is_counted(request: InferenceRequest) -> bool:
+    """Whether its prompt came as token ids."""
+    return request.api is Api.COMPLETIONS and request.prompt is not None and request.prompt.counted
