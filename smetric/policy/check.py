@@ -14,12 +14,13 @@ from smetric.policy import tree
 from smetric.policy.check_statement import Statements
 from smetric.policy.check_tests import Tests
 from smetric.policy.comment import stray_comments
-from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, in_order
+from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, clip, in_order
 from smetric.policy.findings import Findings, Stop
 from smetric.policy.library import Linked, Reader, link, no_libraries
 from smetric.policy.parameter import CONFIGURATION, Parameter, Settings, Value
 from smetric.policy.parser import read
 from smetric.policy.reads import reads, wasted_lookups
+from smetric.policy.tree import Span
 from smetric.policy.vocabulary import Kind, Vocabulary
 
 #: Combinations of features that a policy may be checked for.
@@ -84,7 +85,30 @@ def check_text(
     file, errors = read(text, path, tests=tests)
     more, further = ([], ()) if beside is None else _tests_beside(file, beside)
     checked = _check(file, vocabulary, Settings(settings or {}, set_by), [*errors, *more], libraries, beside, further)
+    _check_settings_of_tests(file, vocabulary, libraries, [*file.tests, *further])
     return file, checked
+
+
+def _check_settings_of_tests(
+    file: tree.File, vocabulary: Vocabulary, libraries: Reader, tests: Sequence[tree.Test]
+) -> None:
+    """Check a sound policy once more with what its tests set: a parameter without a range may be anything there.
+
+    Raises:
+        PolicyError: with what is wrong then, each once.
+    """
+    bare = replace(file, statements=tuple(each for each in file.statements if not isinstance(each, tree.Test)))
+    found: dict[tuple[Source | None, Span], Diagnostic] = {}
+    for test in tests:
+        try:
+            if test.settings:
+                _check(bare, vocabulary, Settings(test.configured), [], libraries, None, ())
+        except PolicyError as error:
+            said = f'with what the test "{clip(test.sentence)}" sets'
+            for each in error.diagnostics:
+                found.setdefault((each.source, each.span), replace(each, message=f"{each.message}, {said}"))
+    if found:
+        raise PolicyError(list(found.values()), file.text, file.path)
 
 
 def _tests_beside(policy: tree.File, beside: Source) -> tuple[list[Diagnostic], tuple[tree.Test, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from smetric.policy import tree
 from smetric.policy.check_statement import Statements
@@ -50,10 +50,10 @@ class Tests:
             self._given(test.given, names)
             self._expect(test.expect, names)
 
-    def _with(self, settings: Iterable[tree.Setting]) -> None:
+    def _with(self, settings: Sequence[tree.Setting]) -> None:
         declared = self._statements.parameters.declared
-        settings = list(settings)
         choices = {each.name: each.value.name for each in settings if isinstance(each.value, tree.Name)}
+        self._each_once(settings)
         for setting in settings:
             made = declared.get(setting.name)
             if made is None and setting.name in self._statements.parameters.failed:
@@ -70,12 +70,18 @@ class Tests:
                 made, value, "this test", _name(setting), setting.unit, self._units, choices
             )  # fmt: skip
 
-    def _given(self, settings: Iterable[tree.Setting], names: set[str]) -> None:
+    def _each_once(self, settings: Sequence[tree.Setting]) -> None:
         seen: set[str] = set()
         for setting in settings:
             if setting.name in seen:
-                self._findings.error("given", _name(setting), f"`{setting.name}` is given twice")
+                self._findings.error(
+                    "given", _name(setting), f"`{setting.name}` is given twice", "take one of them out"
+                )
             seen.add(setting.name)
+
+    def _given(self, settings: Sequence[tree.Setting], names: set[str]) -> None:
+        self._each_once(settings)
+        for setting in settings:
             if setting.name == "last":
                 if not isinstance(setting.value, tree.Name):
                     message = "`last` is the instance chosen last"

@@ -67,7 +67,7 @@ class Policy:
         self.plan: Plan = Resolver(file, vocabulary, checked).plan()
         #: The picks of the file, by site.
         self.picks: tuple[Pick, ...] = tuple(pick_of(binding) for binding in self.plan.picks)
-        self.tests = tuple(s for s in file.statements if isinstance(s, tree.Test))
+        self.tests = file.tests
         self._vocabulary = vocabulary
         plan = self.plan
         compiled = Compiler(plan, vocabulary, file.text, file.path).compile()

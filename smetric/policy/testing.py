@@ -120,8 +120,9 @@ def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
     started = time.perf_counter()
     test = case.test
     if test.settings:
-        settings = {setting.name: _configured(setting.value) for setting in test.settings}
-        policy = load(policy.source, vocabulary, path=policy.path, settings=settings, libraries=policy.libraries.get)
+        policy = load(
+            policy.source, vocabulary, path=policy.path, settings=test.configured, libraries=policy.libraries.get
+        )
     situation = situation_of(test)
     last = next((setting.value for setting in test.given if setting.name == LAST), None)
     shown: set[Mark] = set()
@@ -189,7 +190,3 @@ def _cases(policy: Policy, ids: Iterable[str], last: Any) -> Iterator[tuple[dict
     for cursor in cursors:
         for seed in range(SEEDS if policy.plan.random else 1):
             yield cursor, seed
-
-
-def _configured(value: Any) -> Any:
-    return value.name if isinstance(value, tree.Name) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +301,11 @@ class Test(Statement):
     rows: tuple[Row, ...]
     expect: Expect
 
+    @property
+    def configured(self) -> dict[str, Any]:
+        """The values that it sets, as a configuration would."""
+        return {each.name: each.value.name if isinstance(each.value, Name) else each.value for each in self.settings}
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -316,3 +322,8 @@ class File:
     path: str = "<policy>"
     kind: str = "policy"
     skipped: tuple[int, ...] = ()
+
+    @property
+    def tests(self) -> tuple[Test, ...]:
+        """Its test blocks."""
+        return tuple(each for each in self.statements if isinstance(each, Test))

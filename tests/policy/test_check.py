@@ -420,6 +420,7 @@ def test_sound_test_blocks_pass() -> None:
         ),
         ("given last = c instance | requests\na | 1\nexpect a", "`c` is not in the table"),
         ("given turn = 1, turn = 2 instance | requests\na | 1\nexpect a", "`turn` is given twice"),
+        ("with N = 1, N = 2 instance | requests\na | 1\nexpect a", "`N` is given twice"),
         ("instance | requests | requests\na | 1 | 2\nexpect a", "this column is there already"),
         ("instance | requests\na | 1\na | 2\nexpect a", "`a` is in the table already"),
         ("instance | requests\na | true\nexpect a", "`requests` is a number"),
@@ -432,6 +433,30 @@ def test_sound_test_blocks_pass() -> None:
 )
 def test_test_blocks_are_held_against_the_file(body: str, message: str) -> None:
     assert _errors(_test(body)) == [message]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ("param A = 1\nroute argmin(requests / A)", "this divisor may be 0"),
+        ("param A = 1 in {0, 1}\nroute argmin(requests / A)", "this divisor may be 0"),
+        (
+            "param A = 1\nkeep draw(A)\nroute argmin(requests)",
+            "`draw` takes 1, 2, 3, … of the instances, and this is 0",
+        ),
+        (
+            "param A = 1\nroute argmin(clamp(norm(requests), 1, A))",
+            "the lower bound of `clamp` is always above the upper one",
+        ),
+    ],
+)
+def test_a_policy_is_sound_with_what_its_tests_set_too(rules: str, message: str) -> None:
+    case = '{}\ntest "{}" {} instance | requests\na | 1\nexpect a'
+    assert _check(case.format(rules, "as it is", "")).warnings == ()
+    assert _check(case.format(rules, "as it is", "with A = 1")).warnings == ()
+    assert _errors(case.format(case.format(rules, "one", "with A = 0"), "two", "with A = 0")) == [
+        f'{message}, with what the test "one" sets'
+    ]
 
 
 # ── bounds ──
