@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smetric.policy.contest import best_other, candidates_of, count_tied, foremost
+from smetric.policy.contest import best_other, count_tied, foremost
 from smetric.policy.guard import NOBODY
 from smetric.policy.plan import StatementKind, Step
 from smetric.policy.term import features_of
@@ -258,7 +258,14 @@ class Decision:
     @property
     def candidates(self) -> Sequence[int]:
         """Indices of those the pick could choose: left by the filters above it and by its `where`."""
-        return candidates_of(self)
+        pick = self.pick
+        if pick is None:
+            return self.survivors[-1] if self.survivors else range(len(self.snapshot.ids))
+        left = self.survivors[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
+        if pick.where is None:
+            return left
+        mask = self.policy.probe(self, self.step_index, pick.where)
+        return [i for i in left if mask[i]]
 
     @property
     def ranked(self) -> list[int]:
@@ -267,13 +274,15 @@ class Decision:
 
     def foremost(self, most: int) -> list[int]:
         """The first *most* of `ranked`."""
-        return foremost(self, most)
+        lowest = self.direction != "max"
+        return foremost(most, self.candidates, self.index, self.score, self.snapshot.ids, lowest=lowest)
 
     @property
     def runner_up_index(self) -> int | None:
         """Index of the best of those not chosen, ties in order of ids; found once."""
         if self._runner_up == _NOT_SOUGHT:
-            self._runner_up = best_other(self)
+            lowest = self.direction != "max"
+            self._runner_up = best_other(self.candidates, self.index, self.score, self.snapshot.ids, lowest=lowest)
         return self._runner_up if self._runner_up >= 0 else None
 
     @property
@@ -306,5 +315,14 @@ class Decision:
     def tied(self) -> int:
         """How many candidates had the best score, or one that counts as such; 0 when there was no pick; found once."""
         if self._tied == _NOT_SOUGHT:
-            self._tied = count_tied(self)
+            self._tied = self._count_tied()
         return self._tied
+
+    def _count_tied(self) -> int:
+        pick = self.pick
+        if pick is None:
+            return 0
+        within = 0.0
+        if self.score is not None and pick.named is not None and pick.rotates:
+            within = self.policy.probe(self, self.step_index, pick.named)
+        return count_tied(self.candidates, self.score, within, lowest=pick.direction != "max")
