@@ -190,6 +190,8 @@ class Guardrail:
         if watched is None:
             return
         watched.load.left(record)
+        if record.decision is None and record.outcome != names.ERROR:
+            return  # no policy has decided it
         if record.generation != watched.file.current.number or record.status is None:
             return
         look = watched.looks[-1]

@@ -21,6 +21,7 @@ from smetric.guardrail import Band, Guardrail
 from smetric.policy_file import Origin, PolicyFile
 from smetric.request import InferenceRequest
 from smetric.routes import Match, Route, Routes
+from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord
 from tests.fakes import Call, FakeEngine, healthy, until
 from tests.faults.harness import Running, chat, running
@@ -284,6 +285,20 @@ def test_requests_that_the_policy_before_decided_do_not_count(tmp_path: Path) ->
     world = World(tmp_path)
     world.swap(BAD)
     assert world.pass_s(60, lambda: world.answer(5, 503, generation=1)) == 60
+
+
+def test_requests_that_no_policy_decided_do_not_count_and_those_that_it_could_not_decide_do(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    def undecided(outcome: str) -> None:
+        for _ in range(5):
+            made = Fleet(random.Random(1), 2).decide(policy(GOOD), generation=world.file.current.number)
+            made.route, made.status, made.decision, made.outcome = "r", 503, None, outcome
+            world.guardrail.ended(made)
+
+    world.swap(BAD)
+    assert world.pass_s(60, lambda: undecided(names.NO_CANDIDATE)) == 60
+    assert world.pass_s(60, lambda: undecided(names.ERROR)) < 20
 
 
 def test_clients_that_leave_and_bad_requests_are_no_failures(tmp_path: Path) -> None:

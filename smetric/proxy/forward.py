@@ -158,9 +158,10 @@ class Forwarding:
             routing.lookup_s,
             self._permit.waited_s,
             routing.route.name,
-            routing.arm.name if decision is not None else "",
+            routing.arm.name if decision is not None or routing.outcome == names.ERROR else "",
             generation.origin,
         )
+        record.is_inference = self._leased
         if held is not None:
             record.held_by = held.decision
         if routing.beside is not None:

@@ -115,7 +115,7 @@ class Exchange:
             telemetry.watcher.decided(record, previous)
         if telemetry.recorder is not None:
             telemetry.recorder.decided(record, previous)
-        if telemetry.traffic is not None and previous is None:
+        if telemetry.traffic is not None and previous is None and record.is_inference:
             telemetry.traffic.decided(record)
         if not telemetry.tracing.enabled:
             return
@@ -211,7 +211,7 @@ class Exchange:
             self._model,
             status=status,
             duration_s=duration_s,
-            ttft_s=self.ttft_s,
+            ttft_s=self.ttft_s if record is not None and record.is_inference else None,
             gap_s=gap_s,
             usage=usage,
             exemplar={"trace_id": self.trace_id} if self.server is not None else None,

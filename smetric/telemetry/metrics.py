@@ -117,7 +117,7 @@ class Metrics:
             return
         self._selected[self._instance(record.instance.id), policy].value += 1
         # A retry routes the same tokens again.
-        if record.rank == 0:
+        if record.rank == 0 and record.is_inference:
             self._prompt_tokens[model].value += record.request.prompt_len
             hit = record.hit
             if hit is not None:

@@ -131,6 +131,8 @@ class DecisionRecord:
     origin: str = names.LIVE
 
     id: str = field(init=False)
+    #: False where nothing is computed: a count of tokens, a stored answer.
+    is_inference: bool = field(default=True, init=False)
     #: Label of the rule that fired, empty where no policy ran.
     rule: str = field(default="", init=False)
     #: Tokens of the prompt believed cached on the chosen instance, and the source; None where not known.

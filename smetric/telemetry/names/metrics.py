@@ -152,7 +152,11 @@ REQUEST_SECONDS = Metric(
     "smetric_request_duration_seconds", "histogram", ("route", "model"), "Arrival to end of the answer.", _DURATION
 )
 FIRST_CHUNK_SECONDS = Metric(
-    "smetric_time_to_first_chunk_seconds", "histogram", ("model",), "Arrival to the first body byte upstream.", _TTFT
+    "smetric_time_to_first_chunk_seconds",
+    "histogram",
+    ("model",),
+    "Arrival to the first body byte upstream, of inference.",
+    _TTFT,
 )
 OVERHEAD_SECONDS = Metric(
     "smetric_overhead_seconds", "histogram", (), "Arrival to the first attempt, look-ups included.", _MICRO
@@ -226,7 +230,9 @@ KV_USAGE = Metric("smetric_instance_kv_cache_usage_ratio", "gauge", ("instance",
 AGE = Metric("smetric_telemetry_age_seconds", "gauge", ("instance",), "Age of the last good scrape.")
 SCRAPES = Metric("smetric_telemetry_scrapes_total", "counter", ("instance", "result"), "Scrapes of /metrics.")
 SCRAPE_SECONDS = Metric("smetric_telemetry_scrape_duration_seconds", "histogram", (), "Time a scrape took.", _TTFT)
-PROMPT_TOKENS_TOTAL = Metric("smetric_prompt_tokens_total", "counter", ("model",), "Prompt tokens routed.")
+PROMPT_TOKENS_TOTAL = Metric(
+    "smetric_prompt_tokens_total", "counter", ("model",), "Prompt tokens routed to be computed."
+)
 HIT_TOKENS_TOTAL = Metric("smetric_prefix_hit_tokens_total", "counter", ("model",), "Of those, believed cached.")
 ACTUAL_HIT_TOKENS_TOTAL = Metric(
     "smetric_prefix_actual_hit_tokens_total", "counter", ("model",), "Of those, cached as the instances said."
