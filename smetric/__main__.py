@@ -1,5 +1,17 @@
-"""`python -m smetric` is `smetric`."""
+"""The program `smetric`, also as `python -m smetric`: runs the command line, which Ctrl-C may meet half imported."""
 
-from smetric.cli import main
+import signal
+import sys
 
-main(prog_name="smetric")
+
+def run() -> None:
+    """Run the command line and end this process."""
+    try:
+        from smetric.cli import main
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    main(prog_name="smetric")
+
+
+if __name__ == "__main__":
+    run()

@@ -1,12 +1,14 @@
 """The command line: `smetric COMMAND`, one file per command, loaded only when it is called.
 
-Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 a server that does not answer.
+Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 a server that does not answer, 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import keyword
+import signal
 from typing import Any
 
 import click
@@ -37,6 +39,10 @@ COMMANDS = {
 }
 
 
+#: Why what is printed cannot be written; that nobody reads it any more is click's to handle.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
 class _BadConfig(click.ClickException):
     """A ConfigError as click prints it."""
 
@@ -44,7 +50,7 @@ class _BadConfig(click.ClickException):
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for, and turns a ConfigError into one line."""
+    """Imports a command when it is asked for, and turns what is no fault of its own into one line."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         have_standard_streams()
@@ -84,6 +90,13 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except ConfigError as error:
             raise _BadConfig(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted.", err=True)
+            raise click.exceptions.Exit(128 + signal.SIGINT) from None
+        except OSError as error:
+            if error.filename is not None or error.errno not in _NO_ROOM:
+                raise
+            raise _BadConfig(f"cannot write the output: {error.strerror}") from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

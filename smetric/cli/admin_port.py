@@ -6,12 +6,15 @@ import contextlib
 import http.client
 import json
 import os
+import re
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import click
 
 from smetric.config.credential import credential
+from smetric.config.kind import Secret
+from smetric.config.raw import Scalar
 
 #: Exit code of a router that does not answer.
 UNREACHABLE = 3
@@ -42,11 +45,10 @@ def ask(admin: str, method: str, path: str, document: Any = None, *, timeout_s: 
 
     Raises:
         click.BadParameter: *admin* is no URL.
+        ConfigError: what the environment holds is no token.
         Unreachable: it does not answer, or not as SMetric does.
     """
-    if not admin.startswith(("http://", "https://")):
-        raise click.BadParameter(f'expected a URL such as http://127.0.0.1:9464, got "{admin}"', param_hint="--admin")
-    parts = urlsplit(admin)
+    parts = _parts(admin)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
         with contextlib.closing(connect(parts.netloc, timeout=timeout_s)) as connection:
@@ -57,7 +59,7 @@ def ask(admin: str, method: str, path: str, document: Any = None, *, timeout_s: 
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
             response = connection.getresponse()
             status, answer = response.status, response.read(_MOST_BYTES)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last for a host like a..b
         raise Unreachable(f"{admin} does not answer ({error}); is the router running, is --admin right?") from error
     if status == 401:
         sent = "wants its token: set" if "Authorization" not in headers else "wants another token than is in"
@@ -68,10 +70,25 @@ def ask(admin: str, method: str, path: str, document: Any = None, *, timeout_s: 
         raise strange(admin, status) from error
 
 
+def _parts(admin: str) -> SplitResult:
+    rule = "expected a URL such as http://127.0.0.1:9464"
+    if "@" in admin:  # what stands before it may be a password
+        raise click.BadParameter(f"{rule}, and no user or password in it", param_hint="--admin")
+    try:
+        parts = urlsplit(admin)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not re.fullmatch(r"[\x21-\x7e]+", admin) or parts.query or parts.fragment:
+        raise click.BadParameter(f'{rule}, got "{admin}"', param_hint="--admin")
+    return parts
+
+
 def _authorization() -> dict[str, str]:
     """The admin token, from where the router itself would take it."""
-    environ = {name: os.environ.get(f"SMETRIC_ADMIN__{name}", "") for name in ("TOKEN", "TOKEN_FILE")}
-    token = credential("SMETRIC_ADMIN__TOKEN_FILE", environ["TOKEN"], environ["TOKEN_FILE"])
+    variable = "SMETRIC_ADMIN__TOKEN"
+    text = Secret().parse(Scalar(text=os.environ.get(variable, ""), place=variable), "admin.token")
+    token = credential(f"{variable}_FILE", text, os.environ.get(f"{variable}_FILE", ""))
     return {"Authorization": f"Bearer {token.text}"} if token is not None else {}
 
 

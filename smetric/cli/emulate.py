@@ -95,12 +95,9 @@ async def _run(fleet: EmulatedFleet) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    try:
-        async with fleet:
-            for url in fleet.urls:
-                click.echo(f"emulated vLLM on {url}")
-            if fleet.lmcache_url:
-                click.echo(f"emulated LMCache on {fleet.lmcache_url}")
-            await stop.wait()
-    except OSError as error:
-        raise ConfigError(f"cannot listen: {error.strerror or error}; choose another --host or --port") from None
+    async with fleet:
+        for url in fleet.urls:
+            click.echo(f"emulated vLLM on {url}")
+        if fleet.lmcache_url:
+            click.echo(f"emulated LMCache on {fleet.lmcache_url}")
+        await stop.wait()

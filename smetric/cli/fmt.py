@@ -7,7 +7,6 @@ import io
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
                 way_out = "" if file is None else f"; run `smetric fmt {shlex.quote(source.path)}`"
                 click.echo(f"{source.path}: not in its canonical layout{way_out}", err=True)
             if file is None and not dry:
-                sys.stdout.buffer.write(laid_out.encode())
+                click.echo(laid_out.encode(), nl=False)
             elif file is not None and changed and not dry:
                 _replace(file, laid_out)
                 click.echo(f"{source.path}: laid out")

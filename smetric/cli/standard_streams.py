@@ -12,11 +12,10 @@ def have_standard_streams() -> None:
     A connection would get the number, and its client what a library complains of to the standard error. It comes before
     whatever may open a file, and keep it, while it is imported: libffi does, from 3.5 on.
     """
-    for number in range(3):
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-    for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process

@@ -65,11 +65,12 @@ class _Composer:
 
     def compose(self, text: str) -> Raw:
         try:
+            self._refuse_tags(text)
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            place = self._source if mark is None else self._place(mark)
-            raise ConfigError(f"{place}: not YAML: {error.problem or error.context}") from error
+            mark, problem = error.problem_mark or error.context_mark, f"{error.problem or error.context}"
+            way_out = '; within { } and [ ] write "${NAME}", in quotes' if "${" in text and "'{'" in problem else ""
+            raise ConfigError(f"{self._place(mark)}: not YAML: {problem}{way_out}") from error
         except yaml.YAMLError as error:  # an unprintable character: no mark, two lines
             raise ConfigError(f"{self._source}: not YAML: {str(error).splitlines()[0]}") from error
         except RecursionError as error:
@@ -77,6 +78,16 @@ class _Composer:
         if node is None:
             return Scalar(text="", place=self._source)
         return self._convert(node, self._place(node.start_mark), 0)
+
+    def _refuse_tags(self, text: str) -> None:
+        """Of `token: !env NAME` the name would be left as the token."""
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
+                assert isinstance(event.start_mark, yaml.Mark)  # by this loader
+                raise ConfigError(
+                    f"{self._place(event.start_mark)}: the tag {event.tag} means nothing here; write the value alone, "
+                    "in quotes if it is text, or ${NAME} for that of a variable"
+                )
 
     def _convert(self, node: yaml.Node, place: str, depth: int) -> Raw:
         self._nodes += 1
@@ -134,5 +145,5 @@ class _Composer:
 
         return _VARIABLE.sub(replace, text)
 
-    def _place(self, mark: yaml.Mark) -> str:
-        return self._source if self._folder is None else f"{self._source}:{mark.line + 1}"
+    def _place(self, mark: yaml.Mark | None) -> str:
+        return self._source if self._folder is None or mark is None else f"{self._source}:{mark.line + 1}"

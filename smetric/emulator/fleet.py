@@ -14,6 +14,7 @@ from hypercorn.typing import ASGIFramework
 from smetric.emulator.instance import EmulatedInstance, InstanceSettings
 from smetric.emulator.lmcache import EmulatedLmcache
 from smetric.emulator.server import EmulatedServer
+from smetric.errors import ConfigError
 
 #: Idle connections are closed after this long, as uvicorn does.
 KEEP_ALIVE_S = 5
@@ -58,14 +59,14 @@ class EmulatedFleet:
         """Listen.
 
         Raises:
-            OSError: a port is taken or the address is not this machine's.
+            ConfigError: a port is taken or the address is not this machine's.
         """
         listeners: list[socket.socket] = []
         try:
             for offset in range(len(self.instances) + self._lmcache):
                 listener = self._listen(self._port + offset if self._port else 0)
                 listeners.append(listener)
-        except OSError:
+        except ConfigError:
             for listener in listeners:
                 listener.close()
             raise
@@ -108,9 +109,11 @@ class EmulatedFleet:
             listener.bind((self._host, port))
             # Connections queue from here on, so that whoever knows the address can connect at once.
             listener.listen(1024)
-        except OSError:
+        except OSError as error:
             listener.close()
-            raise
+            raise ConfigError(
+                f"cannot listen on {self._host}:{port}: {error.strerror or error}; choose another address or port"
+            ) from error
         return listener
 
 

@@ -48,7 +48,7 @@ async def test_it_says_where_it_listens_serves_every_instance_and_ends_cleanly_o
         ),
         (("--time-scale", "0"), "time_scale is 0"),
         (("--instances", "2", "--port", "65535"), "--port 65535 with 2 instances goes beyond 65535"),
-        (("--host", "192.0.2.1"), "cannot listen: "),
+        (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1:9101: "),
     ],
 )
 def test_what_cannot_be_run_is_a_configuration_error(arguments: tuple[str, ...], message: str) -> None:

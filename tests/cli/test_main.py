@@ -1,5 +1,10 @@
+import os
+import shlex
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -7,6 +12,8 @@ from click.testing import CliRunner
 
 import smetric
 from smetric.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_version_is_the_packages() -> None:
@@ -54,3 +61,53 @@ def test_an_error_of_the_user_prints_one_line_and_no_traceback() -> None:
         done.stderr
         == "Error: /nonexistent.yaml: cannot be read: No such file or directory; name another file with --config\n"
     )
+
+
+def started(*arguments: str, **streams: Any) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-m", "smetric", *arguments], stderr=subprocess.PIPE, text=True, **streams)
+
+
+def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None:
+    pipe = tmp_path / "smetric.yaml"
+    os.mkfifo(pipe)
+    with started("config", "show", "--config", str(pipe)) as process, pipe.open("w"):  # from here on it reads
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode in (130, -signal.SIGINT)  # to a shell both are 130
+    assert said == "\nInterrupted.\n"
+
+
+def test_ctrl_c_while_the_command_line_is_still_imported_prints_nothing() -> None:
+    program = """
+import signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "smetric.cli":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from smetric.__main__ import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
+@pytest.mark.parametrize("arguments", [("config", "schema"), ("fmt", "-"), ("emulate", "--port", "0")])
+def test_what_cannot_be_written_is_said_in_one_line(arguments: tuple[str, ...]) -> None:
+    policy = (ROOT / "policies" / "load_only.policy").open()
+    with policy, open("/dev/full", "w") as full, started(*arguments, stdin=policy, stdout=full) as process:
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (2, "Error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [("check", "-"), ("fmt", "-")])
+def test_standard_streams_that_are_closed_are_empty(arguments: tuple[str, ...]) -> None:
+    command = shlex.join([sys.executable, "-m", "smetric", *arguments])
+    done = subprocess.run(
+        ["bash", "-c", f"exec {command} <&- >&-"], stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a file starts with `policy NAME`")

@@ -274,6 +274,46 @@ def test_explain_says_what_a_router_does_not_know(admin: str, decision: str, cod
     assert (result.exit_code, message in result.output) == (code, True), result.output
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost",
+        "http://",
+        "http://[::1",
+        "http://a:b",
+        "http://a:99999",
+        "http://a b",
+        "http://b\u00fc",
+        "http://a?x",
+        "ftp://a",
+    ],
+)
+def test_what_is_no_url_of_an_admin_port_is_a_usage_error(url: str) -> None:
+    result = run("explain", "--decision", "01GOOD", "--admin", url)
+    assert result.exit_code == 2
+    assert f'--admin: expected a URL such as http://127.0.0.1:9464, got "{url}"' in result.stderr
+
+
+def test_a_password_in_an_admin_url_is_refused_and_not_shown() -> None:
+    result = run("explain", "--decision", "01GOOD", "--admin", "http://me:secret@127.0.0.1:9464")
+    assert result.exit_code == 2
+    assert "no user or password" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_a_host_that_no_look_up_takes_does_not_answer() -> None:
+    result = run("explain", "--decision", "01GOOD", "--admin", "http://a..b")
+    assert (result.exit_code, "http://a..b does not answer" in result.stderr) == (3, True)
+
+
+def test_a_token_that_fits_in_no_header_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, admin: str) -> None:
+    monkeypatch.setenv("SMETRIC_ADMIN__TOKEN", "two lines,\nso to speak")
+    result = run("explain", "--decision", "01GOOD", "--admin", admin)
+    assert result.exit_code == 2
+    assert "SMETRIC_ADMIN__TOKEN: admin.token: expected 16 to 256 printable ASCII characters" in result.stderr
+    assert "so to speak" not in result.stderr
+
+
 def test_a_router_that_does_not_answer_ends_with_3() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Admin) as server:
         port = server.server_port

@@ -190,7 +190,13 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
         ("listen: {port: 1}\nlisten: {port: 2}", "smetric.yaml:2: listen is set twice; keep one of the two"),
         ("listen: {host: '${NOBODY}'}", "smetric.yaml:1: ${NOBODY} is not set; set it or write ${NOBODY:-default}"),
         ("listen: {host: '${}'}", "smetric.yaml:1: `${` without a variable name"),
+        ("admin: {token: ${NOBODY}}", "got '{'; within { } and [ ] write \"${NAME}\", in quotes"),
         ("a: [", "smetric.yaml:1: not YAML: expected the node content"),
+        (
+            "admin:\n  token: !env ADMIN_TOKEN_VARIABLE",
+            "smetric.yaml:2: the tag !env means nothing here; write the value",
+        ),
+        ("listen: !!map {port: 1}", "smetric.yaml:1: the tag tag:yaml.org,2002:map means nothing here"),
         ("a: 1\n---\nb: 2", "smetric.yaml:2: not YAML: but found another document"),
         ("- a", "smetric.yaml:1: expected a table of settings such as `policy: smetric`"),
         ("? [a]\n: 1", "smetric.yaml:1: a key must be a plain word"),

@@ -10,6 +10,7 @@ import pytest
 from smetric.emulator import fleet as fleet_module
 from smetric.emulator.fleet import EmulatedFleet
 from smetric.emulator.instance import InstanceSettings
+from smetric.errors import ConfigError
 
 
 async def test_instances_share_nothing_and_can_be_reached_as_soon_as_the_fleet_is_entered() -> None:
@@ -43,8 +44,9 @@ async def test_a_port_that_is_taken_is_an_error_and_leaves_no_socket_open() -> N
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="in use"):
-            async with EmulatedFleet(1, port=taken.getsockname()[1]):
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use"):
+            async with EmulatedFleet(1, port=port):
                 pytest.fail("it listened on a port that is taken")
 
 
