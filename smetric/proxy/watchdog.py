@@ -12,6 +12,9 @@ from typing import Any
 
 #: Deadlines are looked at no more often, in seconds: many that pass one after the other cost no more than a few.
 GRAIN_S = 0.01
+#: Seconds after a deadline from which this process must have been suspended, or busy, when it passed; and how long is
+#: waited from then on. What was waited for may have come all the while, and is read only now.
+LATE_S, RESUMED_S = 1.0, 1.0
 
 
 class Timer:
@@ -40,6 +43,8 @@ class Timer:
         self._handle, self.at = None, inf
         now, earliest = self.loop.time(), inf
         for watchdog in list(self.watchdogs):
+            if now - watchdog.at > LATE_S:
+                watchdog.at = now + RESUMED_S
             if watchdog.at <= now:
                 watchdog.expire()
             elif watchdog.at < earliest:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 import pytest
 
+from smetric.proxy import watchdog as module
 from smetric.proxy.watchdog import Timer, Watchdog
 
 
@@ -83,3 +86,36 @@ def test_a_timer_serves_the_loop_after_the_one_it_served_first() -> None:
     asyncio.run(overdue(0.06))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(overdue(0.02))
+
+
+async def read(sock: socket.socket) -> bytes:
+    """What comes within 20 ms; nothing if none does."""
+    task = asyncio.current_task()
+    assert task is not None
+    reader, writer = await asyncio.open_connection(sock=sock)
+    watchdog = Watchdog(task)
+    watchdog.arm(0.02, "idle")
+    try:
+        return await reader.read(1)
+    except asyncio.CancelledError:
+        watchdog.resume()
+        return b""
+    finally:
+        watchdog.close()
+        writer.close()
+
+
+@pytest.mark.parametrize("comes", [b"x", b""])
+async def test_what_came_while_the_process_was_suspended_came_in_time(
+    comes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATE_S", 0.05)
+    monkeypatch.setattr(module, "RESUMED_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reading = asyncio.create_task(read(ours))
+        await asyncio.sleep(0.005)
+        theirs.send(comes)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.1)
+        async with asyncio.timeout(5):
+            assert await reading == comes
