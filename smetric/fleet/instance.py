@@ -228,11 +228,15 @@ class Instance:
         """Whether it serves *model*, as far as is known; an empty name fits all."""
         return self.models is None or not model or model in self.models
 
-    def restarted(self, started_at: float | None = None) -> None:
-        """A new process answers, since *started_at* if it says so: its cache is empty, its counters started again."""
+    def restarted(self, started_at: float | None = None, *, seen_empty: bool = True) -> None:
+        """A new process answers, since *started_at* if it says so: its counters started again.
+
+        Its cache holds nothing of before. Whether it holds anything is known only of one that is *seen_empty*: others,
+        and this router itself, may have sent to it before it was seen.
+        """
         self.incarnation += 1
         self.started_at = started_at
-        self.seen_empty = True
+        self.seen_empty = seen_empty
         self.prefix_tokens = None
 
     def is_incarnation(self, started_at: float | None) -> bool:

@@ -183,15 +183,16 @@ class VllmSource:
 
     def _take(self, instance: Instance, seen: _Seen, page: Page, sent_at: float, own: int) -> str:
         """Write what *page* says; unknown values leave the last known ones to grow old."""
+        has_computed_nothing = bool(page.counters) and not any(page.counters.values())
         if self._restarted(instance, seen, page):
-            instance.restarted(page.started_at)
+            instance.restarted(page.started_at, seen_empty=has_computed_nothing)
             instance.scrape = None
             seen.counters.clear()
             seen.models_due = float("-inf")
             self._tell("smetric.instance.restarted", instance, incarnation=instance.incarnation)
             self._on_restart(instance)
         elif not seen.counters and page.counters:
-            instance.seen_empty = not any(page.counters.values())
+            instance.seen_empty = has_computed_nothing
         moved = not page.counters or page.counters != seen.counters
         seen.counters.update(page.counters)
         if page.started_at is not None:

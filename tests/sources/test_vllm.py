@@ -319,8 +319,8 @@ async def test_an_engine_that_had_computed_nothing_when_first_seen_was_seen_empt
     async with bench(first=page(generated=generated)) as one:
         await one.scrape(page(generated=9))
         assert (one.instance.seen_empty, one.instance.started_at) == (seen_empty, 1000)
-        await one.scrape(page(generated=3, started=2000))
-        assert (one.instance.seen_empty, one.instance.started_at) == (True, 2000)
+        await one.scrape(page(generated=generated, started=2000))
+        assert (one.instance.seen_empty, one.instance.started_at) == (seen_empty, 2000)
 
 
 async def test_several_engines_at_one_address_do_not_fill_the_log() -> None:

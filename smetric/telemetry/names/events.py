@@ -39,8 +39,8 @@ COMPARED_EVENT = Event(
 FAILED_EVENT = Event("smetric.policy.failed", "Error: the policy raised while it was evaluated: a bug.")
 RESTARTED_EVENT = Event(
     "smetric.instance.restarted",
-    "Warning: a new process answers; its cache counts as empty. Where it repeats, several engines answer at one `url`. "
-    "At most ten a minute of one instance; `kept_back` counts the rest.",
+    "Warning: a new process answers; what was known of its cache is forgotten. Where it repeats, several engines "
+    "answer at one `url`. At most ten a minute of one instance; `kept_back` counts the rest.",
 )
 CHANGED_EVENT = Event(
     "smetric.instance.changed", "Warning or info: an instance stands otherwise than before: its `state`."
@@ -79,6 +79,11 @@ PEER_CHANGED_EVENT = Event(
     "Warning: a peer began to take placements, or to fail otherwise. Ten a minute of each; `kept_back` counts more.",
 )
 PEER_NO_IMAGE_EVENT = Event("smetric.peer.no_image", "Info or warning: a peer did not say what it knows.")
+PEER_OWN_EVENT = Event(
+    "smetric.peer.own",
+    "Info: this router itself answers at a peer's address: nothing is sent there any more. Warning: another one did "
+    "before; a balancer hides who is behind it: name each router itself.",
+)
 PEER_SILENT_EVENT = Event(
     "smetric.peer.silent", "Warning: another router has not been heard for three heartbeats; what it places is missed."
 )
@@ -146,7 +151,8 @@ ODD_ADDRESS_EVENT = Event(
 )
 STOP_FAILED_EVENT = Event("smetric.stop.failed", "Error: a part of the router raised when it was to end: a bug.")
 RECORD_NOT_WRITTEN_EVENT = Event(
-    "smetric.record.not_written", "Error: a record cannot be written; once, until it can be again."
+    "smetric.record.not_written",
+    "Error: a record cannot be written; once, until it can be again, and ten times a minute at most.",
 )
 RECORD_FAILED_EVENT = Event(
     "smetric.record.failed", "Error: a line could not be made: a bug. Once a minute; `kept_back` counts the rest."
