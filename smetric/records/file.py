@@ -51,7 +51,7 @@ class RotatedFile:
         return self._fd < 0 or self._size == 0 or self._size >= self._max_bytes
 
     def let_go(self) -> None:
-        """Let go of what somebody has deleted or emptied, so that the next frame begins a file that can be read.
+        """Let go of what somebody has deleted, emptied or moved, so that the next frame begins a file that can be read.
 
         Raises:
             OSError: nobody can tell, as where a server that kept it has forgotten it; it is let go of then too.
@@ -63,10 +63,19 @@ class RotatedFile:
         except OSError:
             self.close()
             raise
-        if state.st_nlink == 0 or 0 < state.st_size < self._size:
+        if state.st_nlink == 0 or 0 < state.st_size < self._size or self._was_moved(state):
             self.close()
         else:
             self._size = min(self._size, state.st_size)
+
+    def _was_moved(self, state: os.stat_result) -> bool:
+        """Whether the file that is open has another name now, but one that a process like this one has given it."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.path), state):
+                return False
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path.parent) as names:
+            return not any(each.inode() == state.st_ino and self._aside.match(each.name) for each in names)
+        return True
 
     def require_file(self) -> None:
         """Refuse what is no file: a folder, a pipe or a device of our name is not to be renamed.

@@ -18,7 +18,7 @@ import structlog
 from smetric.records.compression import Pack
 from smetric.records.file import RotatedFile
 from smetric.telemetry import names
-from smetric.telemetry.log_limit import LogLimit
+from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 
 #: Seconds for which lines are gathered before they are written, and bytes of them that make a frame.
 GATHER_S = 0.25
@@ -67,6 +67,8 @@ class Writer:
         self._preambles: set[int] = set()
         self._is_failing = False
         self._log_limit = LogLimit()
+        #: A disk that is nearly full takes the small frames and not the large ones.
+        self._change_limit = LogLimit(lines=CHANGES_TOLD)
 
     @property
     def queued_bytes(self) -> int:
@@ -146,7 +148,7 @@ class Writer:
                 self._preambles = preambles
                 if self._is_failing:
                     self._is_failing = False
-                    log.info("smetric.record.resumed", record=self._name, file=str(self._file.path))
+                    self._tell(log.info, "smetric.record.resumed")
                 self._on_lines(names.RECORD_WRITTEN, count)
             self._taken_bytes += size
 
@@ -154,10 +156,13 @@ class Writer:
         """Say once, until it works again, that it does not."""
         if not self._is_failing:
             self._is_failing = True
-            log.error(
+            self._tell(
+                log.error,
                 "smetric.record.not_written",
-                record=self._name,
-                file=str(self._file.path),
                 reason=error.strerror or str(error),
                 remedy="make room, make the folder writable, or name another file; the router goes on without it",
             )
+
+    def _tell(self, write: Callable[..., object], event: str, **fields: str) -> None:
+        if (kept_back := self._change_limit.passes(event)) is not None:
+            write(event, record=self._name, file=str(self._file.path), **fields, kept_back=kept_back)

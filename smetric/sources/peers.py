@@ -265,6 +265,8 @@ class Peers:
             try:
                 is_taken = await peer.send(self._session, body)
             except OwnBatch:
+                # One list may be given to all; but what took batches before is a balancer, and hides others.
+                (log.warning if peer.is_up else log.info)("smetric.peer.own", peer=peer.url)
                 self._peers.remove(peer)
                 return
             if is_taken:

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric.records import writer as module
+from smetric.telemetry.log_limit import CHANGES_TOLD
 from tests.fakes import until
 from tests.records.drive import make_writer
 
@@ -69,6 +70,34 @@ def test_a_file_that_somebody_empties_is_begun_again_whole(tmp_path: Path) -> No
     assert b'"kind":"header"' in header
     assert rest == [b"policy 1", b"b"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("to", ["decisions.jsonl.1", "archive/decisions.jsonl", "decisions-20260529.jsonl"])
+def test_a_file_that_somebody_moves_is_begun_again_whole(tmp_path: Path, to: str) -> None:
+    (tmp_path / "archive").mkdir()
+    path = tmp_path / "decisions.jsonl"
+    writer = make_writer(path, {}, max_bytes=1000)
+    put(writer, b"a\n")
+    writer.flush()
+    path.rename(tmp_path / to)  # as log rotation does
+    put(writer, b"b\n")
+    writer.flush()
+    for file, line in ((tmp_path / to, b"a"), (path, b"b")):
+        header, *rest = file.read_bytes().splitlines()
+        assert b'"kind":"header"' in header
+        assert rest == [b"policy 1", line]
+
+
+def test_a_file_that_another_process_puts_aside_is_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    one, other = (make_writer(path, {}, max_bytes=1000) for _ in range(2))
+    for line in (b"a\n", b"b\n", b"c\n"):
+        for writer in (one, other):
+            put(writer, line)
+            writer.flush()
+    assert len(list(tmp_path.iterdir())) == 2
+    for file in tmp_path.iterdir():
+        assert file.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"b", b"c"]
 
 
 def test_a_file_that_somebody_cuts_is_put_aside(tmp_path: Path) -> None:
@@ -149,6 +178,26 @@ def test_a_disk_that_cannot_be_written_is_said_once_counted_and_taken_up_again(
     assert logs[0]["reason"] == "No space left on device"
     assert results == {"written": 2, "failed": 6}
     assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"policy 2", b"b"]
+
+
+def test_a_disk_that_takes_one_frame_and_not_the_next_does_not_fill_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, write = make_writer(tmp_path / "decisions.jsonl", {}, max_bytes=1 << 20), os.write
+
+    def nearly_full(fd: int, data: bytes) -> int:
+        if len(data) > 1000:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr("os.write", nearly_full)
+    with capture_logs() as logs:
+        for _ in range(3 * CHANGES_TOLD):
+            put(writer, b"x" * 2000)
+            writer.flush()
+            put(writer, b"x")
+            writer.flush()
+    assert len(logs) == 2 * CHANGES_TOLD
 
 
 async def test_a_folder_that_cannot_be_made_is_said_at_the_start(

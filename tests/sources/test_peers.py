@@ -123,11 +123,13 @@ async def test_a_router_that_stands_in_its_own_list_takes_itself_out() -> None:
     port.close()
     one = Sidecar(url)
     async with running(one, ports=[int(url.rpartition(":")[2])]):
-        await one.peers.start()
-        one.serve("a", "x")
-        await until(lambda: one.peers.figures().up == {})
-        await one.peers.stop()
+        with capture_logs() as lines:
+            await one.peers.start()
+            one.serve("a", "x")
+            await until(lambda: one.peers.figures().up == {})
+            await one.peers.stop()
     assert one.peers.figures().placements["received"] == 0
+    assert [line["log_level"] for line in lines if line["event"] == "smetric.peer.own"] == ["info"]
 
 
 async def test_one_that_starts_learns_what_is_where() -> None:
