@@ -92,6 +92,11 @@ def _authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {token.text}"} if token is not None else {}
 
 
+def segment(text: str) -> str:
+    """*text*, whatever was typed, as one segment of a path."""
+    return quote(os.fsencode(text), safe="")
+
+
 def change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:
     """How *instance* stands after the router at *admin* was told to *verb* it.
 
@@ -99,7 +104,7 @@ def change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:
         click.ClickException: the router knows no such instance, or refuses.
         Unreachable: it does not answer, or not as SMetric does.
     """
-    status, answer = ask(admin, "POST", f"/admin/instances/{quote(instance, safe='')}/{verb}")
+    status, answer = ask(admin, "POST", f"/admin/instances/{segment(instance)}/{verb}")
     if not isinstance(answer, dict):
         raise strange(admin, status)
     if status != 200:

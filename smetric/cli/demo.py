@@ -83,11 +83,11 @@ async def _play(policies: tuple[str, ...], count: int, again: bool) -> int:
     by_lmcache: Play | None = None
     async with stage.engines() as engines:
         for policy in policies:
-            progress = _Progress(policy)
+            progress = Progress(policy)
             plays.append(await perform(engines, policy, _SESSIONS[:count], speed=1.0, progress=progress.answered))
             progress.end(plays[-1])
         if again:
-            progress = _Progress(f"{policies[0]} by LMCache")
+            progress = Progress(f"{policies[0]} by LMCache")
             by_lmcache = await perform(
                 engines,
                 policies[0],
@@ -119,18 +119,19 @@ async def _stay(policy: str, port: int, admin_port: int) -> int:
         return await serve_ports(application, data, admin)
 
 
-class _Progress:
+class Progress:
     """How far a policy has come: one line that changes on a terminal, elsewhere a line at the end."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._is_live = sys.stdout.isatty()
+        self._bar = max(0, min(30, shutil.get_terminal_size().columns - 48))  # a line that wraps cannot be taken back
 
     def answered(self, answers: int, total: int) -> None:
         """One more answer."""
         if self._is_live:
-            bar = "█" * (answers * 30 // total)
-            click.echo(f"\r  {self._policy:<20} {bar:<30} {answers:>4} of {total} requests", nl=False)
+            bar = "█" * (answers * self._bar // total)
+            click.echo(f"\r  {self._policy:<20} {bar:<{self._bar}} {answers:>4} of {total} requests", nl=False)
 
     def end(self, play: Play) -> None:
         """It has played."""

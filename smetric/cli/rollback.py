@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import click
 
-from smetric.cli.admin_port import admin_option, ask, strange
+from smetric.cli.admin_port import admin_option, ask, segment, strange
 
 
 @click.command()
@@ -26,7 +24,7 @@ def rollback(name: str, generation: int | None, admin: str) -> None:
     smetric rollback coder --to 3 --admin http://10.0.0.5:9464
     """
     document = {} if generation is None else {"generation": generation}
-    status, answer = ask(admin, "POST", f"/admin/policies/{quote(name, safe='')}/rollback", document)
+    status, answer = ask(admin, "POST", f"/admin/policies/{segment(name)}/rollback", document)
     if not isinstance(answer, dict):
         raise strange(admin, status)
     if status != 200:

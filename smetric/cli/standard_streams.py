@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -11,6 +12,8 @@ def have_standard_streams() -> None:
 
     A connection would get the number, and its client what a library complains of to the standard error. It comes before
     whatever may open a file, and keep it, while it is imported: libffi does, from 3.5 on.
+
+    What the encoding of an output has no sign for is written there as an escape, so that ✓ and ✗ stay apart.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -19,3 +22,6 @@ def have_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")

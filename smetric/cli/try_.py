@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from smetric.cli.admin_port import admin_option, ask, strange
+from smetric.cli.admin_port import admin_option, ask, segment, strange
 from smetric.cli.policy_argument import PolicySource, policy_named
 from smetric.cli.settings_options import param_values, set_option
 
@@ -37,7 +36,7 @@ def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, 
     document: dict[str, Any] = {"policy": source.text, "last": last, "libraries": _libraries(source)}
     if params:
         document["params"] = param_values(params)
-    status, answer = ask(admin, "POST", f"/admin/policies/{quote(name, safe='')}/try", document, timeout_s=_TIMEOUT_S)
+    status, answer = ask(admin, "POST", f"/admin/policies/{segment(name)}/try", document, timeout_s=_TIMEOUT_S)
     if not isinstance(answer, dict):
         raise strange(admin, status)
     if status == 422:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from smetric.cli.demo import demo
+from smetric.cli.demo import Progress, demo
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,20 @@ def test_a_policy_that_does_not_check_is_shown_before_anything_plays(tmp_path: P
     assert result.exit_code == 1
     assert "nosuch" in result.output
     assert "requests" not in result.stdout
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80])
+def test_the_line_that_tells_how_far_it_has_come_fits_on_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    progress = Progress("smetric by LMCache")
+    progress.answered(90, 180)
+    progress.answered(180, 180)
+    lines = capsys.readouterr().out.split("\r")[1:]
+    assert len(lines) == 2
+    assert max(map(len, lines)) < max(columns, 48)
 
 
 @pytest.mark.slow

@@ -111,3 +111,16 @@ def test_standard_streams_that_are_closed_are_empty(arguments: tuple[str, ...]) 
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: a file starts with `policy NAME`")
+
+
+def test_what_an_encoding_has_no_sign_for_is_printed_as_an_escape() -> None:
+    snapshot = '{"instances": [{"id": "a", "requests": 1}]}'
+    done = subprocess.run(
+        [sys.executable, "-m", "smetric", "explain", "smetric", "--snapshot", "-"],
+        input=snapshot.encode(),
+        capture_output=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert "\\u2717 req.turn != 0 (req.turn is 0)   · not_overloaded" in done.stdout.decode("latin-1")

@@ -246,6 +246,9 @@ class Admin(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        self.do_GET()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""
 
@@ -304,6 +307,13 @@ def test_a_password_in_an_admin_url_is_refused_and_not_shown() -> None:
 def test_a_host_that_no_look_up_takes_does_not_answer() -> None:
     result = run("explain", "--decision", "01GOOD", "--admin", "http://a..b")
     assert (result.exit_code, "http://a..b does not answer" in result.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("command", ["drain", "undrain", "rollback"])
+def test_a_name_that_is_no_text_is_asked_for_as_it_is(command: str, admin: str) -> None:
+    result = run(command, "gpu-\udcff", "--admin", admin)
+    assert "404" in result.stderr
+    assert isinstance(result.exception, SystemExit)
 
 
 def test_a_token_that_fits_in_no_header_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, admin: str) -> None:
