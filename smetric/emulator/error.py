@@ -39,6 +39,10 @@ class EngineError(Exception):
         )
 
 
+class UnreadableBodyError(Exception):
+    """The body is no text, or more deeply nested or longer in its numbers than the parser reads."""
+
+
 class InvalidBodyError(EngineError):
     """The body does not have the shape the API asks for.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from smetric.emulator.error import InvalidBodyError
+from smetric.emulator.error import InvalidBodyError, UnreadableBodyError
 
 
 class Fields:
@@ -29,8 +29,8 @@ class Fields:
         """Decode a request body.
 
         Raises:
-            InvalidBodyError: it is empty, no JSON, or no object.
-            UnicodeDecodeError: it is no UTF-8.
+            InvalidBodyError: it is empty, no JSON, no object, or a string in it is no text.
+            UnreadableBodyError: it is no UTF-8, or more than the parser reads.
         """
         if not body:
             raise InvalidBodyError("missing", "body", "Field required", None)
@@ -43,6 +43,14 @@ class Fields:
             except json.JSONDecodeError as error:
                 at = f"body.{error.pos}"
                 raise InvalidBodyError("json_invalid", at, "JSON decode error", {}, error.msg) from None
+            except (ValueError, RecursionError) as error:
+                raise UnreadableBodyError from error
+            # It also takes halves of surrogate pairs, which the validation after it does not.
+            try:
+                json.dumps(values, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                message = "Input should be a valid string, unable to parse raw data as a unicode string"
+                raise InvalidBodyError("string_unicode", "body", message, {}) from None
         if not isinstance(values, dict):
             raise InvalidBodyError("model_attributes_type", "body", "Input should be a valid dictionary", values)
         return cls(values)

@@ -87,7 +87,6 @@ class EmulatedInstance:
                 self.engine.abort(sequence, now)
             self.metrics.rejected += 1
             raise busy() from None
-        self.metrics.received(call.n, call.limit)
         self._active[generation] = None
         if self._step_ends is None:
             self._begin_step(now)
@@ -157,6 +156,8 @@ class EmulatedInstance:
                 generation.wake()
 
     def _count(self, generation: Generation) -> None:
+        call = generation.call
+        self.metrics.answered(call.n, call.limit, len(generation.choices))
         for choice in generation.choices:
             reason = choice.finish_reason
             if reason is None:

@@ -75,20 +75,24 @@ def _results(content: Any) -> list[dict[str, Any]]:
 
 def _in_effect(fields: Fields) -> list[dict[str, Any]]:
     """The tools at the end of the conversation: those given, and what its system messages change."""
-    by_name = {tool.get("name"): tool for tool in fields.objects("tools")}
-    for message in fields.objects("messages"):
-        content = message.get("content")
+    by_name = {_name(tool, f"body.tools.{index}"): tool for index, tool in enumerate(fields.objects("tools"))}
+    for index, message in enumerate(fields.objects("messages")):
+        content, at = message.get("content"), f"body.messages.{index}.content"
         for block in content if message.get("role") == "system" and isinstance(content, list) else ():
             change = block.get("tool") if isinstance(block, dict) else None
             if not isinstance(change, dict):
                 continue
-            tool = change.get("definition") if change.get("type") == "tool_definition" else None
-            name = (tool or change).get("name")
+            tool = Fields(change, at).nested("definition").values if change.get("type") == "tool_definition" else None
+            name = _name(tool or change, at)
             if block.get("type") == "tool_removal":
                 by_name.pop(name, None)
             elif block.get("type") == "tool_addition":
                 by_name[name] = tool or {**by_name.get(name, {"name": name}), "defer_loading": None}
     return list(by_name.values())
+
+
+def _name(tool: dict[str, Any], at: str) -> str | None:
+    return Fields(tool, at).string("name")
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -88,16 +88,17 @@ class InstanceMetrics(Collector):
         #: Requests refused because the queue was full.
         self.rejected = 0
 
-    def received(self, n: int, limit: int | None) -> None:
-        """A request was taken."""
+    def answered(self, n: int, limit: int | None, sequences: int) -> None:
+        """A request has ended, of so many *sequences*."""
         self._histograms["request_params_n"].observe(n)
         if limit is not None:
-            self._histograms["request_params_max_tokens"].observe(limit)
+            self._histograms["request_params_max_tokens"].observe(limit, sequences)
 
     def stepped(self, result: StepResult, took_s: float) -> None:
         """A step of *took_s* model seconds has ended."""
         histograms = self._histograms
-        histograms["iteration_tokens_total"].observe(result.tokens)
+        # Computed of prompts, and generated: a step that ends a prefill does both.
+        histograms["iteration_tokens_total"].observe(result.tokens + len(result.first))
         for sequence in result.first:
             self._seconds("time_to_first_token_seconds", sequence.arrived_s, sequence.first_token_s)
         later = result.decoded - len(result.first)
@@ -196,23 +197,23 @@ class InstanceMetrics(Collector):
 
     def _counters(self) -> Iterator[Metric]:
         totals = self._instance.engine.totals
-        queries, hits = totals.queries, totals.hits
+        cached = totals.cached
         for name, text, value in (
-            ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", queries),
-            ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", hits),
+            ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", totals.queries),
+            ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", totals.hits),
             ("num_preemptions", "Cumulative number of preemption from the engine.", totals.preemptions),
             ("prompt_tokens", "Number of prefill tokens processed.", totals.prompt),
-            ("prompt_tokens_cached", "Number of cached prompt tokens (local + external).", hits),
+            ("prompt_tokens_cached", "Number of cached prompt tokens (local + external).", cached),
             ("generation_tokens", "Number of generation tokens processed.", totals.generated),
         ):
             yield self._counter(name, text, [({}, value)])
-        sources = {"local_compute": queries - hits, "local_cache_hit": hits, "external_kv_transfer": 0}
+        sources = {"local_compute": totals.prompt - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
         yield self._counter(
             "prompt_tokens_by_source",
             "Number of prompt tokens by source.",
             [({"source": source}, value) for source, value in sources.items()],
         )
-        tiers = {"device": hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
+        tiers = {"device": cached, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
         yield self._counter(
             "prompt_tokens_cached_by_source",
             "Prefix-cache hit tokens by the cache tier that supplied them.",

@@ -95,7 +95,7 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "custom":
             made.append(_function({**tool, "parameters": _FREEFORM}, tool.get("name")))
         elif kind == "namespace":
-            inner = [one for one in tool.get("tools") or () if one.get("type") == "function"]
+            inner = [one for one in Fields(tool, "body.tools").objects("tools") if one.get("type") == "function"]
             made += [_function(one, f"{tool.get('name')}__{one.get('name')}") for one in inner]
     return made
 

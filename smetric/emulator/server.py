@@ -18,7 +18,7 @@ from smetric.emulator.answer import Answer
 from smetric.emulator.call import Call, Limits, new_id
 from smetric.emulator.chat import ChatAnswer, parse_chat
 from smetric.emulator.completions import CompletionAnswer, parse_completion
-from smetric.emulator.error import INVALID, EngineError, no_such_response
+from smetric.emulator.error import INVALID, EngineError, UnreadableBodyError, no_such_response
 from smetric.emulator.fields import Fields
 from smetric.emulator.generation import Generation
 from smetric.emulator.instance import EmulatedInstance
@@ -155,7 +155,7 @@ class EmulatedServer:
         except EngineError as error:
             body = error.body(anthropic=exchange.path.startswith("/v1/messages"))
             await exchange.reply(error.status, body, JSON)
-        except UnicodeDecodeError:
+        except UnreadableBodyError:
             await exchange.reply(400, b'{"detail":"There was an error parsing the body"}', JSON)
         except ConnectionResetError:
             # Nobody is left to answer.

@@ -17,6 +17,7 @@ from xxhash import xxh3_64_digest
 
 from smetric.emulator import tokenizer
 from smetric.emulator.error import InvalidBodyError, bad_request
+from smetric.emulator.fields import Fields
 from smetric.emulator.tokenizer import END, START
 
 #: Tokens an image takes.
@@ -87,7 +88,8 @@ def _prepared(message: dict[str, Any], index: int) -> _Prepared:
     if not isinstance(role, str):
         raise InvalidBodyError("missing", f"body.messages.{index}.role", "Field required", message)
     content = _content(message.get("content"), role, f"body.messages.{index}.content")
-    return role, content, [_call(call) for call in message.get("tool_calls") or ()] if role == "assistant" else []
+    calls = Fields(message, f"body.messages.{index}").objects("tool_calls") if role == "assistant" else []
+    return role, content, [_call(call) for call in calls]
 
 
 def _content(content: Any, role: str, at: str) -> list[str | bytes]:
@@ -119,6 +121,8 @@ def _piece(part: Any, at: str) -> str | bytes | None:
     if not isinstance(part, dict):
         raise InvalidBodyError("model_attributes_type", at, "Input should be a valid dictionary", part)
     kind = part.get("type", "text")
+    if not isinstance(kind, str):
+        raise InvalidBodyError("string_type", at, "Input should be a valid string", kind)
     if kind in _SILENT_PARTS:
         return None
     text = part.get(_TEXT_PARTS.get(kind, ""))
@@ -129,9 +133,9 @@ def _piece(part: Any, at: str) -> str | bytes | None:
     return xxh3_64_digest(orjson.dumps(named)) * (IMAGE_TOKENS // 2)
 
 
-def _call(call: Any) -> str:
+def _call(call: dict[str, Any]) -> str:
     """Name and arguments; arguments that are no object become an empty one."""
-    function = call.get("function") if isinstance(call, dict) else None
+    function = call.get("function")
     if not isinstance(function, dict):
         raise bad_request("A tool call has no function.", "tool_calls")
     arguments = function.get("arguments")

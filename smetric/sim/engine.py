@@ -121,11 +121,16 @@ class StepResult:
 
 @dataclass(slots=True)
 class EngineTotals:
-    """Counters since the engine started, in tokens unless named otherwise."""
+    """Counters since the engine started, in tokens unless named otherwise.
+
+    `queries` and `hits` count a prompt when it is admitted; `prompt`, and what of it was `cached`, when its first token
+    comes, which an abort may prevent.
+    """
 
     queries: int = 0
     hits: int = 0
     prompt: int = 0
+    cached: int = 0
     generated: int = 0
     preemptions: int = 0
     steps: int = 0
@@ -257,6 +262,7 @@ class Engine:
                     sequence.first_token_s = now
                     result.first.append(sequence)
                     self.totals.prompt += sequence.prompt_len
+                    self.totals.cached += sequence.hit_len or 0
                 sequence.emitted += 1
                 result.decoded += 1
                 if sequence.emitted == sequence.output_len:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from smetric.emulator import tokenizer
+from smetric.emulator.call import Call
 from smetric.emulator.instance import EmulatedInstance, InstanceSettings
-from smetric.emulator.metrics import CONTENT_TYPE
+from smetric.emulator.metrics import CONTENT_TYPE, REASONS
 from smetric.sim.engine import EngineConfig, SequenceRequest
 
-CAPTURE = Path(__file__).parent.parent / "data" / "vllm" / "metrics_idle.http"
+CAPTURES = Path(__file__).parent.parent / "data" / "vllm"
 SETTINGS = InstanceSettings(
     model="tiny", engine=EngineConfig(block_size=32, blocks=200, max_model_len=2048), time_scale=10
 )
@@ -32,7 +36,7 @@ def value(page: bytes, name: str, **labels: str) -> float:
 
 
 def test_every_metric_of_vllm_is_there_with_its_type_labels_and_buckets() -> None:
-    head, _, page = CAPTURE.read_text().partition("===== RESPONSE =====")[2].partition("\n\n")
+    head, _, page = (CAPTURES / "metrics_idle.http").read_text().partition("===== RESPONSE =====")[2].partition("\n\n")
     assert f"content-type: {CONTENT_TYPE}" in head
     real = families(page)
     ours = families(EmulatedInstance(SETTINGS).metrics.page().decode())
@@ -76,6 +80,38 @@ def test_the_page_shows_the_queue_the_cache_and_what_was_computed() -> None:
     assert value(page, "vllm:time_to_first_token_seconds_sum") == 0.2
     assert value(page, "vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
     assert value(page, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 1
+
+
+async def test_what_a_load_comes_to_adds_up_as_on_the_real_page() -> None:
+    def adds_up(page: bytes) -> bool:
+        """Each prompt was computed or found, and steps brought what of them was computed and all that was generated."""
+        prompt, generated = value(page, "vllm:prompt_tokens_total"), value(page, "vllm:generation_tokens_total")
+        found = value(page, "vllm:prompt_tokens_cached_total")
+        computed, cached, fetched = (
+            value(page, "vllm:prompt_tokens_by_source_total", source=source)
+            for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
+        )
+        ended = sum(value(page, "vllm:request_success_total", finished_reason=reason) for reason in REASONS)
+        return (
+            prompt == computed + cached + fetched
+            and found == cached == value(page, "vllm:prompt_tokens_cached_by_source_total", source="device")
+            and value(page, "vllm:iteration_tokens_total_sum") == computed + generated
+            and value(page, "vllm:request_params_max_tokens_count") == ended
+            and 0 < found < prompt
+        )
+
+    answer = (CAPTURES / "metrics_load.http").read_text().partition("===== RESPONSE =====")[2]
+    assert adds_up(answer.partition("\n\n")[2].encode())
+    instance = EmulatedInstance(replace(SETTINGS, time_scale=100))
+    prompts = [tokenizer.encode("word " * length) for length in (400, 800, 1600)]
+    calls = [Call(prompts=[prompt], model="tiny", limit=20, n=n) for prompt in prompts * 2 for n in (1, 2)]
+    running = [instance.generate(call) for call in calls]
+    await asyncio.sleep(0)
+    instance.abort(running[0])  # its prompt has been looked up and will not be computed
+    for generation in running:
+        while not generation.ended:
+            await generation.changed()
+    assert adds_up(instance.metrics.page())
 
 
 def test_a_restart_starts_the_counters_and_the_start_time_again() -> None:

@@ -201,5 +201,11 @@ def test_whatever_arrives_and_leaves_every_sequence_ends_and_every_block_comes_b
     for sequence, _ in sequences:
         if sequence.state is State.FINISHED:
             assert sequence.emitted == sequence.output_len
-    assert model.totals.generated == sum(sequence.emitted for sequence, _ in sequences)
+    totals = model.totals
+    assert totals.generated == sum(sequence.emitted for sequence, _ in sequences)
+    admitted = [sequence for sequence, _ in sequences if sequence.hit_len is not None]
+    begun = [sequence for sequence in admitted if sequence.first_token_s is not None]
+    for of, prompts, found in ((admitted, totals.queries, totals.hits), (begun, totals.prompt, totals.cached)):
+        assert prompts == sum(sequence.prompt_len for sequence in of)
+        assert found == sum(sequence.hit_len or 0 for sequence in of) <= prompts
     assert (model.cache.used, model.busy) == (0, False)
