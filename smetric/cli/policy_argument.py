@@ -30,9 +30,11 @@ class PolicySource:
 
     Args:
         file: where it lies; None for standard input.
+        problem: why there is none to read; empty where there may be one.
     """
 
     file: Path | None
+    problem: str = ""
 
     @cached_property
     def path(self) -> str:
@@ -49,6 +51,8 @@ class PolicySource:
         Raises:
             ConfigError: it cannot be read.
         """
+        if self.problem:
+            raise ConfigError(self.problem)
         if self.file is None:
             return decoded(sys.stdin.buffer.read(MAX_BYTES + 1))
         try:
@@ -101,17 +105,18 @@ class PolicySource:
 def policies_named(arguments: tuple[str, ...]) -> list[PolicySource]:
     """The policies and libraries that *arguments* name, each once; all shipped policies when there are none.
 
-    A folder stands for all policy files in it and below it.
-
-    Raises:
-        ConfigError: nothing of that name is shipped, or a folder holds no policies.
+    A folder stands for all policy files in it and below it. That there is none is said when it is read.
     """
     found: dict[str, PolicySource] = {}
     for argument in arguments or shipped_policies():
-        if os.path.isdir(argument) and argument not in shipped_policies():
-            sources = [PolicySource(path) for path in sorted({policy_of(path) for path in policies_below(argument)})]
-        else:
-            sources = [policy_named(argument)]
+        try:
+            if os.path.isdir(argument) and argument not in shipped_policies():
+                paths = {policy_of(path) for path in policies_below(argument)}
+                sources = [PolicySource(path) for path in sorted(paths)]
+            else:
+                sources = [policy_named(argument)]
+        except ConfigError as error:
+            sources = [PolicySource(Path(argument), str(error))]
         found |= {source.path: source for source in sources}
     return list(found.values())
 

@@ -607,6 +607,20 @@ def test_a_folder_stands_for_all_its_policies_and_libraries(tmp_path: Path) -> N
     assert (empty.exit_code, "no policy files in this folder" in empty.output) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["check", "test"])
+@pytest.mark.parametrize("missing", ["none", "smetrik"])
+def test_what_is_not_there_leaves_the_others_to_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, missing: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("none").mkdir()
+    Path("bad.policy").write_text(BAD)
+    result = run(command, missing, "bad.policy")
+    assert result.exit_code == 2
+    assert f"policy {missing}: no " in result.output
+    assert "bad.policy:" in result.output
+
+
 def test_libraries_are_found_beside_the_file_and_checked_on_their_own(tmp_path: Path) -> None:
     (tmp_path / "common.policy").write_text("library common\ndef near(x) = x + 1\n")
     (tmp_path / "p.policy").write_text("policy p\nuse common (near)\nroute argmin(near(requests)) as near_one\n")
