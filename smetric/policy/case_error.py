@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import same_line
 from smetric.policy.stop import Stop, unexpected
-from smetric.policy.suggestion import closest
+from smetric.policy.suggestion import closest, truth
 from smetric.policy.token import Token
 
 #: The words that begin the parts of a test.
@@ -39,7 +39,8 @@ def _part(stop: Stop) -> Diagnostic | None:
     for before, token, behind in _around(stop):
         starts = token.type == "NAME" and not same_line(before, token)
         is_other = behind is not None and behind.type in ("VBAR", "EQUAL")  # a row, or a setting
-        meant = closest(token, _PARTS) if starts and not is_other else ""
+        is_next = behind is not None and behind.type == "STRING"  # the sentence of another test
+        meant = closest(token, ("test",) if is_next else _PARTS) if starts and not is_other else ""
         if meant:
             return unexpected(token, f"did you mean `{meant}`?")
     return None
@@ -60,14 +61,17 @@ def _bare_word(stop: Stop) -> Diagnostic | None:
         return None
     if "UNKNOWN" not in stop.accepted and "STRING" not in stop.accepted:
         return None
-    return unexpected(token, f'quote it if it is a string, "{clip(token)}"; what nobody knows is `?`')
+    help_text = truth(token) or f'quote it if it is a string, "{clip(token)}"; what nobody knows is `?`'
+    return unexpected(token, help_text)
 
 
 def _field(stop: Stop) -> Diagnostic | None:
-    """`req.` in `given`."""
+    """`req.` in `given`, or in a guard without quotes."""
     token, previous = stop.token, stop.previous
     if token is None or token.type != "DOT" or previous != "req":
         return None
+    if any(earlier.type == "FAILING" for earlier in stop.tokens[: stop.place]):
+        return unexpected(token, 'quote what is no name: failing "req.turn != 0"')
     return unexpected(token, f"`given` is of the request, so write `{stop.following or 'turn'} = …`")
 
 

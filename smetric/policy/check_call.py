@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smetric.policy import tree
-from smetric.policy.builtin import Builtin
+from smetric.policy.builtin import BUILTINS, Builtin
 from smetric.policy.check_family import Bad, Families, Given, Infers
 from smetric.policy.findings import Findings
 from smetric.policy.interval import TRUE
-from smetric.policy.suggestion import did_you_mean
+from smetric.policy.suggestion import comparison, did_you_mean
 from smetric.policy.types import BROKEN, Sort, Type
 
 #: Reductions that other languages call with several values, too.
@@ -45,7 +45,7 @@ class Calls:
             for where, mask in masks:
                 if mask.sort is not Sort.BOOL or not mask.vector:
                     message = f"`where` needs a truth value per instance, found {mask}"
-                    raise self._fail("where", where.span, message)
+                    raise self._fail("where", where.span, message, comparison(mask.sort))
                 if mask.decided:
                     whom = "everybody" if mask.interval == TRUE else "nobody"
                     self._expressions.same(where.span, mask, f"this `where` takes {whom} in every decision")
@@ -75,7 +75,7 @@ class Calls:
                 continue
             span = argument.name_span or argument.span
             if argument.name not in builtin.named:
-                help_text = did_you_mean(argument.name, builtin.named) or builtin.signature
+                help_text = did_you_mean(argument.name, builtin.named) or _whose(argument.name) + builtin.signature
                 raise self._fail("arguments", span, f"`{name}` has no `{argument.name}:`", help_text)
             if argument.name in seen and argument.name != "then":
                 raise self._fail("arguments", span, f"`{argument.name}:` is given twice")
@@ -89,6 +89,12 @@ class Calls:
                 help_text = "say what it is where the divisor is 0: " if required == "default" else "write it as "
                 message = f"`{name}` needs `{required}:`"
                 raise self._fail("arguments", call.span, message, help_text + builtin.signature)
+
+
+def _whose(name: str) -> str:
+    """Which picks an argument called *name* belongs to, before the signature of one that does not take it."""
+    owners = [row.name for row in BUILTINS.values() if row.direction and name in row.named]
+    return f"`{name}:` is of {', '.join(owners)}; " if owners else ""
 
 
 def _amount(builtin: Builtin) -> str:

@@ -116,7 +116,8 @@ class Expressions:
         """The type of a single number of seconds."""
         found = self.infer(expr)
         if found.vector and not found.broken:
-            self._findings.error("duration", expr.span, f"expected one duration, found {found}")
+            help_text = "make one of it: min(…), mean(…) or max(…)"
+            self._findings.error("duration", expr.span, f"expected one duration, found {found}", help_text)
             return BROKEN
         return self.units.duration(found, expr.span)
 

@@ -11,6 +11,7 @@ from smetric.policy.builtin import Builtin, Family
 from smetric.policy.check_unit import Units, describe
 from smetric.policy.findings import Findings
 from smetric.policy.interval import COUNT, COUNT_ALL, FALSE, TRUE, TRUTH, ZERO, Interval, hull, ratio
+from smetric.policy.suggestion import comparison
 from smetric.policy.types import Sort, Type
 from smetric.policy.unit import PLAIN, SECONDS
 from smetric.policy.vocabulary import NEVER
@@ -132,6 +133,8 @@ class Families:
         help_text = ""
         if sort is Sort.INSTANCE:
             help_text = "e.g. first(argmin(x where m), argmin(x))"
+        elif sort is Sort.BOOL and found.sort is not sort:
+            help_text = comparison(found.sort)
         elif found.sort is sort:
             reduced = (
                 "make one of it, e.g. mean(…), or look one up: v[s]" if sort is Sort.NUMBER else "look one up: v[s]"
@@ -147,7 +150,8 @@ class Families:
         argument, found = pair
         if found.unit is not None and not found.unit.plain:
             message = f"`{given.builtin.name}` needs a plain number, found {found}"
-            raise self._fail("units", argument.value.span, message)
+            help_text = f"take its unit away: … {(PLAIN / found.unit).as_literals}"
+            raise self._fail("units", argument.value.span, message, help_text)
 
     def _share(self, given: Given, pair: Pair) -> None:
         """An argument must be one plain number in 0..1."""
@@ -156,6 +160,8 @@ class Families:
         if found.interval.low < 0 or found.interval.high > 1:
             message = f"`{given.builtin.name}` needs a share in 0..1, and this {found.interval.place}"
             help_text = "keep it there: clamp(…, 0, 1); a parameter: `in 0..1`"
+            if found.interval.low == found.interval.high and 1 < found.interval.high <= 100:
+                help_text = f"write {found.interval.high / 100:g} for {found.interval.high:g} %"
             raise self._fail("range", argument.value.span, message, help_text)
 
     def _never_negative(self, pair: Pair, what: str) -> None:
@@ -178,7 +184,8 @@ class Families:
         score = given.plain[0][1]
         if score.sort is Sort.NUMBER and not self._expressions.units.agree(score, found):
             message = f"{what} has the unit of the score, {describe(score)}, not {describe(found)}"
-            raise self._fail("units", argument.value.span, message, help_text)
+            named = self._expressions.units.unit_of_name(argument.value, found, score)
+            raise self._fail("units", argument.value.span, message, named or help_text)
         self._never_negative(pair, what)
 
     # ── families ──
@@ -211,7 +218,8 @@ class Families:
             raise self._fail("arguments", argument.value.span, f"`default:` is a number, not {default}")
         if not self._expressions.units.agree(made, default):
             message = f"`default:` has the unit of the result, {describe(made)}, not {describe(default)}"
-            raise self._fail("units", argument.value.span, message)
+            help_text = self._expressions.units.unit_of_name(argument.value, default, made)
+            raise self._fail("units", argument.value.span, message, help_text)
         unit = made.unit if made.unit is not None else default.unit
         wide = replace(made, unit=unit, vector=made.vector or default.vector)
         return replace(wide, interval=hull([made.interval, default.interval])).perhaps(default)
@@ -230,7 +238,9 @@ class Families:
         if not self._expressions.units.agree(*types):
             units = list(dict.fromkeys(describe(found) for found in types if found.unit is not None))
             message = f"`{builtin.name}` takes values of one unit, not {' and '.join(units)}"
-            raise self._fail("units", given.call.span, message)
+            other = next(found for found in types if found.unit is not None and not found.unit.plain)
+            names = (self._expressions.units.unit_of_name(each.value, found, other) for each, found in given.plain)
+            raise self._fail("units", given.call.span, message, next(filter(None, names), ""))
         unit = next((found.unit for found in types if found.unit is not None), None)
         intervals = [found.interval for found in types]
         if builtin.ordered and intervals[-2].low > intervals[-1].high:

@@ -11,7 +11,7 @@ from smetric.policy import tree
 from smetric.policy.check_unit import Units
 from smetric.policy.diagnostic import quote
 from smetric.policy.findings import Findings
-from smetric.policy.interval import FALSE, TRUE, TRUTH, Interval, hull
+from smetric.policy.interval import FALSE, TRUE, TRUTH, ZERO, Interval, hull
 from smetric.policy.suggestion import comparison
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import PLAIN
@@ -136,6 +136,9 @@ class Operators:
         return replace(made, unit=None if both else above / below, interval=a / b)
 
     def _divisor(self, expr: tree.Expr, found: Type) -> None:
+        if found.interval == ZERO and not found.may:
+            self._findings.error("divisor", expr.span, "this divisor is always 0", "divide by something else")
+            return
         shown = quote(self._findings.text, expr.span)
         floor = "0.01" if found.unit is None or found.unit.plain else "1"
         self._findings.error(
@@ -160,7 +163,9 @@ class Operators:
             return BROKEN
         if then.sort is not otherwise.sort or not self._units.agree(then, otherwise):
             message = f"both sides of `if` are of one kind, not {then} and {otherwise}"
-            self._findings.error("branches", expr.span, message)
+            help_text = self._units.unit_of_name(expr.then, then, otherwise)
+            help_text = help_text or self._units.unit_of_name(expr.otherwise, otherwise, then)
+            self._findings.error("branches", expr.span, message, help_text)
             return BROKEN
         made = replace(
             then,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from smetric.policy import tree
 from smetric.policy.findings import Findings
 from smetric.policy.names import Names
-from smetric.policy.suggestion import NUMBERS, did_you_mean
+from smetric.policy.suggestion import BEHIND_NUMBERS, NUMBERS, did_you_mean
 from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import BASES, PLAIN, SECONDS, Unit, base_unit, parse_unit
@@ -15,7 +15,8 @@ from smetric.policy.vocabulary import Vocabulary
 
 _SCALE = "put both on one scale first, e.g. norm(...) of each, or divide by a rate"
 _TIMES = frozenset(["us", "ms", "s", "m", "h", "sec", "secs", "min", "mins", "hour", "hours", "minute", "minutes"])
-
+#: Those that the language writes; right behind a number they are no unit only where that has an exponent.
+_DURATIONS = frozenset(["us", "ms", "s", "m", "h"])
 _THOUSANDS = frozenset(["k", "K", "M", "G"])
 
 
@@ -52,7 +53,9 @@ class Units:
                 unit = parse_unit(self._vocabulary.features[self._features[word]].unit)
                 self._names.find(word)
             if unit is None:
-                self._unknown(word, span, last=place > 0)
+                named = self._names.own(word)
+                if named is None or named.statement is not None:  # else it is said already what is wrong with it
+                    self._unknown(word, span, last=place > 0)
                 return None
             result = unit if place == 0 else result / unit
         return result
@@ -61,13 +64,17 @@ class Units:
         source = self.findings.text[span.start : span.end]
         at = source.rfind(word) if last else source.find(word)
         place = Span(span.start + at, span.start + at + len(word)) if at >= 0 else span
-        if word in _TIMES:
+        if word in _TIMES and last:
+            help_text = "behind `per` time is in seconds: per second"
+        elif word in _TIMES:
             help_text = "durations are written 500ms, 2s, 5m, 1h, without a space"
+            if source.startswith(word) and self.findings.text[place.start - 1].isdigit() and word in _DURATIONS:
+                help_text = "durations have no exponent: 500ms, 2s, 5m, 1h"
         elif word.lstrip("_").isdigit() or word in _THOUSANDS:
             help_text = NUMBERS
         else:
             help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
-        help_text = help_text or did_you_mean(word, ("when", "as", "and", "or", "retry", "else", "if", "in"))
+        help_text = help_text or did_you_mean(word, BEHIND_NUMBERS)
         self.findings.error("unit", place, f"unknown unit `{word}`", help_text)
 
     def agree(self, *types: Type) -> bool:
@@ -95,18 +102,20 @@ class Units:
         message = {"+": f"cannot add {a} and {b}", "-": f"cannot subtract {b} from {a}"}.get(
             expr.op, f"cannot compare {a} with {b}"
         )
-        self.findings.error("units", expr.span, message, self._unit_of_name(expr, left, right) or _SCALE)
+        help_text = self.unit_of_name(expr.left, left, right) or self.unit_of_name(expr.right, right, left)
+        self.findings.error("units", expr.span, message, help_text or _SCALE)
 
-    def _unit_of_name(self, expr: tree.Binary, left: Type, right: Type) -> str:
-        """Help where one side is a name whose number was defined without a unit."""
-        for side, found, other in ((expr.left, left, right), (expr.right, right, left)):
-            if not isinstance(side, tree.Name) or found.unit is None or not found.unit.plain or other.unit is None:
-                continue
-            statement = self._names.statement(side.name)
-            if isinstance(statement, tree.Param | tree.Let) and isinstance(statement.value, tree.Number):
-                word = "param" if isinstance(statement, tree.Param) else "let"
-                return f"give `{side.name}` its unit where it is defined: `{word} {side.name} = … {other.unit}`"
-        return ""
+    def unit_of_name(self, side: tree.Expr, found: Type, other: Type) -> str:
+        """Help where *side* is a name whose number was defined without the unit of *other*; else empty."""
+        if not isinstance(side, tree.Name) or found.unit is None or not found.unit.plain or other.unit is None:
+            return ""
+        statement = self._names.statement(side.name)
+        if not isinstance(statement, tree.Param | tree.Let) or not isinstance(statement.value, tree.Number):
+            return ""
+        if not other.unit.writable:  # in one literal; a product of literals has any unit
+            return f"give `{side.name}` its unit where it is used: {side.name} {other.unit.as_literals}"
+        word = "param" if isinstance(statement, tree.Param) else "let"
+        return f"give `{side.name}` its unit where it is defined: `{word} {side.name} = … {other.unit}`"
 
 
 def describe(found: Type) -> str:

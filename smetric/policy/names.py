@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "average": "`mean(…)`",
     "len": "`count()`",
     "median": "`quantile(…, 0.5)`",
+    "normalize": "`norm(…)`",
     "now": "`age(…)` of what is read: a policy has no clock",
     "random": "`sample(1)`",
     "round_robin": "`rr_argmin(0)`",
@@ -99,7 +100,7 @@ class Names:
         origin: Imported | None = None,
     ) -> None:
         """Add a name; an error when it is taken, and the first definition stays."""
-        if self._is_taken(name, span, "name"):
+        if statement is not None and self._is_taken(name, span, "name"):
             return
         earlier = self._defined.get(name)
         if earlier is None:
@@ -170,7 +171,8 @@ class Names:
         elif name in self._ever:
             help_text = "define it above this line"
         elif base_unit(name) is not None:
-            help_text = "a unit stands right behind a number: 16 requests, 5 tokens per second"
+            meant = did_you_mean(name, self._vocabulary.features)
+            help_text = meant or "a unit stands right behind a number: 16 requests, 5 tokens per second"
         else:
             known = {*arguments, *self._defined, *self._vocabulary.features, "true", "false"}
             help_text = did_you_mean(name, known) or f'define it above, or quote it if it is a string: "{name}"'

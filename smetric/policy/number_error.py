@@ -5,14 +5,17 @@ What parses all the same, as `4k` does, is the checker's of units.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.stop import Stop, unexpected
-from smetric.policy.suggestion import NUMBERS
+from smetric.policy.suggestion import BEHIND_NUMBERS, NUMBERS, did_you_mean
+from smetric.policy.unit import base_unit
 
 
 def explain_number(stop: Stop) -> Diagnostic | None:
     """The diagnostic for *stop*; None where no number is the reason."""
-    return _separator(stop) or _thousands(stop) or _bare_per(stop)
+    return next((found for rule in _RULES if (found := rule(stop)) is not None), None)
 
 
 def _separator(stop: Stop) -> Diagnostic | None:
@@ -44,8 +47,45 @@ def _thousands(stop: Stop) -> Diagnostic | None:
     return Diagnostic("unit", f"unknown unit `{clip(unit)}`", unit.span, NUMBERS)
 
 
+def _mistyped(stop: Stop) -> Diagnostic | None:
+    """`2 annd mean(requests) < 3`: the word was taken for a unit."""
+    word = stop.previous
+    if word is None or word.type != "NAME" or stop.place < 2 or stop.tokens[stop.place - 2].type != "NUMBER":
+        return None
+    meant = did_you_mean(word, BEHIND_NUMBERS) if base_unit(word) is None else ""
+    return Diagnostic("unit", f"unknown unit `{clip(word)}`", word.span, meant) if meant else None
+
+
 def _bare_per(stop: Stop) -> Diagnostic | None:
     token, previous = stop.token, stop.previous
     if token is None or previous is None or token.type != "PER" or previous.type != "NUMBER":
         return None
     return Diagnostic("unit", "a unit is missing before `per`", token.span, "e.g. 5 requests per second")
+
+
+def _divided(stop: Stop) -> Diagnostic | None:
+    """`5 tokens/s`, where no division can stand."""
+    token, unit = stop.token, stop.previous
+    if token is None or token.type != "SLASH" or unit is None or unit.type != "NAME" or stop.place < 2:
+        return None
+    if stop.tokens[stop.place - 2].type != "NUMBER":
+        return None
+    return unexpected(token, "units divide with `per`: 5 tokens per second")
+
+
+def _bare_point(stop: Stop) -> Diagnostic | None:
+    """`1.`"""
+    token, number = stop.token, stop.previous
+    if token is None or token.type != "DOT" or number is None or number.type != "NUMBER" or number.end != token.start:
+        return None
+    return unexpected(token, f"a digit follows the dot: write {clip(number)}.0, or {clip(number)}")
+
+
+_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
+    _separator,
+    _thousands,
+    _mistyped,
+    _bare_per,
+    _divided,
+    _bare_point,
+)

@@ -15,7 +15,7 @@ from smetric.policy.diagnostic import clip
 from smetric.policy.findings import Findings
 from smetric.policy.interval import Interval
 from smetric.policy.parser import read
-from smetric.policy.suggestion import did_you_mean
+from smetric.policy.suggestion import did_you_mean, truth
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import PLAIN, Unit
 from smetric.policy.vocabulary import LARGEST, Kind, Vocabulary
@@ -291,12 +291,17 @@ class Parameters:
         # The default stands among the choices again; it is judged once.
         for item in (default, *(item for item in items if item != default)):
             feature = self._vocabulary.features.get(item.name) if isinstance(item, tree.Name) else None
+            if not sound and isinstance(item, tree.Text):
+                break  # the default was meant as a string, too
             if feature is None or feature.kind is not Kind.NUMBER:
                 shown = f"`{item.name}` is no feature" if isinstance(item, tree.Name) else "this is no feature"
                 known = [word.name for word in self._vocabulary.features.values() if word.kind is Kind.NUMBER]
                 help_text = ""
                 if isinstance(item, tree.Name):
-                    help_text = did_you_mean(item.name, known) or f'quote it if it is a string: "{item.name}"'
+                    meant = truth(item.name) or did_you_mean(item.name, known)
+                    help_text = meant or f'quote it if it is a string: "{item.name}"'
+                elif isinstance(item, tree.Text):
+                    help_text = "features are written without quotes"
                 if feature is not None:
                     shown = f"`{feature.name}` is no number"
                 self._findings.error("unknown-feature", item.span, shown, help_text)

@@ -19,6 +19,7 @@ from smetric.policy.automaton import Automaton, Reduced, Stuck
 from smetric.policy.builder import Builder
 from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
+from smetric.policy.foreign import DEFINING
 from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, Tokens, cut, same_line, tokenize, too_deep
 from smetric.policy.stop import Stop
 from smetric.policy.suggestion import closest
@@ -190,10 +191,10 @@ def _broken(tokens: list[Token], doc: str = "") -> tree.Broken:
     names = [str(token) if token.type == "NAME" else "" for token in tokens]
     if word == "use":
         meant = names[2:]
-    elif len(tokens) > 1 and tokens[1].type == "EQUAL":
+    elif len(tokens) > 1 and tokens[1].type in ("EQUAL", "COLON"):
         meant = names[:1]
     else:
-        meant = names[1:2] if word in ("param", "let", "def") else []
+        meant = names[1:2] if word in ("param", "let", "def") or first in DEFINING else []
     span = Span(tokens[0].start, tokens[-1].end)
     return tree.Broken(span=span, doc=doc, word=word, names=tuple(filter(None, meant)))
 

@@ -9,6 +9,8 @@ from smetric.policy.types import Sort
 
 #: Help for `1_000` and `4k`.
 NUMBERS = "numbers have no separators and no letters: e.g. 5000 or 5e3"
+#: The words that may stand behind a number.
+BEHIND_NUMBERS = ("when", "as", "and", "or", "retry", "else", "if", "in")
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -17,7 +19,7 @@ def closest(name: str, known: Iterable[str]) -> str:
     for candidate in names:
         if candidate.lower() == name.lower():
             return candidate
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
     return found[0] if found else ""
 
 
@@ -25,6 +27,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Help for an unknown *name*: the closest known one, or empty."""
     found = closest(name, known)
     return f"did you mean `{found}`?" if found else ""
+
+
+def truth(name: str) -> str:
+    """Help for an unknown *name* that is a truth value in other languages, or empty."""
+    return f"did you mean `{name.lower()}`?" if name.lower() in ("true", "false") else ""
 
 
 def comparison(sort: Sort) -> str:

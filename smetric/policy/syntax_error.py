@@ -10,42 +10,17 @@ from collections.abc import Callable
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.case_error import explain_case
 from smetric.policy.diagnostic import Diagnostic, clip
+from smetric.policy.foreign import CONDITION, ELSEWHERE, FOREIGN
 from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS
 from smetric.policy.number_error import explain_number
 from smetric.policy.stop import Stop, unexpected
-from smetric.policy.suggestion import closest
+from smetric.policy.suggestion import BEHIND_NUMBERS, closest
 from smetric.policy.token import Token
 
 STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STATEMENTS[-1]}"
 
 _VALUES = frozenset({"NAME", "NUMBER", "DURATION", "STRING", "TRUE", "FALSE", "LBRACE", "LPAR"})
 _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "COMPARE", "IN", "AND", "OR", "NOT", "IF", "LSQB"})
-#: What other languages write, and what is written here instead; where it is two marks, the parser stops at either.
-_FOREIGN = {
-    "||": "write `or`",
-    "//": "comments start with `#`",
-    "/*": "comments start with `#`",
-    "--": "comments start with `#`",
-    "<>": "write `!=`",
-    "=<": "write `<=`",
-    "**": "write a product: x * x",
-    "?": "write `x if c else y`",
-    "is": "compare with `==`",
-}
-_CONDITION = "a condition stands behind what it decides: `route … when …`"
-#: What statements start with in other languages, and what stands here instead.
-ELSEWHERE = {
-    "if": _CONDITION,
-    "else": _CONDITION,
-    "elif": _CONDITION,
-    "return": "write `route …`",
-    "import": "write `use NAME (…)`",
-    "from": "write `use NAME (…)`",
-    "const": "write `param` or `let`",
-    "var": "write `let`",
-    "func": "write `def`",
-    "function": "write `def`",
-}
 #: The names that arguments of built-ins have.
 _ARGUMENTS = frozenset(name for row in BUILTINS.values() for name in row.named)
 _MARKS = {
@@ -81,13 +56,19 @@ def explain(stop: Stop) -> Diagnostic:
 def misplaced_start(token: Token, follower: Token | None) -> Diagnostic:
     """A name where a statement should start."""
     if follower is not None and follower.type == "EQUAL":
-        help_text = f"to name a value write `let {clip(token)} = …`"
+        help_text = _to_name(token)
     elif token in ELSEWHERE:
         help_text = ELSEWHERE[token]
     else:
-        meant = closest(token, STATEMENTS)
+        meant = closest(token, STATEMENTS) or closest(token, BEHIND_NUMBERS)
         help_text = f"did you mean `{meant}`?" if meant else STATEMENT_LIST
+        if not meant and follower is not None and follower.type == "COLON":
+            help_text = _to_name(token)
     return Diagnostic("statement", f"a statement cannot start with `{clip(token)}`", token.span, help_text)
+
+
+def _to_name(token: Token) -> str:
+    return f"to name a value write `let {clip(token)} = …`"
 
 
 def _brackets(stop: Stop) -> Diagnostic | None:
@@ -131,9 +112,14 @@ def _equals(stop: Stop) -> Diagnostic | None:
     token = stop.token
     if token is None or token.type != "EQUAL" or "COMPARE" not in stop.accepted:
         return None
-    if stop.previous is not None and stop.previous in _ARGUMENTS:
-        return unexpected(token, f"an argument is named with a colon: `{stop.previous}: …`")
     return unexpected(token, "compare with `==`; `=` only follows a name being defined")
+
+
+def _argument(stop: Stop) -> Diagnostic | None:
+    """The name of an argument without its colon."""
+    if stop.token is None or stop.previous not in _ARGUMENTS or "COLON" not in stop.accepted:
+        return None
+    return unexpected(stop.token, f"an argument is named with a colon: `{stop.previous}: …`")
 
 
 def _foreign(stop: Stop) -> Diagnostic | None:
@@ -141,9 +127,11 @@ def _foreign(stop: Stop) -> Diagnostic | None:
     token, previous = stop.token, stop.previous
     if token is None or stop.in_test:
         return None
-    for text in (str(token), f"{previous}{token}", f"{token}{stop.following}"):
-        if text in _FOREIGN:
-            return unexpected(token, _FOREIGN[text])
+    if token == "?" and previous is not None and previous.type == "COMPARE":
+        return unexpected(token, "whether it is known is asked with `known(…)`")
+    for text in (f"{token}{stop.following}", f"{previous}{token}", str(token)):
+        if text in FOREIGN:
+            return unexpected(token, FOREIGN[text])
     return None
 
 
@@ -195,7 +183,7 @@ def _else(stop: Stop) -> Diagnostic | None:
     token = stop.token
     if token is None or token.type != "ELSE" or any(earlier.type == "IF" for earlier in stop.tokens[: stop.place]):
         return None
-    return unexpected(token, _CONDITION)
+    return unexpected(token, CONDITION)
 
 
 def _no_arguments(stop: Stop) -> Diagnostic | None:
@@ -249,6 +237,8 @@ def _anything(stop: Stop) -> Diagnostic:
         meant = closest(token, _words(stop.accepted))
         if meant:
             return unexpected(token, f"did you mean `{meant}`?")
+        if stop.previous is not None and stop.previous.type == "NAME" and closest(stop.previous, ("not",)):
+            return unexpected(stop.previous, "did you mean `not`?")
     return unexpected(token, _expected(stop.accepted))
 
 
@@ -257,6 +247,7 @@ _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
     _reserved,
     _start,
     _foreign,
+    _argument,
     _equals,
     _chain,
     _range,

@@ -36,6 +36,18 @@ class Unit:
         """Whether this is the unit of a plain number."""
         return not self.factors
 
+    @property
+    def writable(self) -> bool:
+        """Whether one literal can have it: `tokens`, or `tokens per second`."""
+        powers = [power for _, power in self.factors]
+        return powers.count(1) == 1 and powers.count(-1) <= 1 and len(powers) <= 2 and set(powers) <= {1, -1}
+
+    @property
+    def as_literals(self) -> str:
+        """What a plain number is multiplied by, and divided by, to have it: `* 1 request * 1 token`."""
+        signs = [("*" if power > 0 else "/", base) for base, power in self.factors for _ in range(abs(power))]
+        return " ".join(f"{sign} 1 {_SINGULAR[base]}" for sign, base in signs)
+
     def __str__(self) -> str:
         above = "·".join(f"{base}{_exponent(power)}" for base, power in self.factors if power > 0)
         below = " per ".join(f"{_SINGULAR[base]}{_exponent(-power)}" for base, power in self.factors if power < 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from smetric.policy.check import check_text
@@ -814,6 +816,213 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "unknown unit `k`",
         "numbers have no separators and no letters: e.g. 5000 or 5e3",
     ),
+    *(
+        (f"{code}\nroute argmin(requests)", {}, caret, kind, message, help_text)
+        for code, caret, kind, message, help_text in (
+            ('keep pool is not "a"', "is", "syntax", "did not expect `is` here", "compare with `!=`"),
+            (
+                "let x = if any(healthy) then 1 else 2",
+                "if",
+                "syntax",
+                "did not expect `if` here",
+                "write `x if c else y`",
+            ),
+            (
+                "keep hit_len == ?",
+                "?",
+                "syntax",
+                "did not expect `?` here",
+                "whether it is known is asked with `known(…)`",
+            ),
+            (
+                "route argmin(hit_len, then requests) when any(healthy)",
+                "requests",
+                "syntax",
+                "did not expect `requests` here",
+                "an argument is named with a colon: `then: …`",
+            ),
+            ("let x = 1.", ".", "syntax", "did not expect `.` here", "a digit follows the dot: write 1.0, or 1"),
+            (
+                "param X = 5 tokens/s",
+                "/",
+                "syntax",
+                "did not expect `/` here",
+                "units divide with `per`: 5 tokens per second",
+            ),
+            (
+                "param X = 5 tokens per s",
+                "s",
+                "unit",
+                "unknown unit `s`",
+                "behind `per` time is in seconds: per second",
+            ),
+            (
+                "hold for 1e6s when any(healthy)",
+                "s",
+                "unit",
+                "unknown unit `s`",
+                "durations have no exponent: 500ms, 2s, 5m, 1h",
+            ),
+            ("keep req.turn > 3 annd healthy", "annd", "unit", "unknown unit `annd`", "did you mean `and`?"),
+            (
+                "keep requests > 3\nAnd healthy",
+                "And",
+                "statement",
+                "a statement cannot start with `And`",
+                "did you mean `and`?",
+            ),
+            ("keep Not healthy", "Not", "syntax", "did not expect `Not` here", "did you mean `not`?"),
+            ("keep request > 3", "request", "unknown-name", "unknown name `request`", "did you mean `requests`?"),
+            (
+                "keep role == decode",
+                "decode",
+                "unknown-name",
+                "unknown name `decode`",
+                'define it above, or quote it if it is a string: "decode"',
+            ),
+            ("param ON = True", "True", "unknown-feature", "`True` is no feature", "did you mean `true`?"),
+            (
+                'param POOL = a in {"a", "b"}\nkeep pool == POOL',
+                "a",
+                "unknown-feature",
+                "`a` is no feature",
+                'quote it if it is a string: "a"',
+            ),
+            (
+                'param LOAD = requests in {"requests", "running"}\nkeep LOAD > 1',
+                '"requests"',
+                "unknown-feature",
+                "this is no feature",
+                "features are written without quotes",
+            ),
+            ("let x = requests / 0", "0", "divisor", "this divisor is always 0", "divide by something else"),
+            (
+                "keep requests < quantile(requests, 90)",
+                "90",
+                "range",
+                "`quantile` needs a share in 0..1, and this is 90",
+                "write 0.9 for 90 %",
+            ),
+            (
+                "keep draw(max(requests))",
+                "max(requests)",
+                "units",
+                "`draw` needs a plain number, found requests",
+                "take its unit away: … / 1 request",
+            ),
+            (
+                "route argmin(requests, within: 2) when any(healthy)",
+                "within",
+                "arguments",
+                "`argmin` has no `within:`",
+                "`within:` is of rr_argmin, rr_argmax; argmin(v [where m], then: v…)",
+            ),
+            (
+                'reject 429 "x" retry unprefilled / prefill_rate when any(healthy)',
+                "unprefilled / prefill_rate",
+                "duration",
+                "expected one duration, found seconds per instance",
+                "make one of it: min(…), mean(…) or max(…)",
+            ),
+            (
+                "keep healthy when all(pool)",
+                "pool",
+                "arguments",
+                "`all` needs a truth value per instance, found string per instance",
+                'compare it with something, e.g. `== "…"`',
+            ),
+            (
+                "let m = count(healthy where pool)",
+                "pool",
+                "where",
+                "`where` needs a truth value per instance, found string per instance",
+                'compare it with something, e.g. `== "…"`',
+            ),
+        )
+    ),
+    *(
+        (
+            f"{word} {rest}\n{use}\nroute argmin(requests)",
+            {},
+            word,
+            "statement",
+            f"a statement cannot start with `{word}`",
+            help_text,
+        )
+        for word, rest, use, help_text in (
+            ("fn", "f(x) = x + 1", "keep f(requests) > 2", "write `def`"),
+            ("function", "f(x) = x + 1", "keep f(requests) > 2", "write `def`"),
+            ("const", "FEW = 2 requests", "keep requests > FEW", "write `param` or `let`"),
+            ("few", ":= 2 requests", "keep requests > few", "to name a value write `let few = …`"),
+            ("Param", "LOAD = requests in {requests, running}", "let few = 0 LOAD", "did you mean `param`?"),
+        )
+    ),
+    *(
+        (f"param T = 2\n{code}", {}, caret, kind, message, f"give `T` its unit where it is {where}")
+        for code, caret, kind, message, where in (
+            (
+                "route rr_argmin(requests, within: T)",
+                "T",
+                "units",
+                "`within:` has the unit of the score, requests, not a plain number",
+                "defined: `param T = … requests`",
+            ),
+            (
+                "route softmin(requests * hit_len, temperature: T)",
+                "T",
+                "units",
+                "the temperature has the unit of the score, requests·tokens, not a plain number",
+                "used: T * 1 request * 1 token",
+            ),
+            (
+                "route argmin(least(requests, T))",
+                "least(requests, T)",
+                "units",
+                "`least` takes values of one unit, not requests and a plain number",
+                "defined: `param T = … requests`",
+            ),
+            (
+                "route argmin(requests if req.turn > 0 else T)",
+                "requests if req.turn > 0 else T",
+                "branches",
+                "both sides of `if` are of one kind, not requests per instance and number",
+                "defined: `param T = … requests`",
+            ),
+            (
+                "route argmin(mean(requests where healthy, default: T))",
+                "T",
+                "units",
+                "`default:` has the unit of the result, requests, not a plain number",
+                "defined: `param T = … requests`",
+            ),
+            (
+                "route argmin(requests) when max(hit_len * requests) > T\nroute argmin(requests)",
+                "max(hit_len * requests) > T",
+                "units",
+                "cannot compare requests·tokens with a plain number",
+                "used: T * 1 request * 1 token",
+            ),
+        )
+    ),
+    *(
+        (
+            f'route argmin(requests)\ntest "t"\n  instance | requests\n{rest}',
+            {},
+            caret,
+            "syntax",
+            f"did not expect `{caret}` here",
+            help_text,
+        )
+        for rest, caret, help_text in (
+            ("  a | True\n  expect a", "True", "did you mean `true`?"),
+            ("  a | 1\n  expect a failing req.turn > 0", ".", 'quote what is no name: failing "req.turn != 0"'),
+            (
+                '  a | 1\n  expect a\ntset "u"\n  instance | requests\n  a | 1\n  expect a',
+                "tset",
+                "did you mean `test`?",
+            ),
+        )
+    ),
     ("param A = 1\nroute argmin(requests)", {}, "A", "unused", "parameter `A` is never used", ""),
     (
         "route argmin(requests) when 1 < 2\nroute argmax(hit_len)",
@@ -874,6 +1083,24 @@ def test_a_mistake_is_named_with_its_place_and_the_way_out_and_has_no_echo(
     hits = [(text[d.span.start : d.span.end], d.code, d.message, d.help) for d in found]
     assert (caret, kind, message, help_text) in hits
     assert len(found) == (3 if code == _SEVERAL else 1)
+
+
+_MEANT = re.compile("did you mean `(.+)`")
+#: Those whose way out is another word in place of the one under the caret.
+_WORDS = [row for row in _ROWS if _MEANT.match(row[-1]) and row[2] != "p"]
+
+
+@pytest.mark.parametrize(("code", "settings", "caret", "kind", "message", "help_text"), _WORDS)
+def test_the_word_that_was_meant_mends_the_mistake(
+    code: str, settings: dict[str, float], caret: str, kind: str, message: str, help_text: str
+) -> None:
+    before = _found(code, settings)
+    fault = next(each for each in before if (each.code, each.message) == (kind, message))
+    text, meant = f"policy p\n{code}", _MEANT.match(help_text)
+    assert meant is not None
+    after = _found((text[: fault.span.start] + meant[1] + text[fault.span.end :])[len("policy p\n") :], settings)
+    assert (kind, message) not in [(each.code, each.message) for each in after]
+    assert len(after) <= len(before)
 
 
 @pytest.mark.parametrize("word", ["rout", "Route", "return"])
