@@ -136,7 +136,9 @@ class RequestTokens:
         if task is None:
             if request.body is None or not self._may_encode(request):
                 return None
-            task = asyncio.create_task(self._tokenise(request, request.body), name="tokenise")
+            # What it needs of the request is taken now: the request lets go of its prompt when it is answered.
+            ids = self._tokenise(request.api, request.model, request.body, is_counted=_is_counted(request))
+            task = asyncio.create_task(ids, name="tokenise")
             request.tokenising = task
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -163,11 +165,10 @@ class RequestTokens:
             return False
         return True
 
-    async def _tokenise(self, request: InferenceRequest, body: bytes) -> array[int] | None:
-        api, is_counted = request.api, _is_counted(request)
+    async def _tokenise(self, api: Api, model: str, body: bytes, *, is_counted: bool) -> array[int] | None:
         started = time.perf_counter()
         try:
-            ids = await self._encode(api, request.model, body, is_counted)
+            ids = await self._encode(api, model, body, is_counted)
             result = "ok"
         except NotTokenised as reason:
             ids, result = None, reason.result

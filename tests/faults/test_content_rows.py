@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
+from smetric.config.settings import TokenizerSettings
 from tests.fakes import Call, FakeEngine, RawClient, fetch, request, until
 from tests.faults.harness import Running, Tell, chat, running
 from tests.faults.stall import Stall
@@ -186,6 +187,19 @@ async def test_h8_millions_of_numbers_where_none_belongs_hold_up_nothing(name: s
             answer = await router.ask("POST", f"/v1/{path}", body)
         assert stall.seconds <= STALL_S
         assert answer.status == (400 if path == "completions" else 200)
+
+
+async def test_h8_a_million_token_ids_are_read_while_streams_go_on(record_property: Tell) -> None:
+    body = b'{"model":"tiny","prompt":[' + b"123456," * 1_000_000 + b"7]}"
+    async with running(FakeEngine(), policy="smetric", tokenizer=TokenizerSettings(source="engine")) as router:
+        counted = router.application.metrics.registry
+        with Stall() as stall:
+            answer = await router.ask("POST", "/v1/completions", body)
+            labels = {"source": "engine", "result": "ok"}
+            await until(lambda: counted.get_sample_value("smetric_tokenizations_total", labels) == 1)
+        assert answer.status == 200
+        assert stall.seconds <= STALL_S
+        record_property("F7", f"a million token ids: {1000 * stall.seconds:.0f} ms")
 
 
 async def test_h8_a_body_in_tiny_chunks_lets_others_have_their_turn(record_property: Tell) -> None:
