@@ -3,6 +3,8 @@
 import { get } from "./admin.js";
 
 const LONGEST_WAIT_MS = 10000;
+/** The router says how it is each second: where nothing comes for so long, it or what is between has stopped. */
+const LONGEST_SILENCE_MS = 5000;
 
 /** Calls `on[event](data)` for each event, and `on.link(text, isUp)` as the connection comes and goes. */
 export class Feed {
@@ -33,9 +35,16 @@ export class Feed {
       this.on.link("live", true);
       this.on.begin();
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      const giveUp = () => {
+        why = "the router says nothing";
+        reader.cancel();
+      };
       let rest = "";
       for (;;) {
+        this.timer = setTimeout(giveUp, LONGEST_SILENCE_MS);
         const { value, done } = await reader.read();
+        if (abort.signal.aborted) return;
+        clearTimeout(this.timer);
         if (done) break;
         const events = (rest + value).split("\n\n");
         rest = events.pop();
@@ -46,6 +55,7 @@ export class Feed {
       if (error.status) why = error.message;
     }
     if (abort.signal.aborted) return;
+    clearTimeout(this.timer);
     // After a break the history has a gap, so it is asked for again.
     this.hasHistory = false;
     const wait = Math.min(LONGEST_WAIT_MS, 500 * 2 ** this.failures++);

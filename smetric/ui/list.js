@@ -16,7 +16,8 @@ export class List {
     /** Decisions shown, newest first, each with its row. */
     this.shown = [];
     this.byId = new Map();
-    this.waiting = [];
+    /** Decisions that wait, oldest first, by id. */
+    this.waiting = new Map();
     this.missed = 0;
     /** It stands still while somebody reads it, and while it is paused. */
     this.isRead = false;
@@ -35,21 +36,26 @@ export class List {
 
   /** More decisions, oldest first. */
   add(decisions) {
-    if (this.isHeld) {
-      this.waiting.push(...decisions);
-      const gone = Math.max(0, this.waiting.length - MOST);
-      this.missed += gone;
-      this.waiting.splice(0, gone);
-      this.onHold(true, this.waiting.length + this.missed);
-      return;
-    }
     // After a break some come again, with how they have ended meanwhile.
+    let fresh = [];
     for (const data of decisions) {
       const one = this.byId.get(data.id);
       if (one) this.fill(Object.assign(one, { data }));
+      else fresh.push(data);
     }
-    const fresh = decisions.filter((one) => !this.byId.has(one.id)).slice(-MOST);
+    if (this.isHeld) {
+      for (const data of fresh) this.waiting.set(data.id, data);
+      for (const id of this.waiting.keys()) {
+        if (this.waiting.size <= MOST) break;
+        this.waiting.delete(id);
+        this.missed++;
+      }
+      this.onHold(true, this.waiting.size + this.missed);
+      return;
+    }
+    fresh = fresh.slice(-MOST);
     if (!fresh.length) return;
+    const newest = this.shown[0]?.data.time_ms ?? 0;
     const rows = document.createDocumentFragment();
     const used = [];
     while (this.shown.length && this.shown.length + fresh.length > MOST) used.push(this.drop());
@@ -62,6 +68,13 @@ export class List {
     }
     this.box.prepend(rows);
     this.empty.hidden = true;
+    if (fresh[0].time_ms < newest) this.sort();
+  }
+
+  /** After a break come some, too, that were passed over before. */
+  sort() {
+    this.shown.sort((one, other) => other.data.time_ms - one.data.time_ms);
+    this.box.append(...this.shown.map((one) => one.row.element));
   }
 
   drop() {
@@ -73,10 +86,9 @@ export class List {
 
   /** Requests of decisions shown before have ended. */
   end(endings) {
-    const waiting = new Map(this.waiting.map((data) => [data.id, data]));
     for (const ending of endings) {
       const one = this.byId.get(ending.id);
-      const data = one?.data ?? waiting.get(ending.id);
+      const data = one?.data ?? this.waiting.get(ending.id);
       if (data) Object.assign(data, ending);
       if (one) this.fill(one);
     }
@@ -87,7 +99,7 @@ export class List {
     for (const { row } of this.shown) row.element.remove();
     this.shown = [];
     this.byId.clear();
-    this.waiting = [];
+    this.waiting.clear();
     this.missed = 0;
     this.select(null);
     this.read(false);
@@ -115,12 +127,12 @@ export class List {
 
   held() {
     if (!this.isHeld) {
-      const waiting = this.waiting;
-      this.waiting = [];
+      const waiting = [...this.waiting.values()];
+      this.waiting.clear();
       this.missed = 0;
       this.add(waiting);
     }
-    this.onHold(this.isHeld, this.waiting.length + this.missed);
+    this.onHold(this.isHeld, this.waiting.size + this.missed);
   }
 
   make() {

@@ -275,6 +275,25 @@ async def test_it_fits_every_screen(shown: Shown, width: int) -> None:
     await page.press("Escape")
 
 
+@pytest.mark.parametrize("width", [360, 1100, 1440, 1920])
+async def test_however_long_names_are_and_however_many_policies_in_shadow_nothing_is_cut_off(
+    shown: Shown, width: int
+) -> None:
+    page = shown.page
+    await page.look(width, 900)
+    await page.run(
+        "document.getElementById('shadows').textContent = 'a_policy_in_shadow 100 %, '.repeat(8);"
+        "document.getElementById('shadows').parentElement.hidden = false;"
+        "for (const name of ['--who', '--rule']) document.getElementById('list').style.setProperty(name, 15)"
+    )
+    assert await page.run("document.documentElement.scrollWidth") <= width
+    await page.press("ArrowDown", "Enter")
+    await page.until("document.querySelector('.answer p')")
+    right = "getBoundingClientRect().right"
+    assert await page.run(f"{ROWS}[0].querySelector('.end').{right} <= document.getElementById('list').{right}")
+    await page.press("Escape")
+
+
 async def test_each_part_is_reached_by_tab(shown: Shown) -> None:
     wanted = ["help-button", "fleet-scroll", "text", "outcome", "pause", "list"]
     seen = []
