@@ -13,7 +13,7 @@ from smetric.demo.figures import WINDOW_S
 from smetric.demo.play import Play
 from smetric.policy.explain import explain, summary
 from smetric.resources import shipped_policies
-from smetric.telemetry.tracing import ENDPOINTS
+from smetric.telemetry.destination import ENDPOINTS
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision

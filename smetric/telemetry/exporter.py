@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from urllib.parse import unquote, urlsplit
 
 import requests
 from opentelemetry.context import Context
@@ -19,16 +17,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 
 from smetric.errors import ConfigError
 from smetric.telemetry.collector import Collector
+from smetric.telemetry.destination import check, endpoint, protocol_of
 from smetric.telemetry.otlp import Encoded
-from smetric.telemetry.tracing import ENDPOINTS
 
 _DEFAULT_QUEUE = 2048
-_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
-#: A header as the SDK reads it. It logs others whole, secrets and all, and goes on without them.
-_HEADER = re.compile(r"""\s*[-!#$%&'*+.^_`|~0-9A-Za-z]+\s*=[^"\\;\x00-\x1f\x7f-\U0010ffff]*""")
 #: Names something that hands the SDK's exporter a session of its own.
 _SESSIONS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{name}CREDENTIAL_PROVIDER" for name in ("", "TRACES_"))
-_USER = re.compile(r"//[^/]*@")
 
 
 class BoundedProcessor(SpanProcessor):
@@ -121,9 +115,8 @@ def build(kind: str, environ: Mapping[str, str], collector: Collector) -> SpanEx
     """
     if kind == "console":
         return ConsoleSpanExporter(out=sys.stdout)
-    _check_endpoint(environ)
-    _check_headers(environ)
-    protocol = _protocol(environ)
+    check(environ)
+    protocol = protocol_of(environ)
     if protocol == "grpc":
         try:
             module = importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
@@ -137,7 +130,7 @@ def build(kind: str, environ: Mapping[str, str], collector: Collector) -> SpanEx
     if protocol != "http/protobuf":
         raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not one of http/protobuf, grpc")
     own_session = any(environ.get(name) for name in _SESSIONS)
-    return _http_exporter(_endpoint(environ), None if own_session else collector.session())
+    return _http_exporter(endpoint(environ), None if own_session else collector.session())
 
 
 def _http_exporter(endpoint: str | None, session: requests.Session | None) -> SpanExporter:
@@ -155,48 +148,6 @@ def _http_exporter(endpoint: str | None, session: requests.Session | None) -> Sp
         vars(module)["encode_spans"] = Encoded
     exporter: SpanExporter = module.OTLPSpanExporter(endpoint=endpoint, session=session)
     return exporter
-
-
-def _endpoint(environ: Mapping[str, str]) -> str | None:
-    """Where traces go over HTTP; None for the SDK's default."""
-    traces, base = (environ.get(name, "").strip() for name in ENDPOINTS)
-    return traces or (f"{base.rstrip('/')}/v1/traces" if base else None)
-
-
-def _protocol(environ: Mapping[str, str]) -> str:
-    """The OTLP protocol asked for."""
-    return (
-        environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "").strip()
-        or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip()
-        or "http/protobuf"
-    )
-
-
-def _check_endpoint(environ: Mapping[str, str]) -> None:
-    for name in ENDPOINTS:
-        value = environ.get(name, "").strip()
-        # gRPC endpoints may be written without a scheme.
-        if value and _protocol(environ) != "grpc" and not _is_address(value):
-            shown = _USER.sub("//…@", value).partition("?")[0]  # neither passwords nor keys
-            raise ConfigError(f"{name}: {shown!r} is not an address such as http://collector:4318")
-
-
-def _is_address(value: str) -> bool:
-    try:
-        parts = urlsplit(value)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def _check_headers(environ: Mapping[str, str]) -> None:
-    for name in _HEADERS:
-        for place, header in enumerate(environ.get(name, "").split(","), 1):
-            if header.strip() and not (_HEADER.fullmatch(header) and unquote(header.strip()).isprintable()):
-                raise ConfigError(
-                    f"{name}: header {place} is not written as name=value, with all but plain characters of the value "
-                    "as %XX (a quotation mark is %22, a semicolon %3B)"
-                )
 
 
 def _queue_size(environ: Mapping[str, str]) -> int:

@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -21,6 +20,7 @@ from smetric.errors import ConfigError
 from smetric.telemetry import names
 from smetric.telemetry.candidates import LIMIT
 from smetric.telemetry.context import Parent, Propagation
+from smetric.telemetry.destination import address, exporter_kind
 from smetric.telemetry.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 #: Seconds an export may hold up the end of the process.
 SHUTDOWN_S = 2.0
-
-#: The variables that name an OTLP endpoint; the first one set counts.
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 log = structlog.get_logger("smetric.telemetry")
 
@@ -77,13 +74,13 @@ class Tracing:
         self._maker: SpanMaker | None = None
         if self.propagation.unknown:
             log.warning(names.TRACING_EVENT.name, unknown_propagators=list(self.propagation.unknown))
-        kind = _exporter_kind(environ)
+        kind = exporter_kind(environ)
         if kind:
             try:
                 self._build(kind, environ, resource or {})
             except (ValueError, RuntimeError) as error:  # as the SDK tells of a limit that is no number, and the like
                 raise ConfigError(f"OTEL_*: {error}") from error
-        to = _address(environ) if kind == "otlp" else ""
+        to = address(environ) if kind == "otlp" else ""
         log.info(names.TRACING_EVENT.name, exporter=kind or "off", **({"to": to} if to else {}))
 
     def _build(self, kind: str, environ: Mapping[str, str], extra: Mapping[str, str]) -> None:
@@ -174,24 +171,3 @@ class Tracing:
             log.warning(names.TRACING_EVENT.name, abandoned_after_s=within_s)
             return False
         return True
-
-
-def _address(environ: Mapping[str, str]) -> str:
-    """Host and port of the endpoint configured; its path and credentials stay out of the log."""
-    named = (environ.get(name, "").strip() for name in ENDPOINTS)
-    parts = urlsplit(next(filter(None, named), "http://localhost:4318"))
-    return parts.netloc.rpartition("@")[2] or parts.path
-
-
-def _exporter_kind(environ: Mapping[str, str]) -> str:
-    """`otlp`, `console`, or empty for off."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return ""
-    asked = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
-    if asked in ("otlp", "console"):
-        return asked
-    if asked == "none":
-        return ""
-    if asked:
-        raise ConfigError(f"OTEL_TRACES_EXPORTER: {asked!r} is not one of otlp, console, none")
-    return "otlp" if any(environ.get(name, "").strip() for name in ENDPOINTS) else ""
