@@ -53,6 +53,8 @@ class InferenceRequest(Struct, kw_only=True):
     prefill_zone: str = ""
 
     api: Api = Api.OTHER
+    #: What the client calls `model`, where that is an alias.
+    alias: str = ""
     #: The path it was sent to.
     path: str = ""
     #: Sequences the engine will run: n × prompts.

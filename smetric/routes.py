@@ -27,7 +27,7 @@ class Match:
     """Which requests: each set that is not empty must hold what the request says.
 
     Args:
-        models: as clients name them.
+        models: as clients name them; an alias fits by what it stands for, too.
         tenants: as the tenant header names them.
         paths: of the data port.
     """
@@ -39,7 +39,7 @@ class Match:
     def fits(self, request: InferenceRequest) -> bool:
         """Whether *request* is one of them."""
         return (
-            (not self.models or request.model in self.models)
+            (not self.models or request.model in self.models or request.alias in self.models)
             and (not self.tenants or request.tenant in self.tenants)
             and (not self.paths or request.path in self.paths)
         )

@@ -86,6 +86,16 @@ def test_every_example_configuration_loads(path: Path) -> None:
     assert "/" not in settings.policy or Path(settings.policy).exists()
 
 
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_settings_in_the_manual_load(path: Path, tmp_path: Path) -> None:
+    """Those of other programs begin with other words."""
+    for number, text in enumerate(re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S)):
+        if any(text.startswith(f"{name}:") for name in SETTINGS.settings):
+            file = tmp_path / f"{number}.yaml"
+            file.write_text(text)
+            load_settings(file, dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x" * 20))
+
+
 def test_the_schema_that_editors_read_is_the_one_in_force() -> None:
     shipped = (EXAMPLES / "smetric.schema.json").read_text()
     assert shipped == CliRunner().invoke(main, ["config", "schema"]).output, (

@@ -48,6 +48,18 @@ def ask(**fields: str) -> InferenceRequest:
     return InferenceRequest(api=Api.CHAT, **given)  # type: ignore[arg-type]
 
 
+async def test_a_model_is_matched_by_the_name_that_clients_give_it_and_by_what_an_alias_stands_for() -> None:
+    by_name = tuple(
+        RouteSettings(name=name, match=MatchSettings(model=(model,)), policy="load_only")
+        for name, model in (("called", "small"), ("served", "tiny"))
+    )
+    async with running(FakeEngine(), routes=by_name, models={"small": "tiny", "little": "tiny"}) as router:
+        for model in ("small", "little", "tiny"):
+            assert (await router.chat(model=model)).status == 200
+        newest = orjson.loads((await router.admin("/admin/decisions?limit=3")).body)["decisions"]
+    assert [decision["route"] for decision in newest] == ["served", "served", "called"]
+
+
 def test_the_first_route_that_matches_decides_and_the_policy_where_none_does(tmp_path: Path) -> None:
     found = routes(
         tmp_path,

@@ -63,7 +63,9 @@ class CanarySettings:
 class MatchSettings:
     """Which requests: all that is set must fit, and of a list one; nothing set fits all."""
 
-    model: tuple[str, ...] = setting(OneOrMore(MODEL), "Models, as clients name them.", ())
+    model: tuple[str, ...] = setting(
+        OneOrMore(MODEL), "Models, as clients name them; an alias fits by what it stands for, too.", ()
+    )
     tenant: tuple[str, ...] = setting(OneOrMore(_TENANT), "Tenants, as `tenant_header` names them.", ())
     path: tuple[str, ...] = setting(
         OneOrMore(Choice(*PATHS)), "Paths of the data port, such as `/v1/chat/completions`.", ()

@@ -147,7 +147,7 @@ class Inference:
                 body = door.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
             request = self._read(scope, body)
             if request.model in door.aliases:
-                request.model = door.aliases[request.model]
+                request.alias, request.model = request.model, door.aliases[request.model]
                 body = patch_model(body, request.model)
             if not body and scope["method"] in ("GET", "HEAD", "DELETE"):
                 body = None
