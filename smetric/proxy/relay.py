@@ -6,6 +6,7 @@ Bounded and lossy on purpose: a few kilobytes of the head and the tail are looke
 from __future__ import annotations
 
 import re
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -38,19 +39,23 @@ _REASON = re.compile(rb'"(?:finish_reason|stop_reason)": ?"([a-z_]{1,32})"')
 _RESPONSE_STATUS = re.compile(rb'"status": ?"(completed|incomplete|failed|cancelled)"')
 
 
+#: Tokens, as an instance counts them: counters never fall, and what no engine holds is no count.
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: _Count = None
+    completion_tokens: _Count = None
+    input_tokens: _Count = None
+    output_tokens: _Count = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: _Count = None
+    cache_creation_input_tokens: _Count = None
 
 
 _decode_usage = msgspec.json.Decoder(_Usage).decode

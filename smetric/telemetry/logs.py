@@ -200,4 +200,6 @@ def _bounded(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     for name, value in event.items():
         if type(value) is str and (len(value) > 256 or not value.isprintable()):
             event[name] = safe(value)
+        elif type(value) is list:
+            event[name] = [safe(one) if type(one) is str else one for one in value]
     return event

@@ -103,6 +103,18 @@ def test_the_id_of_a_response_is_found_in_its_head() -> None:
     assert observed(Api.CHAT, body_of("chat"), 11, is_stream=False).response_id() == ""
 
 
+@pytest.mark.parametrize("count", ["-5", "2147483648", "1" + "0" * 30])
+def test_what_cannot_be_a_number_of_tokens_is_no_usage(count: str) -> None:
+    for usage in (
+        '{"prompt_tokens":%s,"completion_tokens":1}',
+        '{"prompt_tokens":1,"completion_tokens":%s}',
+        '{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":%s}}',
+        '{"input_tokens":1,"output_tokens":1,"cache_read_input_tokens":%s}',
+    ):
+        body = ('{"usage":' + usage % count + "}").encode()
+        assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
+
+
 def test_broken_usage_is_no_usage() -> None:
     for body in (b'{"usage":', b'{"usage":{"prompt_tokens":"x"}}', b'{"usage":null}', b"", b'{"usage":{"prompt_tok'):
         assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None

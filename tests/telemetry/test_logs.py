@@ -34,6 +34,13 @@ def test_a_line_is_one_json_object_whatever_a_client_sent(out: io.StringIO) -> N
     assert len(shown["path"]) == 256
 
 
+def test_texts_in_a_list_are_bounded_and_escaped_as_well(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    structlog.get_logger().info("odd", names=["\udcff", "a\nb", "x" * 10_000, 7])
+    (line,) = lines(out)
+    assert line["names"] == ["\\udcff", "a\\nb", "x" * 255 + "…", 7]
+
+
 def test_a_console_line_is_one_line_too(out: io.StringIO) -> None:
     logs.configure("info", "console", out)
     structlog.get_logger().info("request", model="a\r\nb\x1b[31m")
