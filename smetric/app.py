@@ -28,7 +28,6 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.tolerance import tolerance_of
 from smetric.live.stack import LiveStack
 from smetric.policies import Policies
-from smetric.proxy.addresses import resolve_within
 from smetric.proxy.admin import admin_app
 from smetric.proxy.admin_guard import AdminGuard
 from smetric.proxy.admission import admission_of
@@ -51,6 +50,7 @@ from smetric.proxy.upstream import Upstream
 from smetric.reading.reader import Reading
 from smetric.records.stack import RecordStack
 from smetric.router import Router
+from smetric.sources.addresses import resolve_within
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.stack import grains, require_token_ids, source_stack
 from smetric.telemetry.cache_gauges import CacheGauges

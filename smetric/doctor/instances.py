@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from smetric.config.address import odd_address
 from smetric.doctor.address import is_here, resolve
 from smetric.doctor.engine import Engine
 from smetric.doctor.finding import Finding, error, info, listed, shown, warning
@@ -38,6 +39,15 @@ async def reachable(site: Site) -> list[Finding]:
     for engine, at in zip(site.engines, addresses, strict=True):
         if at is None:
             continue
+        if odd := odd_address(at[0], site.settings.instance_networks):
+            found.append(
+                error(
+                    engine.where,
+                    f"its name leads to {at[0]}, {odd}",
+                    "the router connects to no such address",
+                    "correct `url` under `instances`; if it is meant, name its network in `instance_networks`",
+                )
+            )
         twin = seen.setdefault(at, engine)
         if twin is not engine:
             found.append(

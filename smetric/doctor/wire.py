@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from smetric.config.credential import Credential
+from smetric.sources.instance_session import is_plain
 
 #: Largest answer that is read, bytes.
 MAX_BYTES = 8 * 1024 * 1024
@@ -134,7 +135,7 @@ class Wire:
                 ssl=verifies,
                 timeout=aiohttp.ClientTimeout(total=within_s),
             ) as response:
-                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                if not is_plain(response):
                     # the router does not read it either
                     raise NoAnswer("an answer that is compressed, which was not asked for")
                 async for part in response.content.iter_any():

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from smetric.fleet.own_fault import is_own_fault
-from smetric.proxy.addresses import Addresses, Resolve
 from smetric.proxy.wire import Unreachable, UpstreamFailed, Wire
+from smetric.sources.addresses import Addresses, Resolve
 
 #: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
 KEEPALIVE_S = 3.0
@@ -95,40 +95,24 @@ class Pool:
         if self._is_closed:
             raise UpstreamFailed("closed")
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                wire = await self._connect()
+            return await self.addresses.connect(self._connect, self._connect_timeout_s)
         except TimeoutError as error:
-            self.addresses.doubt()
             raise Unreachable("connect_timeout") from error
         except ssl.SSLError as error:
             raise UpstreamFailed("connect_error") from error  # no matter of waiting
         except OSError as error:
             if is_own_fault(error):
                 raise UpstreamFailed("exhausted") from error
-            self.addresses.doubt()
             raise Unreachable("connect_error") from error
-        return wire
 
-    async def _connect(self) -> Wire:
+    async def _connect(self, address: str) -> Wire:
         tls = self._tls() if self._is_tls else None
         name = self._host if self._is_tls else None
-        deadline = self._loop.time() + self._connect_timeout_s
-        addresses = await self.addresses.find()
-        for nth, address in enumerate(addresses, 1):
-            # An address that swallows packets must not take the time of those behind it.
-            share = (deadline - self._loop.time()) / (len(addresses) - nth + 1)
-            try:
-                async with asyncio.timeout(share):
-                    transport, wire = await self._loop.create_connection(
-                        self._wire, address, self._port, ssl=tls, server_hostname=name
-                    )
-                _notice_silence(transport.get_extra_info("socket"))
-                self.addresses.prefer(address)
-                return wire
-            except OSError:  # TimeoutError is one
-                if nth == len(addresses):
-                    raise
-        raise AssertionError("there is at least one address")
+        transport, wire = await self._loop.create_connection(
+            self._wire, address, self._port, ssl=tls, server_hostname=name
+        )
+        _notice_silence(transport.get_extra_info("socket"))
+        return wire
 
     def _wire(self) -> Wire:
         return Wire(self._loop, self._just_read, self._made, self._idled, self._lost)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import cache
 
 from smetric.fleet.instance import Instance
-from smetric.proxy.addresses import Resolve, resolve
 from smetric.proxy.answer import Answer
 from smetric.proxy.headers import Headers, breaks_out, with_key
 from smetric.proxy.pool import Ages, Pool
 from smetric.proxy.wire import READ_BYTES, UpstreamFailed
+from smetric.sources.addresses import Resolve, resolve
 
 #: Methods whose lack of a body is told: some servers wait for one otherwise.
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})

@@ -21,6 +21,7 @@ from cachetools import TTLCache
 
 from smetric.request import InferenceRequest
 from smetric.sources.breaker import Breaker
+from smetric.sources.instance_session import is_plain
 from smetric.sources.lmcache_holdings import MAX_TOKENS, NOTHING, Holdings, Question, UnreadableError
 from smetric.telemetry import names
 from smetric.token_ids import TokenIds
@@ -262,7 +263,7 @@ class Lookup:
         ) as response:
             if response.status != 200:
                 return response.status, b""
-            if "Content-Encoding" in response.headers:
+            if not is_plain(response):
                 raise UnreadableError("the answer is encoded though nothing but plain JSON was asked for")
             async for part in response.content.iter_any():
                 answer += part

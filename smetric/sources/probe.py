@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
-from functools import cache
-from urllib.parse import SplitResult, urlsplit
+from functools import cache, partial
+from urllib.parse import urlsplit
 
 import structlog
 
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.own_fault import is_own_fault
+from smetric.sources.addresses import Addresses, Resolve, resolve
 from smetric.sources.pace import next_turn
 from smetric.telemetry.log_limit import LogLimit
 
@@ -23,6 +24,19 @@ from smetric.telemetry.log_limit import LogLimit
 MAX_BYTES = 8 * 1024
 
 log = structlog.get_logger("smetric.sources.probe")
+
+
+class _Target:
+    """Where one instance is."""
+
+    def __init__(self, url: str, resolve: Resolve) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "the configuration takes only addresses with a host"
+        self.host = parts.hostname
+        self.is_tls = parts.scheme == "https"
+        self.port = parts.port or (443 if self.is_tls else 80)
+        self.authority = parts.netloc
+        self.addresses = Addresses(self.host, self.port, resolve)
 
 
 class Prober:
@@ -36,12 +50,19 @@ class Prober:
         health: told how each probe ended.
         interval_s: seconds between two probes of one instance.
         timeout_s: seconds one may take, connecting included.
+        resolve: how names are looked up.
     """
 
     def __init__(
-        self, instances: Sequence[Instance], health: Health, *, interval_s: float = 1.0, timeout_s: float = 1.0
+        self,
+        instances: Sequence[Instance],
+        health: Health,
+        *,
+        interval_s: float = 1.0,
+        timeout_s: float = 1.0,
+        resolve: Resolve = resolve,
     ) -> None:
-        self._instances = instances
+        self._targets = {instance: _Target(instance.url, resolve) for instance in instances}
         self._health = health
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -53,8 +74,8 @@ class Prober:
     async def start(self) -> None:
         """Begin one loop for each instance."""
         self._loops = [
-            asyncio.create_task(self._probe_for_ever(instance, self._interval_s * number / len(self._instances)))
-            for number, instance in enumerate(self._instances)
+            asyncio.create_task(self._probe_for_ever(instance, self._interval_s * number / len(self._targets)))
+            for number, instance in enumerate(self._targets)
         ]
 
     async def stop(self) -> None:
@@ -62,6 +83,8 @@ class Prober:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        for target in self._targets.values():
+            target.addresses.close()
 
     async def _probe_for_ever(self, instance: Instance, offset_s: float) -> None:
         clock = asyncio.get_running_loop().time
@@ -79,26 +102,26 @@ class Prober:
 
     async def probe(self, instance: Instance) -> None:
         """Probe *instance* once."""
-        ok, refused = False, False
+        ok, refused, target = False, False, self._targets[instance]
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    reader, writer = await self._connect(urlsplit(instance.url))
+                    reader, writer = await target.addresses.connect(partial(self._connect, target), self._timeout_s)
+                except TimeoutError:
+                    raise
                 except OSError as error:
                     if is_own_fault(error):
                         return  # nothing was learnt
                     refused = True
                 else:
-                    ok = 100 <= await _ask(reader, writer, urlsplit(instance.url).netloc) < 500
+                    ok = 100 <= await _ask(reader, writer, target.authority) < 500
         except TimeoutError:
             pass  # late is not good, but somebody may be there
         self._health.probed(instance, ok=ok, refused=refused)
 
-    async def _connect(self, address: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        is_tls = address.scheme == "https"
-        port = address.port or (443 if is_tls else 80)
-        tls = self._tls() if is_tls else None
-        return await asyncio.open_connection(address.hostname, port, ssl=tls, limit=MAX_BYTES)
+    async def _connect(self, target: _Target, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        tls, name = (self._tls(), target.host) if target.is_tls else (None, None)
+        return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name, limit=MAX_BYTES)
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> int:

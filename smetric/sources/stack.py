@@ -13,6 +13,7 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.measure import Measure
 from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.adapters import Adapters
+from smetric.sources.addresses import resolve_within
 from smetric.sources.cut import Cutting, TokenCutting
 from smetric.sources.fetch_rate import FetchRates
 from smetric.sources.follower import Follower
@@ -104,6 +105,7 @@ def source_stack(
         fleet.instances,
         interval_s=settings.scrape.interval,
         timeout_s=settings.scrape.timeout,
+        resolve=resolve_within(settings.instance_networks),
         on_restart=on_restart,
         on_scrape=lambda instance, result, seconds: metrics.scraped(instance.id, result, seconds),
     )
@@ -123,7 +125,11 @@ def source_stack(
     for measure in measures:
         fleet.measured_by(measure)
     prober = Prober(
-        fleet.instances, fleet.health, interval_s=settings.health.interval, timeout_s=settings.health.timeout
+        fleet.instances,
+        fleet.health,
+        interval_s=settings.health.interval,
+        timeout_s=settings.health.timeout,
+        resolve=resolve_within(settings.instance_networks),
     )
     background: list[Background] = [prober, *sources]
     peers: Peers | None = None

@@ -19,6 +19,8 @@ import structlog
 
 from smetric.fleet.instance import CacheConfig, Instance, Scrape
 from smetric.request import InferenceRequest
+from smetric.sources.addresses import Resolve, resolve
+from smetric.sources.instance_session import instance_session, is_plain
 from smetric.sources.pace import next_turn
 from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
@@ -72,6 +74,7 @@ class VllmSource:
         instances: those to poll.
         interval_s: seconds between two scrapes of one instance.
         timeout_s: seconds one request may take, connecting included.
+        resolve: how names are looked up.
         on_restart: called after an instance was seen to have restarted and its incarnation was counted.
         on_scrape: called after each scrape with its result (ok, timeout, connect_error, http_error, bad_page) and the
             seconds it took.
@@ -87,6 +90,7 @@ class VllmSource:
         *,
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
+        resolve: Resolve = resolve,
         on_restart: Callable[[Instance], None],
         on_scrape: Callable[[Instance, str, float], None],
         clock: Callable[[], float] = time.monotonic,
@@ -94,6 +98,7 @@ class VllmSource:
         self._seen = {instance: _Seen() for instance in instances}
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._resolve = resolve
         self._on_restart = on_restart
         self._on_scrape = on_scrape
         self._clock = clock
@@ -107,14 +112,7 @@ class VllmSource:
 
     async def start(self) -> None:
         """Open the connections' pool and begin one loop for each instance."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=3, ttl_dns_cache=10),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-            trust_env=False,
-        )
+        self._session = instance_session(self._resolve, timeout_s=self._timeout_s)
         self._loops = [
             asyncio.create_task(self._poll(instance, self._interval_s * number / len(self._seen)), name=instance.id)
             for number, instance in enumerate(self._seen)
@@ -254,7 +252,7 @@ class VllmSource:
             async with self._session.get(instance.url + path, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     raise _Unreadable("http_error")
-                if "Content-Encoding" in response.headers:
+                if not is_plain(response):
                     raise _Unreadable("bad_page")
                 async for chunk in response.content.iter_any():
                     body += chunk

@@ -22,7 +22,9 @@ from cachetools import LRUCache
 from smetric.errors import NoCandidate
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from smetric.sources.addresses import Resolve, resolve
 from smetric.sources.breaker import Breaker
+from smetric.sources.instance_session import instance_session, is_plain
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text
 from smetric.tokenize.encoder import Unavailable
 
@@ -32,6 +34,8 @@ MAX_ANSWER = 16 << 20
 INLINE_BYTES = 256 << 10
 #: Failures in a row after which an instance is not asked about a model, and for how many seconds.
 FAILURES, OPEN_S = 3, 5.0
+#: Connections to one instance.
+MOST_CONNECTIONS = 16
 #: Statuses by which an engine says that it is the prompt that it does not take.
 _REFUSING = frozenset({400, 413, 422})
 
@@ -52,14 +56,23 @@ class EngineEncoder:
     Args:
         fleet: the instances.
         timeout_s: seconds one of them may take.
+        resolve: how names are looked up.
         clock: monotonic seconds.
     """
 
     name = "engine"
 
-    def __init__(self, fleet: Fleet, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        timeout_s: float,
+        resolve: Resolve = resolve,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fleet = fleet
         self._timeout_s = timeout_s
+        self._resolve = resolve
         self._clock = clock
         self._breakers: LRUCache[tuple[str, str], Breaker] = LRUCache(1024)
         self._turns = 0
@@ -67,14 +80,7 @@ class EngineEncoder:
 
     async def start(self) -> None:
         """Open the connections' pool."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=16, keepalive_timeout=3, ttl_dns_cache=10),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            trust_env=False,
-        )
+        self._session = instance_session(self._resolve, timeout_s=self._timeout_s, most_to_one=MOST_CONNECTIONS)
 
     async def stop(self) -> None:
         """Close it."""
@@ -145,7 +151,7 @@ class EngineEncoder:
             ) as response:
                 if response.status in _REFUSING:
                     raise Refused
-                if response.status != 200 or "Content-Encoding" in response.headers:
+                if response.status != 200 or not is_plain(response):
                     raise Unavailable
                 async for chunk in response.content.iter_any():
                     answer += chunk

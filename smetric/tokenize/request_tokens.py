@@ -19,6 +19,7 @@ from smetric.config import Settings
 from smetric.errors import ConfigError
 from smetric.fleet.fleet import Fleet
 from smetric.request import Api, InferenceRequest
+from smetric.sources.addresses import resolve_within
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.record import Usage
@@ -48,7 +49,8 @@ def request_tokens(settings: Settings, fleet: Fleet, metrics: Metrics) -> Reques
     source = settings.tokenizer.source
     encoder: Encoder | None = None
     if source == "engine":
-        encoder = EngineEncoder(fleet, timeout_s=settings.tokenizer.timeout)
+        resolve = resolve_within(settings.instance_networks)
+        encoder = EngineEncoder(fleet, timeout_s=settings.tokenizer.timeout, resolve=resolve)
     elif source == "local":
         try:
             # Not a module of the base installation: only who chooses it needs the extra.

@@ -10,14 +10,27 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from smetric.app import Application
 from smetric.cli import main
 from smetric.config import load_settings
-from smetric.config.settings import Admin, Forward, InstanceSettings, Tenants
+from smetric.config.settings import (
+    Admin,
+    Forward,
+    HealthSettings,
+    InstanceSettings,
+    Settings,
+    Tenants,
+    TokenizerSettings,
+)
 from smetric.errors import ConfigError
-from smetric.proxy.addresses import resolve_within
+from smetric.fleet.instance import State
 from smetric.proxy.exposure import refuse_open_admin, refuse_self
 from smetric.proxy.headers import VIA
 from smetric.proxy.server import address_of, listen
+from smetric.proxy.wire import Unreachable
+from smetric.reading.reader import Reading, parse
+from smetric.request import Api
+from smetric.sources.addresses import resolve_within
 from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, until
 from tests.faults.harness import CANARY, Running, Tell, chat, instances_of, running
 
@@ -78,11 +91,50 @@ async def test_h1_a_name_that_is_made_to_lead_elsewhere_is_not_followed(monkeypa
     async def resolve(host: str, port: int) -> Sequence[str]:
         return leads[host]
 
-    monkeypatch.setattr("smetric.proxy.addresses.resolve", resolve)
+    monkeypatch.setattr("smetric.sources.addresses.resolve", resolve)
     guarded = resolve_within(())
     assert await guarded("a", 80) == ["10.0.0.1", "64:ff9b::a00:1"]
     with pytest.raises(OSError, match="no place for an instance"):
         await guarded("b", 80)
+
+
+async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an_instance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leads = ["0.0.0.0"]  # which is this machine
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return leads
+
+    monkeypatch.setattr("smetric.sources.addresses.resolve", resolve)
+    engine = FakeEngine()
+    await engine.start()
+    engine.url = engine.url.replace("127.0.0.1", "engine.test")
+    settings = Settings(
+        instances=instances_of([engine]),
+        health=HealthSettings(interval=0.05),
+        tokenizer=TokenizerSettings(source="engine"),
+    )
+    application = Application(settings, {})
+    instance = application.fleet["e0"]
+
+    async def ask_for_ids() -> None:
+        question = parse(Api.CHAT, chat(), (), application.tokens, Reading(block_size=16))
+        await application.request_tokens.of(question)
+
+    await application.start()
+    await until(lambda: instance.state is State.REFUSING)
+    with pytest.raises(Unreachable):
+        await application.upstream.send(instance, "POST", b"/v1/chat/completions", [], chat())
+    await ask_for_ids()
+    assert await application.knows.scraper.scrape(instance) == "connect_error"
+    assert engine.connections == 0
+    leads[:] = ["127.0.0.1"]
+    await until(lambda: instance.healthy and instance.scrape is not None)
+    await ask_for_ids()
+    assert [call.target for call in engine.calls] == [b"/tokenize"]
+    await application.stop()
+    await engine.stop()
 
 
 def test_a_router_is_not_its_own_instance() -> None:

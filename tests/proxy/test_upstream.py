@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import Instance
-from smetric.proxy import addresses
 from smetric.proxy.answer import Answer
 from smetric.proxy.headers import Headers
 from smetric.proxy.pool import ASKED_AFTER_S, Ages
 from smetric.proxy.upstream import Upstream, request_head
 from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Unreachable, UpstreamFailed
+from smetric.sources import addresses
 from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
 
 OK = (b"content-length", b"2")

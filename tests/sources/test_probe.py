@@ -15,6 +15,7 @@ import trustme
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, State
 from smetric.fleet.tolerance import Tolerance
+from smetric.sources import addresses
 from smetric.sources.probe import Prober
 from tests.fakes import FakeEngine, capture, hang, until
 
@@ -132,6 +133,31 @@ async def test_a_port_nobody_listens_on_refuses() -> None:
         taken.bind(("127.0.0.1", 0))
         instance = Instance("a", f"http://127.0.0.1:{taken.getsockname()[1]}")
         await prober(instance).probe(instance)
+    assert instance.state is State.REFUSING
+
+
+async def test_an_instance_is_well_where_one_of_its_addresses_answers_and_while_its_name_cannot_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "TTL_S", 0.0)
+    leads_to = ["127.0.0.2", "127.0.0.1"]  # nobody is at the first
+
+    async def resolve(host: str, port: int) -> list[str]:
+        if not leads_to:
+            raise OSError("no such name")
+        return leads_to
+
+    engine = FakeEngine()
+    await engine.start()
+    instance = Instance("a", engine.url.replace("127.0.0.1", "engine.test"))
+    probing = Prober([instance], Health([instance], Tolerance(fall=1, slow_start_s=0)), resolve=resolve)
+    await probing.probe(instance)
+    leads_to.clear()
+    await probing.probe(instance)
+    assert engine.connections == 2
+    assert instance.healthy
+    await engine.stop()
+    await probing.probe(instance)
     assert instance.state is State.REFUSING
 
 

@@ -14,6 +14,7 @@ import structlog
 
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
+from smetric.sources import addresses
 from smetric.sources.vllm import MAX_PAGE_BYTES, VllmSource
 
 CAPTURE = Path(__file__).parents[1] / "data" / "vllm" / "metrics_load.http"
@@ -207,6 +208,33 @@ async def test_an_insane_usage_is_unknown_and_the_rest_is_taken() -> None:
         assert await one.scrape(page(running=3, more="vllm:kv_cache_usage_perc -1\n")) == "bad_page"
         assert one.instance.scrape is not None
         assert (one.instance.scrape.running, one.instance.scrape.kv_usage) == (3, None)
+
+
+async def test_a_page_is_had_from_the_last_good_address_while_the_name_cannot_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "TTL_S", 0.0)
+    leads_to = ["127.0.0.2", "127.0.0.1"]  # nobody is at the first
+
+    async def resolve(host: str, port: int) -> list[str]:
+        if not leads_to:
+            raise OSError("no such name")
+        return leads_to
+
+    engine = Engine()
+    server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+    instance = Instance("a", f"http://engine.test:{server.sockets[0].getsockname()[1]}", models=["m"])
+    source = VllmSource(
+        [instance], interval_s=3600, on_restart=lambda _: None, on_scrape=lambda *_: None, resolve=resolve
+    )
+    await source.start()
+    await source.first_look(5)
+    assert instance.scrape is not None
+    leads_to.clear()
+    assert await source.scrape(instance) == "ok"
+    await source.stop()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_one_that_hangs_times_out_and_delays_no_other() -> None:

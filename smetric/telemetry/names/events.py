@@ -147,7 +147,9 @@ CREDENTIAL_EVENT = Event(
     "smetric.credential.kept", "Warning: a secret's file changed but cannot be read; the secret it held before is used."
 )
 ODD_ADDRESS_EVENT = Event(
-    "smetric.instance.odd_address", "Warning: an instance's name leads to addresses where none can be; none is used."
+    "smetric.instance.odd_address",
+    "Warning: an instance's name leads to addresses where none can be; none is used. Once a minute; `kept_back` counts "
+    "the rest.",
 )
 STOP_FAILED_EVENT = Event("smetric.stop.failed", "Error: a part of the router raised when it was to end: a bug.")
 RECORD_NOT_WRITTEN_EVENT = Event(

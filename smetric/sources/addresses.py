@@ -1,6 +1,6 @@
 """Where a host name leads: looked up anew every few seconds, the last good answer kept while look-ups fail.
 
-A number needs no look-up. Connecting is `pool.py`'s.
+A number needs no look-up. How is connected is who connects' to say: requests, probes, scrapes.
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import structlog
 
 from smetric.config.address import Network, odd_address
+from smetric.fleet.own_fault import is_own_fault
+from smetric.telemetry.log_limit import LogLimit
 
 log = structlog.get_logger("smetric.addresses")
 
@@ -23,6 +27,7 @@ PATIENCE_S = 0.25
 MAX_ADDRESSES = 8
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+_Connection = TypeVar("_Connection")
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -44,11 +49,15 @@ def resolve_within(allowed: Sequence[Network]) -> Resolve:
     Those within *allowed* are given all the same.
     """
 
+    limit = LogLimit()
+
     async def guarded(host: str, port: int) -> Sequence[str]:
         found = await resolve(host, port)
         fit = [address for address in found if not odd_address(address, allowed)]
         if found and not fit:
-            log.warning("smetric.instance.odd_address", host=host, reason=odd_address(found[0], allowed))
+            if (kept_back := limit.passes(host)) is not None:
+                reason = odd_address(found[0], allowed)
+                log.warning("smetric.instance.odd_address", host=host, reason=reason, kept_back=kept_back)
             raise OSError("the host name leads to addresses that are no place for an instance")
         return fit
 
@@ -97,7 +106,35 @@ class Addresses:
             raise OSError("the host name cannot be resolved")
         return self._known
 
-    def prefer(self, address: str) -> None:
+    async def connect(self, to: Callable[[str], Awaitable[_Connection]], within_s: float) -> _Connection:
+        """What *to* makes of the first address where somebody answers, within *within_s* seconds.
+
+        Raises:
+            OSError: nobody does, or the name could not be resolved; TimeoutError is one.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        try:
+            async with asyncio.timeout(within_s):
+                addresses = await self.find()
+                for nth, address in enumerate(addresses, 1):
+                    # An address that swallows packets must not take the time of those behind it.
+                    share = (deadline - loop.time()) / (len(addresses) - nth + 1)
+                    try:
+                        async with asyncio.timeout(share):
+                            made = await to(address)
+                        self._prefer(address)
+                        return made
+                    except OSError:
+                        if nth == len(addresses):
+                            raise
+                raise AssertionError("there is at least one address")
+        except OSError as error:
+            if not isinstance(error, ssl.SSLError) and not is_own_fault(error):
+                self._looked_at = float("-inf")  # nobody answered: look the name up before the next connection
+            raise
+
+    def _prefer(self, address: str) -> None:
         """Somebody answered at *address*: try it before the others, one of which may swallow what is sent there."""
         if address != self._known[0]:
             self._preferred = address
@@ -105,10 +142,6 @@ class Addresses:
 
     def _in_order(self, known: Sequence[str]) -> Sequence[str]:
         return tuple(sorted(known, key=lambda address: address != self._preferred))
-
-    def doubt(self) -> None:
-        """Nobody answered there: look the name up before the next connection."""
-        self._looked_at = float("-inf")
 
     async def _look_up(self) -> None:
         try:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from smetric.proxy import addresses as module
-from smetric.proxy.addresses import MAX_ADDRESSES, Addresses
+from smetric.sources import addresses as module
+from smetric.sources.addresses import MAX_ADDRESSES, Addresses
 
 
 class Resolver:
@@ -24,6 +24,17 @@ class Resolver:
         if not self.found:
             raise OSError("no such name")
         return self.found
+
+
+def answering_at(*here: str) -> Callable[[str], Awaitable[str]]:
+    """Connects to the addresses *here* and to no other."""
+
+    async def to(address: str) -> str:
+        if address not in here:
+            raise ConnectionRefusedError
+        return address
+
+    return to
 
 
 @pytest.fixture
@@ -44,8 +55,9 @@ async def test_an_answer_holds_for_a_while() -> None:
     addresses = Addresses("engine", 80, resolver)
     assert [await addresses.find() for _ in range(5)] == [("10.0.0.1", "10.0.0.2")] * 5
     assert resolver.asked == 1
-    addresses.doubt()
-    await addresses.find()
+    with pytest.raises(ConnectionRefusedError):
+        await addresses.connect(answering_at(), 1.0)
+    assert await addresses.connect(answering_at("10.0.0.2"), 1.0) == "10.0.0.2"
     assert resolver.asked == 2
 
 
@@ -82,8 +94,7 @@ async def test_d13_a_resolver_that_hangs_delays_nobody_who_knows_an_address(shor
 async def test_an_address_where_somebody_answered_is_tried_first_as_long_as_the_name_leads_there(short: None) -> None:
     resolver = Resolver("10.0.0.1", "10.0.0.2", "10.0.0.3")
     addresses = Addresses("engine", 80, resolver)
-    await addresses.find()
-    addresses.prefer("10.0.0.2")
+    await addresses.connect(answering_at("10.0.0.2", "10.0.0.3"), 1.0)
     assert [await addresses.find() for _ in range(2)] == [("10.0.0.2", "10.0.0.1", "10.0.0.3")] * 2
     resolver.found = ("10.0.0.3", "10.0.0.1")
     assert await addresses.find() == ("10.0.0.3", "10.0.0.1")
