@@ -42,7 +42,8 @@ class TrafficLine(msgspec.Struct, kw_only=True):
     """One request.
 
     Args:
-        timestamp: its arrival, milliseconds since the first request of this process.
+        timestamp: its arrival, milliseconds since that of the first request that this process decided; less than 0 where
+            its body took longer.
         unix_ms: the same since 1970.
         input_length: tokens of the prompt, as the instance counted them, else as the router did.
         output_length: tokens generated; None for a stream without usage, which clients ask for by
@@ -105,16 +106,18 @@ class Traffic:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._secret = os.urandom(32)
-        self._first_ms: int | None = None
+        self._first_ms = 0  # not that of the first line: lines stand in the order in which requests end
         #: By the identity of the request, from its first decision to its end.
         self._glances: dict[int, _Glance] = {}
         #: A whole prompt's hash, or a session's, to the last request with it: its id and its session.
         self._followed: OrderedDict[int | str, tuple[str, str]] = OrderedDict()
         self._hash_id = lru_cache(_MOST_HASHES)(self._keyed)
 
-    def decided(self, record: DecisionRecord) -> None:
+    def decided(self, record: DecisionRecord, arrival_ns: int) -> None:
         """A request has been decided for the first time; its prompt is looked at as soon as it has been sent."""
         request = record.request
+        if not self._first_ms:
+            self._first_ms = arrival_ns // 1_000_000
         if request.prompt is not None and request.api is not Api.OTHER:
             asyncio.get_running_loop().call_soon(self._look, request)
 
@@ -147,8 +150,6 @@ class Traffic:
     def _line(self, record: DecisionRecord, glance: _Glance, arrival_ns: int) -> bytes:
         request, usage = record.request, record.usage
         unix_ms = arrival_ns // 1_000_000
-        if self._first_ms is None:
-            self._first_ms = unix_ms
         parent, session = self._place(record, glance)
         line = TrafficLine(
             timestamp=unix_ms - self._first_ms,

@@ -116,7 +116,7 @@ class Exchange:
         if telemetry.recorder is not None:
             telemetry.recorder.decided(record, previous)
         if telemetry.traffic is not None and previous is None and record.is_inference:
-            telemetry.traffic.decided(record)
+            telemetry.traffic.decided(record, self.arrival_ns)
         if not telemetry.tracing.enabled:
             return
         # Decided once; only an outcome out of the ordinary reopens the question on a retry.

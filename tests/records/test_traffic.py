@@ -38,10 +38,10 @@ class Desk:
         headers = [(SESSION, session.encode())] if session else []
         record = samples.record(names.ROUTED)
         record.request = parse(Api.CHAT, body, headers, TokenRatio(), Reading())
-        self.traffic.decided(record)
+        self.now_ns += 5_000_000
+        self.traffic.decided(record, self.now_ns)
         await asyncio.sleep(0)
         record.status, record.ttft_s, record.duration_s, record.usage = 200, 0.1, 0.2, usage
-        self.now_ns += 5_000_000
         self.traffic.ended(record, self.now_ns)
         return record
 
@@ -65,6 +65,18 @@ async def test_a_request_follows_the_one_whose_prompt_its_history_began_with(des
     assert lines[2]["session"] == lines[0]["session"] != lines[1]["session"]
     assert [line["timestamp"] for line in lines] == [0, 5, 10]
     assert lines[0]["unix_ms"] == 1_700_000_000_005
+
+
+async def test_times_count_from_the_first_request_also_where_a_later_one_ends_before_it(desk: Desk) -> None:
+    first = samples.record(names.ROUTED)
+    first.request = parse(
+        Api.CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}', [], TokenRatio(), Reading()
+    )
+    desk.traffic.decided(first, desk.now_ns)
+    await asyncio.sleep(0)
+    await desk.serve("b")
+    desk.traffic.ended(first, 1_700_000_000_000_000_000)
+    assert [line["timestamp"] for line in desk.lines()] == [5, 0]
 
 
 async def test_a_client_that_edits_its_history_is_followed_by_its_header(desk: Desk) -> None:
@@ -108,7 +120,7 @@ async def test_lengths_are_the_instances_where_it_says_them(desk: Desk) -> None:
 async def test_requests_that_end_before_they_are_looked_at_are_left_out(desk: Desk) -> None:
     record = samples.record(names.REJECTED)
     record.request = parse(Api.CHAT, b'{"model":"m","messages":[]}', [], TokenRatio(), Reading())
-    desk.traffic.decided(record)
+    desk.traffic.decided(record, desk.now_ns)
     record.request.let_go()
     desk.traffic.ended(record, desk.now_ns)
     await asyncio.sleep(0)
@@ -131,7 +143,7 @@ async def test_what_is_remembered_is_bounded(desk: Desk, monkeypatch: pytest.Mon
 async def test_a_line_that_cannot_be_made_does_not_reach_the_request(desk: Desk) -> None:
     record = samples.record(names.ROUTED)
     record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), Reading())
-    desk.traffic.decided(record)
+    desk.traffic.decided(record, desk.now_ns)
     await asyncio.sleep(0)
     record.status = object()  # type: ignore[assignment]  # as a bug would have it
     desk.traffic.ended(record, desk.now_ns)
