@@ -42,8 +42,8 @@ class TrafficLine(msgspec.Struct, kw_only=True):
     """One request.
 
     Args:
-        timestamp: its arrival, milliseconds since that of the first request that this process decided; less than 0 where
-            its body took longer.
+        timestamp: its arrival, milliseconds since that of the first request that this process decided; less than 0
+            where its body took longer.
         unix_ms: the same since 1970.
         input_length: tokens of the prompt, as the instance counted them, else as the router did.
         output_length: tokens generated; None for a stream without usage, which clients ask for by
