@@ -30,6 +30,8 @@ from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.exchange import Exchange
 from smetric.telemetry.record import DecisionRecord
 
+#: What an attempt came to on an instance that has died: the connection ended, or another could not be had.
+_DIED = frozenset({names.CLOSED, names.CONNECT_ERROR, names.CONNECT_TIMEOUT})
 #: What a client is told of an instance that was reached but did not answer, by reason.
 _SAID = {
     "closed": "the instance chosen for this request ended the connection before it answered",
@@ -133,7 +135,7 @@ class Forwarding:
                 return
             if tried or not failure.elsewhere or routing.outcome == "pinned":
                 break
-            if not retries.take():
+            if not retries.take(has_died=attempt.result in _DIED):
                 self._give_up(names.BUDGET)
                 break
             tried.append(lease.instance)

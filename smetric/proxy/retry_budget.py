@@ -20,7 +20,8 @@ class RetryBudget:
     """Counts requests and retries by the second.
 
     Requests of the last seconds are those that came then, and those that were under way already: an instance that dies
-    takes with it what came long before.
+    takes with it what came long before. What it had burdens nobody any more, so all of that may be tried again: of two
+    instances one has half of what is under way.
 
     Args:
         clock: monotonic seconds.
@@ -44,12 +45,16 @@ class RetryBudget:
         """A request has ended."""
         self._under_way -= 1
 
-    def take(self) -> bool:
-        """Whether there may be another retry; it then counts as one."""
+    def take(self, *, has_died: bool = False) -> bool:
+        """Whether there may be another retry; it then counts as one.
+
+        Args:
+            has_died: the connection to the instance ended under the request, or it takes none.
+        """
         now = self._now()
         recent = [second for second in self._seconds if second[0] > now[0] - WINDOW_S]
         requests, retries = min(recent)[3] + sum(second[1] for second in recent), sum(second[2] for second in recent)
-        if retries + 1 > max(LEAST, SHARE * requests):
+        if retries + 1 > max(LEAST, SHARE * requests, self._under_way if has_died else 0):
             return False
         now[2] += 1
         return True

@@ -122,6 +122,33 @@ async def test_d3_a_fresh_connection_that_dies_before_a_byte_fails_over_once(scr
         assert CANARY.encode() not in answer.body
 
 
+@pytest.mark.parametrize("is_reused", [False, True], ids=["new connections", "kept ones"])
+async def test_d3_whatever_an_engine_had_that_dies_is_answered_by_the_only_other_one(is_reused: bool) -> None:
+    gate = asyncio.Event()
+
+    async def waiting(call: Call) -> None:
+        await gate.wait()
+        await healthy(call)
+
+    async with running(FakeEngine(), FakeEngine(), check_after=False) as router:
+        for engine in router.engines:
+            engine.script = waiting
+        if is_reused:
+            first = [asyncio.create_task(router.chat()) for _ in range(60)]
+            await until(lambda: sum(len(engine.calls) for engine in router.engines) == 60)
+            gate.set()
+            assert [answer.status for answer in await asyncio.gather(*first)] == [200] * 60
+            gate.clear()
+            for engine in router.engines:
+                engine.calls.clear()
+        asked = [asyncio.create_task(router.chat()) for _ in range(60)]
+        await until(lambda: [len(engine.calls) for engine in router.engines] == [30, 30])
+        await router.engines[0].stop()
+        await until(lambda: len(router.engines[1].calls) == 60)
+        gate.set()
+        assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 60
+
+
 async def test_d5_an_engine_that_never_answers_is_given_up_at_the_deadline_and_delays_nobody() -> None:
     async def script(call: Call) -> None:
         await (hang(call) if b'"slow"' in call.body else healthy(call))

@@ -34,6 +34,22 @@ def test_a_busy_router_may_retry_a_fifth_of_its_requests() -> None:
     assert taken(budget, 1000) == 200  # and no part of one more
 
 
+def test_all_that_an_instance_had_which_died_may_be_tried_again() -> None:
+    """Of two instances it is half of what is under way."""
+    budget = RetryBudget(Clock())
+    for _ in range(400):
+        budget.arrived()
+    assert sum(budget.take(has_died=True) for _ in range(200)) == 200
+    assert not budget.take()
+
+
+def test_what_dies_again_and_again_may_be_tried_no_more_often_than_anything_else() -> None:
+    budget = RetryBudget(Clock())
+    serve(budget, 1000)
+    budget.arrived()
+    assert sum(budget.take(has_died=True) for _ in range(1000)) == 200
+
+
 def test_what_is_past_the_window_counts_neither_for_nor_against() -> None:
     clock = Clock()
     budget = RetryBudget(clock)
