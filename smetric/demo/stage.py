@@ -10,6 +10,7 @@ from smetric.config.settings import (
     InstanceSettings,
     Listen,
     LmcacheSettings,
+    Lookup,
     PrefixIndexSettings,
     Settings,
     TokenizerSettings,
@@ -54,4 +55,6 @@ def settings(
         prefix_index=PrefixIndexSettings(enabled=False),
         lmcache=LmcacheSettings(url=lmcache_url, instances=ids),
         tokenizer=TokenizerSettings(source="engine"),
+        # Engines, tokens and look-ups share this machine: where it is busy, they take longer than they ever would.
+        lookup=Lookup(deadline_base=1.0, deadline_cap=2.0),
     )
