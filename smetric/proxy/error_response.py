@@ -58,9 +58,9 @@ def retry_fields(error: HttpError) -> list[tuple[bytes, bytes]]:
 
     Whole seconds are few; the clients of OpenAI and Anthropic go by milliseconds, and so do not come back all at once.
     """
-    seconds = error.retry_after_s
-    if seconds is None:
+    if error.retry_after_s is None:
         return []
+    seconds = max(0.0, error.retry_after_s)  # a policy may compute it: `retry 2s - req.held`
     return [(b"retry-after", b"%d" % max(1, round(seconds))), (b"retry-after-ms", b"%d" % round(1000 * seconds))]
 
 

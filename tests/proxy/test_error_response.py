@@ -65,3 +65,5 @@ async def test_an_error_carries_its_length_its_retry_after_and_what_else_it_is_g
     assert headers[b"x-smetric-rule"] == b"shed"
     assert (await sent(NoCandidate("nobody", retry_after_s=0.01)))[1][b"retry-after"] == b"1"
     assert b"retry-after" not in (await sent(RequestError("no")))[1]
+    headers = (await sent(Shed(429, "full", -3.0)))[1]  # what a policy computed from how long it was held
+    assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (b"1", b"0")
