@@ -104,7 +104,7 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
                 continue
 
             def ask(value: float, feature: Feature = feature, i: int = i) -> str:
-                return _decided(decision, {feature.name: _changed(decision, feature, i, value)}, {})
+                return _decided(decision, _columns(decision, vocabulary, feature, i, value), {})
 
             for after, becomes in _nearest(ask, column[i], feature, ends, told):
                 ident = decision.snapshot.ids[i]
@@ -119,6 +119,20 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
 
             for after, becomes in _nearest(ask_field, value, field, _ends(decision, vocabulary, field), told):
                 yield Change(f"req.{name}", "", value, after, field.unit, becomes, 0.0)
+
+
+def _columns(
+    decision: Decision, vocabulary: Vocabulary, feature: Feature, i: int, value: float
+) -> dict[str, list[float]]:
+    """The column of *feature* with *value* for instance *i*, and those in which it stands in for unknown cells."""
+    changed = _changed(decision, feature, i, value)
+    columns = {feature.name: changed}
+    for name in decision.reads:
+        known = decision.snapshot.known.get(name)
+        if known is not None and vocabulary.features[name].instead == feature.name:
+            cells = zip(decision.snapshot.columns[name], known, changed, strict=True)
+            columns[name] = [cell if told else instead for cell, told, instead in cells]
+    return columns
 
 
 def _changed(decision: Decision, feature: Feature, i: int, value: float) -> list[float]:

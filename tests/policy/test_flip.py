@@ -161,6 +161,19 @@ def test_whatever_one_load_alone_changes_is_found(rules: str) -> None:
         assert {(each.name, each.instance): abs(each.after - each.before) for each in found} == nearest
 
 
+def test_what_stands_in_for_an_unknown_value_follows_a_change() -> None:
+    rules = "route argmin(hit_len / prefill_rate + unprefilled / fetch_rate)"
+    cells: dict[str, list[Any]] = {
+        "hit_len": [0.0, 900.0],
+        "unprefilled": [1000.0, 0.0],
+        "prefill_rate": [100.0, 100.0],
+        "fetch_rate": [None, None],
+    }
+    decision = decide(rules, cells)
+    assert decision.instance == "gpu-1"
+    assert "12 more prefill_rate on gpu-0 → gpu-0" in [str(each) for each in smallest_changes(decision, VOCABULARY, 9)]
+
+
 def test_a_change_stays_possible_beside_what_else_is_known_of_the_request() -> None:
     cells = {"hit_len": [880.0, 0.0], "requests": [3.0, 0.0]}
     decision = decide(
