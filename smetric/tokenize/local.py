@@ -37,7 +37,7 @@ log = structlog.get_logger("smetric.tokenize")
 
 
 class ModelFolder:
-    """What is needed of a model's folder: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
+    """What is needed of a model's folder: `tokenizer.json`, `tokenizer_config.json`, chat templates.
 
     Args:
         folder: where they lie.
@@ -67,10 +67,12 @@ class ModelFolder:
                 raise ConfigError(f"{folder}: its chat template `{name}` cannot be read: {error}") from None
 
     def _sources(self, folder: Path) -> dict[str, str]:
-        """The chat templates by name; a file of its own wins over `tokenizer_config.json`."""
-        file = folder / "chat_template.jinja"
-        if file.exists():
-            return {"default": _read(file)}
+        """The chat templates by name; files of their own win over `tokenizer_config.json`, as transformers has it."""
+        files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+        if (file := folder / "chat_template.jinja").exists():
+            files["default"] = file
+        if files:
+            return {name: _read(path) for name, path in files.items()}
         given = self._config.get("chat_template")
         if isinstance(given, str):
             return {"default": given}

@@ -117,6 +117,20 @@ def test_templates_in_the_configuration_are_chosen_as_transformers_does(tmp_path
     assert model.encode(Chat(chat, tools=[])) == model.encode(Text("<|im_end|>"))
 
 
+def test_templates_in_files_are_chosen_as_transformers_does(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "plain")
+    (folder / "chat_template.jinja").write_text("plain")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ eos_token }}")
+    model = ModelFolder(folder, max_bytes=ROOM)
+    chat = [{"role": "user", "content": "q"}]
+    assert model.encode(Chat(chat)) == model.encode(Text("plain"))
+    assert model.encode(Chat(chat, tools=[])) == model.encode(Text("<|im_end|>"))
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% if")
+    with pytest.raises(ConfigError, match="`tool_use` cannot be read"):
+        ModelFolder(folder, max_bytes=ROOM)
+
+
 def test_a_model_without_a_template_takes_texts_only(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, "plain")
     (folder / "chat_template.jinja").unlink()
