@@ -1,6 +1,6 @@
 """What a record costs: writing a decision down at the end of its request, and making recorded decisions again.
 
-    python benchmarks/replay.py [--decisions 20000] [--instances 32] [--suffix .gz]
+    python benchmarks/replay.py [--decisions 2000] [--instances 32] [--suffix .gz]
 
 Prints microseconds per decision on the event loop (median and 99th percentile), bytes per line, and for every shipped
 policy how many recorded decisions a second of CPU time makes again, by the record's own policy: median of three runs.
@@ -144,7 +144,7 @@ def again(path: Path) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decisions", type=int, default=20_000, help="of each policy (default: %(default)s)")
+    parser.add_argument("--decisions", type=int, default=2_000, help="of each policy (default: %(default)s)")
     parser.add_argument("--instances", type=int, default=32, help="candidates (default: %(default)s)")
     parser.add_argument("--suffix", default=".gz", help="`.gz`, `.zst` or nothing (default: %(default)s)")
     given = parser.parse_args()
