@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -37,8 +38,10 @@ class InstanceSettings:
     time_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.time_scale > 0:
-            raise ValueError(f"time_scale is {self.time_scale}: it must be above 0 (1 is real time, 20 is 20 times it)")
+        if not 0 < self.time_scale < math.inf:
+            raise ValueError(
+                f"time_scale is {self.time_scale}: it must be a number above 0 (1 is real time, 20 is 20 times it)"
+            )
 
 
 class EmulatedInstance:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from urllib.parse import urlsplit
 
@@ -53,8 +54,9 @@ async def test_a_port_that_is_taken_is_an_error_and_leaves_no_socket_open() -> N
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="count is 0"):
         EmulatedFleet(0)
-    with pytest.raises(ValueError, match="time_scale is 0"):
-        InstanceSettings(time_scale=0)
+    for scale in (0, -1, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"time_scale is {scale}"):
+            InstanceSettings(time_scale=scale)
 
 
 async def test_idle_connections_are_closed_after_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
