@@ -210,10 +210,12 @@ async def run(folder: Path, in_flight: int, times: Sequence[float], seconds: flo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of each load (default 5)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each load (default 5, above 1)")
     parser.add_argument("--times", default="1,2,5", help="loads, in times of the peak (default 1,2,5)")
     parser.add_argument("--in-flight", type=int, default=32, help="requests the engine serves at once (default 32)")
     given = parser.parse_args(arguments)
+    if given.seconds <= RAMP_S:
+        parser.error(f"--seconds {given.seconds:g}: the first second does not count, so it takes more than one")
     times = [float(text) for text in given.times.split(",")]
     with (
         tempfile.TemporaryDirectory(prefix="smetric-bench-") as name,
