@@ -48,6 +48,7 @@ def brief(record: DecisionRecord) -> dict[str, Any]:
         "id": record.id,
         "time": datetime.fromtimestamp(record.time_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
         "trace_id": record.trace_id or None,
+        "is_traced": record.is_traced,
         "origin": record.origin,
         "outcome": record.outcome,
         "route": record.route,

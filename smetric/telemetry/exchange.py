@@ -232,6 +232,7 @@ class Exchange:
     def _note_route(self, server: OpenSpan, record: DecisionRecord) -> None:
         """Remember what a `route` span needs of this tick; its texts are rendered when nobody waits any more."""
         server.set_attributes({names.DECISION_ID.name: record.id, names.OUTCOME.name: record.outcome})
+        record.is_traced = True
         instances, decision = self.telemetry.instances(), record.decision
         left_out = attributes.left_out(decision, instances, record.request.model) if decision is not None else ""
         self._routes.append((record, len(instances), left_out))

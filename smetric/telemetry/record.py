@@ -141,6 +141,8 @@ class DecisionRecord:
     best_hit: int | None = field(default=None, init=False)
     #: 32 hex digits, empty without a trace.
     trace_id: str = field(default="", init=False)
+    #: That trace is recorded.
+    is_traced: bool = field(default=False, init=False)
     #: How many decisions of the same request came before this one.
     rank: int = field(default=0, init=False)
     #: What the policies in shadow would have decided.

@@ -98,9 +98,9 @@ export class Decision {
   }
 
   facts(data) {
-    const link = this.about.trace_url && data.trace_id
+    const link = this.about.trace_url && data.is_traced
       ? make("a", { href: this.about.trace_url.replace("{trace_id}", data.trace_id), target: "_blank", rel: "noopener noreferrer" }, "trace ↗")
-      : null;
+      : this.about.trace_url && make("small", {}, "not recorded");
     const list = [
       ["at", time(data.time_ms)],
       ["turn", data.turn === null ? "unknown" : data.turn === 0 ? "0 (first)" : String(data.turn)],

@@ -214,12 +214,15 @@ async def test_an_unrecorded_request_that_breaks_off_is_recorded_after_all(
 ) -> None:
     app = tracing_to(OTEL_TRACES_SAMPLER="always_off")
     exchange = begin(app, parent(b"00"))
-    exchange.decided(record())
+    made = record()
+    exchange.decided(made)
     attempt = exchange.attempt(ROUTE)
     assert attempt.headers == [parent(b"00")]
     attempt.first_byte()
     attempt.end(names.CLOSED, status=200)
+    assert not made.is_traced
     exchange.end(200, error_type="closed")
+    assert made.is_traced
     assert await app.tracing.shutdown()
     server = receiver.named("POST")[0]
     assert server.span.trace_id.hex().encode() == TRACE

@@ -175,7 +175,8 @@ async def test_a_later_turn_is_opened_by_keys_and_explained(shown: Shown) -> Non
 
 
 async def test_a_decision_leads_to_its_trace(shown: Shown) -> None:
-    shown.traffic.request().trace_id = "0af7651916cd43dd8448eb211c80319c"
+    record = shown.traffic.request()
+    record.trace_id, record.is_traced = "0af7651916cd43dd8448eb211c80319c", True
     shown.decide(1)
     await shown.page.press("/")
     await shown.page.type("0af7651916cd")
@@ -185,6 +186,20 @@ async def test_a_decision_leads_to_its_trace(shown: Shown) -> None:
     await shown.page.until("document.querySelector('.details a')")
     links = await shown.page.run("[...document.querySelectorAll('.details a')].map(a => [a.href, a.rel])")
     assert links == [["http://127.0.0.1:6006/traces/0af7651916cd43dd8448eb211c80319c", "noopener noreferrer"]]
+
+
+async def test_a_trace_that_is_not_recorded_is_no_link(shown: Shown) -> None:
+    shown.traffic.request().trace_id = "1af7651916cd43dd8448eb211c80319c"
+    shown.decide(1)
+    await shown.page.press("Escape", "x", "/")
+    await shown.page.type("1af7651916cd")
+    await shown.page.press("Enter")
+    await shown.page.until(f"{ROWS}.length === 1")
+    await shown.page.press("ArrowDown", "Enter")
+    await shown.page.until("[...document.querySelectorAll('.details dt')].some(e => e.textContent === 'trace')")
+    assert await shown.page.run("document.querySelectorAll('.details a').length") == 0
+    assert await shown.texts(".details small") == ["not recorded"]
+    await shown.page.press("Escape", "x")
 
 
 async def test_a_first_turn_says_what_was_not_read(shown: Shown) -> None:
