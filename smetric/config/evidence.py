@@ -72,4 +72,8 @@ class Log:
     """Log lines on standard error."""
 
     level: str = setting(Choice("debug", "info", "warning", "error"), "The least severe line that is written.", "info")
-    format: str = setting(Choice("auto", "json", "console"), "auto is console on a terminal, else JSON.", "auto")
+    format: str = setting(
+        Choice("auto", "json", "console"),
+        "auto is console on a terminal, else JSON; `NO_COLOR` keeps colours out.",
+        "auto",
+    )

@@ -7,6 +7,7 @@ without their arguments: those quote bytes of requests.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
@@ -56,7 +57,9 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         ExceptionLimit(),
         _without_text,
         _bounded,
-        structlog.dev.ConsoleRenderer(colors=out.isatty()) if console else JsonLines(lines, stamp),
+        structlog.dev.ConsoleRenderer(colors=out.isatty() and not os.environ.get("NO_COLOR"))
+        if console
+        else JsonLines(lines, stamp),
     ]
     structlog.configure(
         processors=processors,

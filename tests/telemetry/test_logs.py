@@ -41,6 +41,18 @@ def test_texts_in_a_list_are_bounded_and_escaped_as_well(out: io.StringIO) -> No
     assert line["names"] == ["\\udcff", "a\\nb", "x" * 255 + "…", 7]
 
 
+@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
+def test_a_terminal_has_colours_unless_no_color_is_set(
+    out: io.StringIO, monkeypatch: pytest.MonkeyPatch, no_color: str, is_coloured: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    logs.configure("info", "auto", out)
+    structlog.get_logger().info("smetric.ready")
+    assert "smetric.ready" in out.getvalue()
+    assert ("\x1b[" in out.getvalue()) is is_coloured
+
+
 def test_a_console_line_is_one_line_too(out: io.StringIO) -> None:
     logs.configure("info", "console", out)
     structlog.get_logger().info("request", model="a\r\nb\x1b[31m")
