@@ -68,7 +68,7 @@ class Client(Protocol):
             room: told how much there is of it.
 
         Raises:
-            RequestError: 413 above the limit.
+            RequestError: 413 above the limit, 400 where its framing breaks.
             ClientGone: the client left first.
         """
 

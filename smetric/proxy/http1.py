@@ -396,7 +396,7 @@ class Http1(asyncio.Protocol):
         self._set_reading()
         broken, self._receiving = self._receiving, None
         if broken is not None:
-            broken.leave()
+            broken.leave(problem)
             if broken is self._current:
                 self._current = None
                 if broken.stage is Stage.STARTED:

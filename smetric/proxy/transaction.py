@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from smetric.errors import HttpError
 from smetric.proxy.asgi import App, Message, Scope
 from smetric.proxy.client import FEW_PIECES, ClientGone, Room, compact, too_large
 from smetric.proxy.framing import CHUNKED, CLOSE, LENGTH, NO_BODY, Framing, head_of
@@ -86,6 +87,7 @@ class Transaction:
         "_is_watched",
         "_limits",
         "_pieces",
+        "_problem",
         "_remaining",
         "_waiter",
         "_wire",
@@ -119,6 +121,7 @@ class Transaction:
         self.complete = False
         #: The client has left, or what it sent cannot be made sense of.
         self.gone = False
+        self._problem: HttpError | None = None
         #: The connection ends behind the answer.
         self.is_last = not keep_alive
         self.stage = _WAITING
@@ -154,9 +157,9 @@ class Transaction:
         if self.gone:
             self.task.cancel()
 
-    def leave(self) -> None:
-        """The client has left."""
-        self.gone = True
+    def leave(self, problem: HttpError | None = None) -> None:
+        """The client has left, or is told of *problem*, which what it sends of its body has."""
+        self.gone, self._problem = True, problem
         self._pieces.clear()
         self.buffered = 0
         if self._waiter is not None:
@@ -198,7 +201,7 @@ class Transaction:
         size = 0
         while True:
             if self.gone or not (self.complete or await self.arrival()):
-                raise ClientGone
+                raise self._problem or ClientGone
             size += self.buffered
             pieces += self.take()
             if len(pieces) > FEW_PIECES:
