@@ -225,6 +225,10 @@ class _Pass:
         except Stop:
             return
 
+    def takes(self, library: str, name: str) -> bool:
+        """Whether the policy takes *name* from *library*."""
+        return (library, name) in self._taken
+
     @property
     def errors(self) -> list[Diagnostic]:
         """The errors of all files."""
@@ -304,5 +308,10 @@ def _conditional(error: Diagnostic, first: _Pass, hits: Sequence[_Pass], passes:
     names = [name for name in first.choice if all(choice[name] != first.choice[name] for choice in sound)]
     named = names or list(first.choice)
     condition = " and ".join(f"{name} = {first.choice[name]}" for name in named)
-    help_text = f"a unit may be the parameter itself: `0 {named[0]}`" if error.code == "units" else error.help
+    help_text = error.help
+    if error.code == "units":
+        library, _, name = named[0].rpartition(".")
+        help_text = f"a unit may be the parameter itself: `0 {name}`"
+        if library and not first.takes(library, name):
+            help_text += f", once it is taken: use {library} ({name})"
     return replace(error, message=f"{error.message}, if {condition}", help=help_text)

@@ -5,7 +5,7 @@ One pass is for one choice of features; `check` runs it for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from smetric.policy import tree
@@ -43,7 +43,7 @@ class Statements:
         file: a policy or a library.
         vocabulary: features and request fields.
         settings: configured values of its parameters.
-        features: the feature that each feature parameter stands for.
+        features: the feature that each feature parameter of the file stands for; those that it takes are added.
         findings: where errors go.
         library: the checked library that a `use` means; None where that is at fault.
     """
@@ -53,7 +53,7 @@ class Statements:
         file: tree.File,
         vocabulary: Vocabulary,
         settings: Settings,
-        features: Mapping[str, str],
+        features: dict[str, str],
         findings: Findings,
         library: Callable[[tree.Use], Statements | None],
     ) -> None:
@@ -163,6 +163,8 @@ class Statements:
                 continue
             if name.name in library.parameters.declared:
                 self.parameters.adopt(library.parameters, name.name)
+                if name.name in library._features:
+                    self._features[name.name] = library._features[name.name]
             self._names.define(name.name, name.span, found.statement, found.type, Imported(library, found))
 
     def exported(self, name: str) -> Named | None:

@@ -60,7 +60,7 @@ class Tests:
                 continue
             if made is None:
                 message = f"this policy declares no `{setting.name}`"
-                help_text = did_you_mean(setting.name, declared)
+                help_text = did_you_mean(setting.name, declared) or f"it declares {', '.join(declared) or 'none'}"
                 if setting.name in self._vocabulary.request:
                     help_text = f"request fields go into `given {setting.name} = …`"
                 self._findings.error("setting", _name(setting), message, help_text)

@@ -111,7 +111,20 @@ def test_a_feature_parameter_of_a_library_is_typed_for_each_choice() -> None:
     wrong = "use load (above, load)\nroute argmin(load(2)) when any(above(requests))\nroute argmin(load(1))"
     assert errors(wrong, {"load": library}) == [
         "3:32: cannot compare requests with tokens, if load.LOAD = unprefilled; a unit may be the parameter itself: "
-        "`0 load.LOAD`"
+        "`0 LOAD`, once it is taken: use load (LOAD)"
+    ]
+
+
+def test_a_feature_parameter_that_is_taken_is_a_unit_too() -> None:
+    library = {"load": "library load\nparam LOAD = requests in {requests, unprefilled}\n"}
+    body = (
+        "use load (LOAD)\nparam FEW = 2 {unit} in 0..\nroute argmin(LOAD) when max(LOAD) > FEW\nroute rr_argmin(LOAD)"
+    )
+    assert policy(body.format(unit="LOAD"), library).params["FEW"].unit == "requests"
+    assert policy(body.format(unit="LOAD"), library, LOAD="unprefilled", FEW="3 tokens").params["FEW"].value == 3
+    assert errors(body.format(unit="requests"), library) == [
+        "4:25: cannot compare tokens with requests, if load.LOAD = unprefilled; a unit may be the parameter itself: "
+        "`0 LOAD`"
     ]
 
 
