@@ -10,7 +10,7 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
@@ -134,10 +134,36 @@ async def serve(
         app.connections = connections.count
     config = hypercorn_config(connections, limits, drain_s)
     secure, plain = ([], [sock]) if tls is None else ([sock], [])
+    twin = sock.dup()
+    twin.setblocking(False)
+    state: Mapping[str, Any] = {}
+    last: list[asyncio.Task[None]] = []
 
     async def until_stopped() -> None:
         await stop()
         connections.end()
+        last.append(asyncio.create_task(serve_the_last()))
+
+    async def serve_the_last() -> None:
+        """Serve who came in the loop's last round: those that wait on a socket when it closes are reset."""
+        while sock.fileno() != -1:  # noqa: ASYNC110 - Hypercorn closes it, some rounds later, and says nothing
+            await asyncio.sleep(0)
+        accepted: list[socket.socket] = []
+        with twin, contextlib.suppress(OSError):  # nobody is left, or no file for them
+            while len(accepted) < BACKLOG:
+                accepted.append(twin.accept()[0])
+        await asyncio.gather(*map(serve_accepted, accepted))
+
+    async def serve_accepted(accepted: socket.socket) -> None:
+        reader = asyncio.StreamReader()
+        with contextlib.suppress(OSError):  # it does not shake hands
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: asyncio.StreamReaderProtocol(reader),
+                accepted,
+                ssl=config.create_ssl_context(),
+                ssl_handshake_timeout=None if tls is None else limits.head_timeout_s,
+            )
+            await connections.serve(reader, transport, state)
 
     async def outlived(scope: Scope, receive: Receive, send: Send) -> None:
         """The app, told to shut down only when the last of its connections has ended."""
@@ -146,12 +172,15 @@ async def serve(
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(connections.all_ended(), drain_s)
+                    await asyncio.wait_for(asyncio.gather(*last, connections.all_ended()), drain_s)
             return message
 
+        if scope["type"] == "lifespan":
+            nonlocal state
+            state = scope["state"]
         await app(scope, receive_in_order if scope["type"] == "lifespan" else receive, send)
 
-    watching = asyncio.create_task(watch([tls]), name="certificate-watch") if tls is not None else None
+    watching = [] if tls is None else [asyncio.create_task(watch([tls]), name="certificate-watch")]
     try:
         await worker_serve(
             wrap_app(cast("Framework", outlived), config.wsgi_max_body_size, "asgi"),
@@ -160,9 +189,10 @@ async def serve(
             shutdown_trigger=until_stopped,
         )
     finally:
-        if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+        twin.close()
+        for task in (*watching, *last):
+            task.cancel()
+        await asyncio.gather(*watching, *last, return_exceptions=True)
 
 
 class Shutdown:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -108,3 +110,24 @@ async def test_a_connection_whose_answer_began_before_the_end_may_bring_one_more
         last = await client.response("GET")
         assert (begun.values("connection"), last.values("connection"), last.body) == ([], ["close"], b"ok")
         assert await client.at_end()
+
+
+async def test_whoever_the_system_let_in_before_the_port_closed_is_answered() -> None:
+    app = Slow()
+    app.go.set()
+    asked: list[socket.socket] = []
+    async with serving(app) as (url, stop):
+        host, _, port = url.removeprefix("http://").partition(":")
+        with contextlib.suppress(ConnectionRefusedError):
+            while len(asked) < 1000:  # one more in each round of the loop
+                client = socket.create_connection((host, int(port)))
+                client.sendall(GET)
+                asked.append(client)
+                if len(asked) == 10:
+                    stop.set()
+                await asyncio.sleep(0)
+        assert 10 < len(asked) < 1000
+        for one in asked:
+            async with RawClient(*await asyncio.open_connection(sock=one)) as answered:
+                answer = await answered.response("GET")
+                assert (answer.status, answer.body) == (200, b"ok")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -287,6 +288,26 @@ async def test_a_client_that_shakes_hands_when_the_end_begins_is_answered_before
                 answer = secured.read(65536)
         assert answer.startswith(b"HTTP/1.1 204 ")
     assert app.seen == ["startup", "https", "shutdown"]
+
+
+async def test_whoever_the_system_let_in_before_the_port_closed_shakes_hands_and_is_answered(tmp_path: Path) -> None:
+    issued = Issued(tmp_path)
+    let_in: list[socket.socket] = []
+    async with serving(issued.tls()) as (port, stop):
+        stop.set()
+        with suppress(ConnectionRefusedError):
+            while len(let_in) < 20:  # one more in each round of the loop
+                let_in.append(socket.create_connection(("127.0.0.1", port)))
+                await asyncio.sleep(0)
+        assert 0 < len(let_in) < 20
+
+        async def status(let_in: socket.socket) -> int:
+            streams = await asyncio.open_connection(sock=let_in, ssl=issued.trusting, server_hostname="localhost")
+            async with RawClient(*streams) as client:
+                await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                return (await client.response("GET")).status
+
+        assert await asyncio.gather(*map(status, let_in)) == [204] * len(let_in)
 
 
 async def test_a_client_that_never_shakes_hands_does_not_hold_up_the_end(tmp_path: Path) -> None:
