@@ -153,6 +153,7 @@ async def test_the_books_add_up(seed: int, tmp_path: Path) -> None:
     }
     assert sum(task.result() for task in sessions) <= len(told)
     assert all(value >= 0 for line in made for column in line["columns"].values() for value in column["values"])
+    assert all(line["ttft_s"] is None for line in made if not line["ids"])
     # The trace has what instances were to compute, once each, by the last decision on it.
     traced = [line["chat_id"] for line in lines(trace)]
     assert sorted(traced) == sorted(line["id"] for line in made if line["ids"] and line["instance"] and line["status"])

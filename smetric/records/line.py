@@ -169,7 +169,7 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
         evaluate_s: seconds the policy took.
         lookup_s: seconds spent on look-ups before.
         status: what the client was sent; None where another decision of the same request follows.
-        ttft_s: seconds from arrival to the first byte of the answer.
+        ttft_s: seconds from arrival to the first byte of the answer; None where nothing was to be computed.
         duration_s: seconds from arrival to its end.
         error_type: what went wrong; empty for nothing.
         usage: tokens as the instance counted them; None where it did not say.

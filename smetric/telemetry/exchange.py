@@ -190,7 +190,9 @@ class Exchange:
         if events > 1 and self.ttft_s is not None:
             gap_s = (duration_s - self.ttft_s) / (events - 1)
         if record is not None:
-            record.status, record.ttft_s, record.duration_s = status, self.ttft_s, duration_s
+            record.status, record.duration_s = status, duration_s
+            if record.is_inference:
+                record.ttft_s = self.ttft_s
             record.usage, record.error_type = usage, error_type
             if usage is not None and telemetry.answered is not None:
                 telemetry.answered(record.request, usage)
@@ -211,7 +213,7 @@ class Exchange:
             self._model,
             status=status,
             duration_s=duration_s,
-            ttft_s=self.ttft_s if record is not None and record.is_inference else None,
+            ttft_s=record.ttft_s if record is not None else None,
             gap_s=gap_s,
             usage=usage,
             exemplar={"trace_id": self.trace_id} if self.server is not None else None,
