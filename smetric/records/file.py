@@ -16,6 +16,7 @@ from pathlib import Path
 from smetric.file_bytes import require_regular
 
 _STAMP = r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z"
+_STEP = timedelta(milliseconds=1)
 
 
 class RotatedFile:
@@ -128,15 +129,29 @@ class RotatedFile:
         if not os.path.lexists(self.path):
             return
         self.require_file()
-        at = self._now()
+        # Where the clock was set back, the newest must not look like the oldest.
+        times = [time for each in self._those_put_aside() if (time := _time(each.name)) is not None]
+        at = max([self._now(), *(time + _STEP for time in times)])
         while (name := self.path.with_name(f"{self._stem}-{_stamp(at)}{self._suffix}")).exists():
-            at += timedelta(milliseconds=1)
+            at += _STEP
         with contextlib.suppress(FileNotFoundError):  # another process has just done so
             os.rename(self.path, name)
-        aside = sorted(each for each in self.path.parent.iterdir() if self._aside.match(each.name))
+        aside = self._those_put_aside()
         for old in aside[: max(0, len(aside) - self._keep)]:
             old.unlink(missing_ok=True)
+
+    def _those_put_aside(self) -> list[Path]:
+        return sorted(each for each in self.path.parent.iterdir() if self._aside.match(each.name))
 
 
 def _stamp(at: datetime) -> str:
     return f"{at:%Y%m%dT%H%M%S}.{at.microsecond // 1000:03}Z"
+
+
+def _time(name: str) -> datetime | None:
+    """The time in *name*; None where there is no such time."""
+    stamp = re.search(_STAMP, name)
+    try:
+        return datetime.strptime(stamp[0], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC) if stamp else None
+    except ValueError:
+        return None

@@ -167,7 +167,7 @@ class Savings:
 
     def _account(self, policy: str, rule: str) -> Account:
         now = self._now()
-        if now >= self._day_ends:
+        if not self._day_ends - 86_400 <= now < self._day_ends:  # a clock may be set back, too
             self._begin_day(now)
         key = self._day, policy, rule
         account = self._accounts.get(key)

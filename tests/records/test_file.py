@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,22 @@ def test_a_full_file_is_put_aside_under_the_time_and_the_oldest_are_deleted(tmp_
     assert [(tmp_path / name).read_bytes() for name in names(tmp_path)] == [
         b"second-frame",
         b"third-frame",
+        b"fourth-frame",
+    ]
+
+
+def test_the_newest_are_kept_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    times = iter([AT, AT - timedelta(hours=1), AT - timedelta(hours=2)])
+    path = tmp_path / "decisions.jsonl"
+    (tmp_path / "decisions-99999999T999999.999Z.jsonl").write_bytes(b"of no time")
+    file = RotatedFile(path, max_bytes=10, keep=3, now=lambda: next(times))
+    for word in (b"first-frame", b"second-frame", b"third-frame", b"fourth-frame"):
+        file.append(word)
+    file.close()
+    assert [(tmp_path / name).read_bytes() for name in names(tmp_path)] == [
+        b"second-frame",
+        b"third-frame",
+        b"of no time",
         b"fourth-frame",
     ]
 

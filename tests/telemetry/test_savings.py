@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -144,6 +145,15 @@ def test_days_and_accounts_are_bounded_and_the_latest_come_first() -> None:
     days = [row["day"] for row in savings.report()]
     assert days == sorted(days, reverse=True)
     assert len(days) <= MOST_DAYS
+
+
+def test_a_clock_that_was_a_year_ahead_leaves_nothing_to_a_day_that_has_not_come() -> None:
+    now = NOON + 365 * 86_400
+    savings = Savings(lambda: now)
+    savings.settle(ended(None))
+    now = NOON
+    savings.settle(ended(None))
+    assert savings.report()[0]["day"] == time.strftime("%Y-%m-%d", time.gmtime(NOON))
 
 
 def answered(app: Telemetry, made: DecisionRecord) -> None:
