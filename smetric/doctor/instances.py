@@ -49,7 +49,7 @@ async def reachable(site: Site) -> list[Finding]:
                 )
             )
         twin = seen.setdefault(at, engine)
-        if twin is not engine:
+        if twin is not engine and _may_be_one(twin, engine):
             found.append(
                 error(
                     engine.where,
@@ -68,6 +68,12 @@ async def reachable(site: Site) -> list[Finding]:
                 )
             )
     return found
+
+
+def _may_be_one(one: Engine, other: Engine) -> bool:
+    """Whether two at one address may be one process: a gateway tells those behind it apart by their names."""
+    ours, theirs = one.page.started_at, other.page.started_at
+    return ours is None or theirs is None or abs(ours - theirs) <= SAME_START_S
 
 
 async def _several(site: Site, engine: Engine) -> Finding | None:

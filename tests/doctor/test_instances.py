@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from smetric.config.settings import Listen
 from smetric.doctor import instances
 from smetric.doctor.examination import examine
+from tests.doctor.front import Edit
 from tests.doctor.lab import Lab, the_only, told
 
 
@@ -31,3 +33,20 @@ async def test_a_name_that_leads_where_no_instance_can_be_is_found(lab: Lab, mon
     assert (check, finding.where) == ("instances", "instance e0")
     assert "its name leads to 169.254.169.254" in finding.what
     assert "`instance_networks`" in finding.remedy
+
+
+@pytest.mark.parametrize(("apart_s", "is_one"), [(0, True), (500, False)])
+async def test_two_names_at_one_address_are_one_engine_unless_they_are_two_processes(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, apart_s: int, is_one: bool
+) -> None:
+    async def resolve(url: str) -> tuple[str, int]:
+        return "10.0.0.1", 443
+
+    def starting(at: int) -> Edit:
+        return lambda page: re.sub(rb"(?m)^(process_start_time_seconds) .*", rb"\1 %d" % at, page)
+
+    monkeypatch.setattr(instances, "resolve", resolve)
+    for nth, front in enumerate(lab.fronts):
+        front.edits["/metrics"] = starting(1000 + nth * apart_s)
+    found = told(await examine(lab.settings, may_probe=False))
+    assert ["it is the same engine" in finding.what for _, finding in found] == [True] * is_one
