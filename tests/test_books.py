@@ -27,6 +27,16 @@ hold for 100ms when min(requests) > 0
 route rr_argmin(norm(requests) + norm(unprefilled) - hit_len / req.prompt_len)
 """
 ENGINES, CLIENTS, TURNS = 3, 12, 6
+#: What is nothing once all has ended.
+AT_REST = (
+    "smetric_requests_in_progress",
+    "smetric_queue_requests",
+    "smetric_queue_bytes",
+    "smetric_body_bytes",
+    "smetric_connections ",
+    "smetric_inflight_requests{",
+    "smetric_unprefilled_tokens{",
+)
 
 
 async def whole(call: Call) -> None:
@@ -122,8 +132,7 @@ async def test_the_books_add_up(seed: int, tmp_path: Path) -> None:
         page = {
             start: await router.figure(start)
             for start in (
-                "smetric_requests_in_progress",
-                "smetric_queue_requests",
+                *AT_REST,
                 "smetric_requests_total{",
                 "smetric_prompt_tokens_total{",
                 "smetric_prefix_hit_tokens_total{",
@@ -143,8 +152,7 @@ async def test_the_books_add_up(seed: int, tmp_path: Path) -> None:
     assert {line["outcome"] for line in first} == {"routed", "held", "rejected"}
     assert {line["instance"] is None for line in made if line["rank"]} <= {False}
     assert page == {
-        "smetric_requests_in_progress": 0,
-        "smetric_queue_requests": 0,
+        **dict.fromkeys(AT_REST, 0),
         "smetric_requests_total{": len(told),
         "smetric_prompt_tokens_total{": tokens(by_policy),
         "smetric_prefix_hit_tokens_total{": sum(line["hit"]["tokens"] for line in by_policy if line["hit"]),

@@ -89,13 +89,22 @@ def test_any_order_of_events_ends_at_zero(seed: int, steps: int) -> None:
         if leases and rng.random() < 0.6:
             rng.choice([leases[0].first_byte, leases[-1].first_byte, rng.choice(leases).release])()
         else:
-            leases.append(instance.charge(rng.randint(0, 4), rng.randint(0, 500), rng.randint(0, 600)))
+            hit, stored = rng.choice([None, rng.randint(0, 600)]), rng.choice([0, rng.randint(0, 600)])
+            lease = instance.charge(rng.randint(0, 4), rng.randint(0, 500), hit, stored)
+            leases.append(lease)
+            # Every token of a prompt is held, fetched or computed.
+            assert min(lease.new_tokens, lease.fetched, lease.computed) >= 0
+            assert min(hit or 0, lease.prompt_len) + lease.fetched + lease.computed == lease.prompt_len
         assert instance.own >= 0
-        assert 0 <= instance.unprefilled <= instance.sent_tokens
+        assert 0 <= instance.uncomputed <= instance.unprefilled <= instance.sent_tokens
+        assert 0 <= instance.decoding_tokens <= instance.sent_tokens
+        assert instance.unprefilled_cost() >= instance.uncomputed
         assert instance.requests() >= instance.own
     for lease in leases:
         lease.release()
     assert (instance.own, instance.unprefilled, instance.sent_tokens) == (0, 0, 0)
+    assert (instance.uncomputed, instance.uncomputed_pairs, instance.decoding_tokens) == (0, 0, 0)
+    assert not instance.decoding
 
 
 def test_capacity_is_known_once_the_engine_has_said_both_numbers() -> None:
