@@ -34,7 +34,10 @@ class LogLines:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._room = _room_of(out)
+        self._fd = _fd_of(out)
+        self._room = _room_of(self._fd)
+        #: What was written last ends within a line, as the disk was full then.
+        self._is_cut = False
         self._waiting: list[str] = []
         self._is_due = False
         self._lock = threading.Lock()
@@ -67,12 +70,24 @@ class LogLines:
         waiting = self._waiting
         count = len(waiting) if self._room is None else _fitting(waiting)
         try:
-            self._out.write("".join(waiting[:count]))
-            self._out.flush()
+            self._write("".join(waiting[:count]))
         except (OSError, ValueError):  # the latter where it was closed
             self._drop(count)
         else:
             del waiting[:count]
+
+    def _write(self, text: str) -> None:
+        if self._fd is None:
+            self._out.write(text)
+            self._out.flush()
+            return
+        if self._out.closed:  # its number may be another file's by now
+            raise ValueError
+        rest = b"\n" * self._is_cut + text.encode(errors="replace")
+        while rest:
+            written = os.write(self._fd, rest)
+            self._is_cut = not rest.endswith(b"\n", 0, written)
+            rest = rest[written:]
 
     def _drop(self, count: int) -> None:
         del self._waiting[:count]
@@ -93,11 +108,16 @@ class LogLines:
         self.flush()
 
 
-def _room_of(out: TextIO) -> select.poll | None:
-    """Tells whether *out* takes a piece without waiting for a reader; None where there is nobody to wait for."""
+def _fd_of(out: TextIO) -> int | None:
     try:
-        fd = out.fileno()
+        return out.fileno()
     except OSError:  # it is in memory
+        return None
+
+
+def _room_of(fd: int | None) -> select.poll | None:
+    """Tells whether *fd* takes a piece without waiting for a reader; None where there is nobody to wait for."""
+    if fd is None:
         return None
     mode = os.fstat(fd).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)):
