@@ -36,6 +36,9 @@ from smetric.tokenize.trust import Trust
 MOST_AT_A_TIME = 64
 #: Bodies above this many bytes are not decoded: about two million tokens.
 MAX_BODY = 8 << 20
+#: Nor are those with more commas than this outside of strings: of strings, objects and lists not so many are let in, so
+#: most of what they divide are numbers, which may be millions, as in the enumeration of a tool's parameters.
+MAX_COMMAS = 1 << 18
 
 log = structlog.get_logger("smetric.tokenize")
 
@@ -186,7 +189,7 @@ class RequestTokens:
         return ids
 
     async def _encode(self, api: Api, model: str, body: bytes, is_counted: bool) -> array[int]:
-        if len(body) > MAX_BODY:
+        if len(body) > MAX_BODY or (not is_counted and _commas(body) > MAX_COMMAS):
             raise NotTokenised
         try:
             found = await body_of_ids(body) if is_counted else json.loads(body)
@@ -216,3 +219,13 @@ class RequestTokens:
 def _is_counted(request: InferenceRequest) -> bool:
     """Whether its prompt came as token ids."""
     return request.api is Api.COMPLETIONS and request.prompt is not None and request.prompt.counted
+
+
+def _commas(body: bytes) -> int:
+    """Commas between its values; more may be told while they are few."""
+    commas = body.count(b",")
+    if commas > MAX_COMMAS:
+        # Without escapes, every second piece is inside a string.
+        outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+        commas = sum(piece.count(b",") for piece in outside)
+    return commas

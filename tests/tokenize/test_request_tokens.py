@@ -23,7 +23,7 @@ from smetric.telemetry.record import Usage
 from smetric.tokenize.chat import Chat, Refused, Text
 from smetric.tokenize.encoder import Unavailable
 from smetric.tokenize.local import LocalEncoder
-from smetric.tokenize.request_tokens import MAX_BODY, MOST_AT_A_TIME, RequestTokens, request_tokens
+from smetric.tokenize.request_tokens import MAX_BODY, MAX_COMMAS, MOST_AT_A_TIME, RequestTokens, request_tokens
 from smetric.tokenize.trust import DISTRUST_S, MOST_DIFFERENT
 from tests.fakes import until
 from tests.tokenize.recorded import model_folder, request_of, tokens_of
@@ -218,6 +218,19 @@ async def test_a_body_too_large_to_be_decoded_is_unsupported() -> None:
     request = request_of(Api.COMPLETIONS, {"prompt": "x" * MAX_BODY})
     assert await tokens_of(FakeEncoder(), results).of(request) is None
     assert results == ["unsupported"]
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+async def test_a_body_of_hundreds_of_thousands_of_numbers_is_unsupported_and_a_text_of_them_is_not(
+    is_text: bool,
+) -> None:
+    numbers = "1," * MAX_COMMAS + '1,\\"\\\\'
+    results: list[str] = []
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": numbers if is_text else "x"}]}
+    if not is_text:
+        body["tools"] = [{"enum": [1] * (MAX_COMMAS + 2)}]
+    await tokens_of(FakeEncoder(), results).of(request_of(Api.CHAT, body))
+    assert results == ["ok" if is_text else "unsupported"]
 
 
 async def test_more_than_can_be_encoded_at_a_time_are_unknown_at_once() -> None:
