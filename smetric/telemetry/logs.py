@@ -50,6 +50,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         raise ConfigError(f"log format {format!r} is not one of {', '.join(FORMATS)}")
     out = stream if stream is not None else sys.stderr
     console = format == "console" or (format == "auto" and out.isatty())
+    colours = out.isatty() and not os.environ.get("NO_COLOR")
     lines, stamp = LogLines(out), Stamp()
     processors: list[Processor] = [
         structlog.processors.add_log_level,
@@ -57,9 +58,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         ExceptionLimit(),
         _without_text,
         _bounded,
-        structlog.dev.ConsoleRenderer(colors=out.isatty() and not os.environ.get("NO_COLOR"))
-        if console
-        else JsonLines(lines, stamp),
+        structlog.dev.ConsoleRenderer(colors=colours) if console else JsonLines(lines, stamp),
     ]
     structlog.configure(
         processors=processors,
