@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from smetric.sim.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, State, TooLongError
 from smetric.sim.step_time import StepTime
 
+EVENTS = Path(__file__).parent.parent / "data" / "kv_events" / "kv_int_hash.jsonl"
 FLAT = StepTime(fixed_s=1.0, prefill_s=0.0, attention_s=0.0, decode_s=0.0, context_s=0.0)
 
 
@@ -132,6 +136,30 @@ def test_an_abort_frees_the_blocks_at_once_even_in_the_middle_of_a_step() -> Non
     assert (result.finished, result.decoded, running.emitted) == ([other], 1, 0)
     assert not model.busy
     assert model.start(1.0) is None
+
+
+def test_what_is_forgotten_is_what_a_real_engine_forgot() -> None:
+    """Eight prompts in a cache of 199 blocks (vLLM keeps one of its 200 to itself); the last makes it remove 60."""
+    # An engine of this size that runs a prompt of 2,000 tokens alone does so in one step.
+    real = Engine(EngineConfig(block_size=32, blocks=199, max_model_len=2048, step_time=FLAT))
+    chains: dict[int, list[int]] = {}
+    removed: set[int] = set()
+    now = 0.0
+    for line in EVENTS.read_bytes().splitlines():
+        for event in orjson.loads(line)["payload"][1]:
+            if event["type"] == "BlockRemoved":
+                removed.update(event["block_hashes"])
+            elif event["type"] == "BlockStored":
+                chain = chains.pop(event["parent_block_hash"], []) + event["block_hashes"]
+                chains[chain[-1]] = chain
+                # Of the last block of each prompt there is less than a whole one.
+                real.submit(SequenceRequest(32 * len(chain) + 16, 1, chain), now)
+                now = run(real, now)
+    assert (len(chains), len(removed)) == (7, 60)
+    for chain in chains.values():
+        kept = next((at for at, block in enumerate(chain) if block in removed), len(chain))
+        assert removed.issuperset(chain[kept:])
+        assert real.hit_length(chain) == 32 * kept
 
 
 def test_a_full_queue_refuses_and_counts_it() -> None:
