@@ -22,6 +22,8 @@ from smetric.telemetry.log_limit import LogLimit
 
 #: Longest first line of an answer, bytes.
 MAX_BYTES = 8 * 1024
+#: Seconds by which a probe's time-out may be noticed too late.
+LATE_S = 0.5
 
 log = structlog.get_logger("smetric.sources.probe")
 
@@ -103,6 +105,8 @@ class Prober:
     async def probe(self, instance: Instance) -> None:
         """Probe *instance* once."""
         ok, refused, target = False, False, self._targets[instance]
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
@@ -115,8 +119,9 @@ class Prober:
                     refused = True
                 else:
                     ok = 100 <= await _ask(reader, writer, target.authority) < 500
-        except TimeoutError:
-            pass  # late is not good, but somebody may be there
+        except TimeoutError:  # late is not good, but somebody may be there
+            if clock() - began > self._timeout_s + LATE_S:
+                return  # this process was late itself, suspended or busy: nothing was learnt
         self._health.probed(instance, ok=ok, refused=refused)
 
     async def _connect(self, target: _Target, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

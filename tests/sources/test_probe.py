@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,7 +16,7 @@ import trustme
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, State
 from smetric.fleet.tolerance import Tolerance
-from smetric.sources import addresses
+from smetric.sources import addresses, probe
 from smetric.sources.probe import Prober
 from tests.fakes import FakeEngine, capture, hang, until
 
@@ -126,6 +127,16 @@ async def test_whoever_takes_connections_but_never_answers_is_ill_at_the_time_ou
     async with answering(b"") as instance:
         await prober(instance, timeout_s=0.05).probe(instance)
     assert instance.state is State.ILL
+
+
+async def test_a_probe_that_was_under_way_while_the_process_was_suspended_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "LATE_S", 0.05)
+    async with answering(b"") as instance:
+        asyncio.get_running_loop().call_later(0.01, time.sleep, 0.2)
+        await prober(instance, timeout_s=0.05).probe(instance)
+    assert instance.state is State.WELL
 
 
 async def test_a_port_nobody_listens_on_refuses() -> None:
