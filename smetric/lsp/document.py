@@ -46,11 +46,12 @@ class Document:
         """All errors; when there is none, all warnings. Tests in a file of their own are checked with their policy."""
         path = Path(self.path)
         own, policy = Source(self.text, self.path), policy_of(path)
+        is_tests = policy != path
         try:
-            is_tests = policy != path
             main, beside = (Source(read_whatever(policy), str(policy)), own) if is_tests else (own, further_tests(path))
         except (ConfigError, OSError) as error:
-            return (unreadable(getattr(error, "strerror", None) or str(error)),)
+            why = getattr(error, "strerror", None) or str(error)
+            return (unreadable(f"{policy.name}, whose tests these are: {why}" if is_tests else why),)
         try:
             libraries = libraries_beside(policy)
             file, checked = check_text(main.text, VOCABULARY, path=main.path, libraries=libraries, beside=beside)

@@ -135,6 +135,8 @@ class Families:
             help_text = "e.g. first(argmin(x where m), argmin(x))"
         elif sort is Sort.BOOL and found.sort is not sort:
             help_text = comparison(found.sort)
+        elif sort is Sort.NUMBER and found.sort is Sort.BOOL:
+            help_text = "for how many it holds says count(…)"
         elif found.sort is sort:
             reduced = (
                 "make one of it, e.g. mean(…), or look one up: v[s]" if sort is Sort.NUMBER else "look one up: v[s]"
@@ -300,7 +302,8 @@ class Families:
         builtin = given.builtin
         if not found.vector:
             message = f"`{builtin.name}` asks about a value per instance, found {found}"
-            raise self._fail("arguments", argument.value.span, message)
+            help_text = "a guard that reads an unknown number of the request fails" if found.must else ""
+            raise self._fail("arguments", argument.value.span, message, help_text)
         if builtin.family is Family.AGE:
             return Type(Sort.NUMBER, True, SECONDS, Interval(0.0, NEVER)).reading(*given.types)
         if builtin.family is Family.FRESH:

@@ -91,11 +91,10 @@ class Operators:
         return made
 
     def _compare(self, expr: tree.Binary, left: Type, right: Type) -> Type:
-        for found in (left, right):
+        for found, other in ((left, right), (right, left)):
             if found.sort is Sort.INSTANCE:
-                self._findings.error(
-                    "operand", expr.span, f"`{expr.op}` does not compare instances", "compare its values: `l[s]`"
-                )
+                help_text = "compare its id: `id[s]`" if other.sort is Sort.STRING else "compare its values: `l[s]`"
+                self._findings.error("operand", expr.span, f"`{expr.op}` does not compare instances", help_text)
                 return BROKEN
             if found.sort is Sort.SET or (expr.op in _ORDER and found.sort is not Sort.NUMBER):
                 message = f"`{expr.op}` does not compare {_PLURALS[found.sort]}"

@@ -70,6 +70,8 @@ class Units:
             help_text = "durations are written 500ms, 2s, 5m, 1h, without a space"
             if source.startswith(word) and self.findings.text[place.start - 1].isdigit() and word in _DURATIONS:
                 help_text = "durations have no exponent: 500ms, 2s, 5m, 1h"
+        elif word in ("percent", "pct"):
+            help_text = "shares are plain numbers: write 0.5 for 50%"
         elif word.lstrip("_").isdigit() or word in _THOUSANDS:
             help_text = NUMBERS
         else:

@@ -32,12 +32,23 @@ OPERAND_ENDS = frozenset({"NAME", "NUMBER", "DURATION", "STRING", "TRUE", "FALSE
 _HELP = {
     "!": "not equal is `!=`; negation is `not`",
     "&": "write `and`",
-    "'": 'strings are written "…"',
+    "~": "negation is `not`",
     ";": "statements need no separator",
-    "%": "shares are plain numbers: write 0.5 for 50%",
+    "%": "shares are plain numbers: write 0.5 for 50%; there is no remainder",
     "^": "write a product: x * x",
+    # As papers and word processors write them.
+    "≤": "write `<=`",
+    "≥": "write `>=`",
+    "≠": "write `!=`",
+    "−": "write `-`",
+    "–": "write `-`",
+    "×": "write `*`",
+    "·": "write `*`",
+    "÷": "write `/`",
     "\ufeff": "save the file as UTF-8 without a byte order mark",
 }
+#: Quotes of other languages and of word processors, and what closes each.
+_QUOTES = {"'": "'", "‘": "’", "“": "”", "„": "“", "«": "»"}
 
 
 @dataclass(slots=True)
@@ -146,11 +157,17 @@ def _bad_text(text: str, offset: int) -> Diagnostic:
     end = offset + 1
     while end < len(text) and text[end] == char:
         end += 1
-    if char == "'":  # with what it quotes, or the quote behind that would be told of, too
-        closing = text.find(char, end)
+    help_text = _HELP.get(char, "")
+    if char in _QUOTES:  # with what it quotes, or the quote behind that would be told of, too
+        closing = text.find(_QUOTES[char], end)
         end = end if closing < 0 or "\n" in text[offset:closing] else closing + 1
+        help_text = 'strings are written "…"'
+    elif char.isalpha():
+        while end < len(text) and (text[end].isalnum() or text[end] == "_"):
+            end += 1  # the rest of the word
+        help_text = "names have the letters a to z, digits and `_` only"
     shown = char if char.isprintable() else f"U+{ord(char):04X}"
-    return Diagnostic("character", f"unexpected character `{shown}`", Span(offset, end), _HELP.get(char, ""))
+    return Diagnostic("character", f"unexpected character `{shown}`", Span(offset, end), help_text)
 
 
 def _bad_token(tokens: Sequence[Token], place: int, text: str) -> Diagnostic | None:

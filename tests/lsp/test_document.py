@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from smetric.features import VOCABULARY
@@ -86,6 +88,11 @@ def test_a_text_is_answered_wherever_it_breaks_off() -> None:
             assert all(word.text for word in document.completions(offset))
             found = document.word_at(offset)
             assert found is None or found[0].text == TEXT[found[1].start : found[1].end]
+
+
+def test_tests_whose_policy_is_not_there_say_which_is_missing(tmp_path: Path) -> None:
+    (found,) = Document('policy p\ntest "t"\n', str(tmp_path / "p.test.policy")).diagnostics()
+    assert found.message == "p.policy, whose tests these are: No such file or directory"
 
 
 def test_the_layout_is_that_of_smetric_fmt() -> None:

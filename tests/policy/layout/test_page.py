@@ -16,6 +16,7 @@ from smetric.policy.layout import format_text
 from smetric.policy.lexer import cut
 from smetric.policy.parser import parse, tokens_of
 from smetric.policy.testing import suite_of
+from tests.policy.author import Author
 
 ROOT = Path(__file__).parents[3]
 #: A statement of every kind, each optional part, every operator, and lines that have to be broken.
@@ -220,6 +221,14 @@ def test_comments_anywhere_stay_where_they_are_and_nothing_changes_its_meaning(
     assert words(once) == words(written)
     assert comments(once) == comments(written)
     assert meaning(once) == meaning(written) == meaning(text)
+    assert format_text(once) == once
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_policies_that_nobody_has_laid_out_keep_their_meaning_too(seed: int) -> None:
+    written = Scrambler(seed, 0.1).scrambled(Author(random.Random(seed)).policy())
+    once = format_text(written)
+    assert (words(once), comments(once), meaning(once)) == (words(written), comments(written), meaning(written))
     assert format_text(once) == once
 
 
