@@ -92,6 +92,7 @@ def of_attempt(record: DecisionRecord, method: str, route: str, path: str, numbe
         names.HTTP_METHOD.name: method_of(method),
         names.URL_FULL.name: instance.url + safe(path),
         names.SERVER_ADDRESS.name: parts.hostname or "",
+        names.SERVER_PORT.name: parts.port or (443 if parts.scheme == "https" else 80),
         names.INSTANCE_ID.name: instance.id,
         names.DECISION_ID.name: record.id,
         names.ATTEMPT.name: number,
@@ -100,8 +101,6 @@ def of_attempt(record: DecisionRecord, method: str, route: str, path: str, numbe
         names.GEN_AI_MODEL.name: safe(request.model),
         names.GEN_AI_STREAM.name: request.stream,
     }
-    if parts.port is not None:
-        result[names.SERVER_PORT.name] = parts.port
     if (hit := record.hit) is not None:
         result[names.HIT_TOKENS.name] = hit[0]
     if number > 1:
