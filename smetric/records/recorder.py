@@ -104,6 +104,9 @@ class Recorder:
         if previous is not None:
             self.ended(previous)
         record.asked = _read(record.request)
+        since, observed = self._observed[-1]
+        if record.time_ns < since:  # the clock was set back
+            self._observed[-1] = record.time_ns, observed
 
     def ended(self, record: DecisionRecord) -> None:
         """Nothing more will become of *record*. Never raises: a request must not fail because it cannot be recorded."""

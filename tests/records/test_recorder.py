@@ -179,6 +179,18 @@ def test_what_observed_policies_read_stands_beside_with_its_lag(tmp_path: Path) 
     assert [columns[name].get("lag") for name in columns] == [None, None, 0.004]
 
 
+def test_what_is_observed_now_is_recorded_where_the_clock_was_set_back_since_it_was_loaded(tmp_path: Path) -> None:
+    recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
+    recorder.follow([BY_TENANT])
+    record = samples.record()
+    record.request.tenant = "red"
+    record.time_ns -= 3600 * 10**9
+    recorder.decided(record, None)
+    recorder.ended(record)
+    writer.flush()
+    assert lines(tmp_path / "d.jsonl")[0]["request"]["tenant"] == pseudonym("red")
+
+
 def test_policies_of_many_reloads_are_not_all_kept(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(1), 3)
     recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
