@@ -34,6 +34,7 @@ class _Outcomes:
     last: tree.Route | tree.Reject | tree.Hold | None = None
     settled: bool = False
     broken: bool = False
+    guarded: bool = False
 
 
 class Statements:
@@ -144,8 +145,8 @@ class Statements:
                 self._use(statement)
             case tree.Broken():
                 self._outcomes.broken |= statement.word in ("route", "reject", "hold", "policy", "library", "")
-                # What is none of ours, as `else:` is not, was to say when the next rule applies.
-                self._outcomes.settled &= bool(statement.word)
+                if not statement.word:  # as `else:` is none of ours, and was to say when the next rule applies
+                    self._outcomes.settled, self._outcomes.guarded = False, True
                 if statement.word in ("param", "use"):
                     self.parameters.failed |= set(statement.names)
                 for name in statement.names:
@@ -238,7 +239,8 @@ class Statements:
 
     def _outcome(self, statement: tree.Route | tree.Reject | tree.Hold, *, settled: bool, broken: bool) -> None:
         self._outcomes.last = statement
-        self._outcomes.settled |= settled and not broken
+        self._outcomes.settled |= settled and not broken and not self._outcomes.guarded
+        self._outcomes.guarded = False
         self._outcomes.broken |= broken
 
     def _guards(self, when: tree.Expr | None) -> list[Guard]:

@@ -20,6 +20,7 @@ FOREIGN = {
     "is": "compare with `==`",
 }
 CONDITION = "a condition stands behind what it decides: `route … when …`"
+_LAST = "the last `route`, without a `when`, is what applies otherwise"
 #: What names something in other languages, and what does here.
 DEFINING = {
     "const": "write `param` or `let`",
@@ -33,6 +34,11 @@ ELSEWHERE = {
     "if": CONDITION,
     "else": CONDITION,
     "elif": CONDITION,
+    "when": CONDITION,
+    "default": _LAST,
+    "otherwise": _LAST,
+    "filter": "write `keep` or `prefer`",
+    "require": "write `keep …`",
     "return": "write `route …`",
     "import": "write `use NAME (…)`",
     "from": "write `use NAME (…)`",

@@ -101,8 +101,10 @@ def _reserved(stop: Stop) -> Diagnostic | None:
 
 def _start(stop: Stop) -> Diagnostic | None:
     token = stop.token
-    if token is None or token.type not in ("NAME", "IF", "ELSE") or not stop.starts_line or stop.in_test:
+    if token is None or token.type not in ("NAME", "IF", "ELSE", "WHEN") or not stop.starts_line or stop.in_test:
         return None
+    if token.type == "WHEN" and any(earlier.type == "WHEN" for earlier in stop.tokens[: stop.place]):
+        return unexpected(token, "conditions are joined by `and`")
     if token not in ELSEWHERE and closest(token, _words(stop.accepted)):
         return None
     return misplaced_start(token, stop.following)

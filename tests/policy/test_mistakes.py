@@ -895,6 +895,27 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
                 "this is no feature",
                 "features are written without quotes",
             ),
+            (
+                "keep healthy\n  when req.turn > 0\n  when req.held > 1s",
+                "when",
+                "syntax",
+                "did not expect `when` here",
+                "conditions are joined by `and`",
+            ),
+            (
+                "let x = 1\nwhen req.turn > 0",
+                "when",
+                "statement",
+                "a statement cannot start with `when`",
+                "a condition stands behind what it decides: `route … when …`",
+            ),
+            (
+                "route argmax(hit_len) when req.turn > 0\notherwise",
+                "otherwise",
+                "statement",
+                "a statement cannot start with `otherwise`",
+                "the last `route`, without a `when`, is what applies otherwise",
+            ),
             ("keep requests ≤ 5", "≤", "character", "unexpected character `≤`", "write `<=`"),
             ("keep requests – 1 > 5", "–", "character", "unexpected character `–`", "write `-`"),
             ("keep pool == “a b”", "“a b”", "character", "unexpected character `“`", 'strings are written "…"'),
@@ -995,6 +1016,20 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
             help_text,
         )
         for word, rest, use, help_text in (
+            (
+                "if",
+                "req.turn == 0:",
+                "route argmax(hit_len)",
+                "a condition stands behind what it decides: `route … when …`",
+            ),
+            (
+                "when",
+                "req.turn == 0",
+                "route argmax(hit_len)",
+                "a condition stands behind what it decides: `route … when …`",
+            ),
+            ("filter", "healthy", "keep pool != req.model", "write `keep` or `prefer`"),
+            ("require", "healthy", "keep pool != req.model", "write `keep …`"),
             ("fn", "f(x) = x + 1", "keep f(requests) > 2", "write `def`"),
             ("function", "f(x) = x + 1", "keep f(requests) > 2", "write `def`"),
             ("const", "FEW = 2 requests", "keep requests > FEW", "write `param` or `let`"),
