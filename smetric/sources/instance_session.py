@@ -49,28 +49,36 @@ class _Resolver(AbstractResolver):
             addresses.close()
 
 
-def instance_session(resolve: Resolve, *, timeout_s: float, most_to_one: int = 0) -> aiohttp.ClientSession:
-    """A session without cookies, redirects to other hosts, proxies of the environment and compression.
+class InstanceSession:
+    """A session without cookies, proxies of the environment and compression. Made within the loop that uses it.
 
     Args:
         resolve: how names are looked up.
         timeout_s: seconds an exchange may take, connecting included.
         most_to_one: connections to one instance; 0 for any number.
     """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=0,
-            limit_per_host=most_to_one,
-            keepalive_timeout=3,  # servers on uvicorn close idle connections after 5
-            resolver=_Resolver(resolve),
-            use_dns_cache=False,
-        ),
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-        trust_env=False,
-    )
+
+    def __init__(self, resolve: Resolve, *, timeout_s: float, most_to_one: int = 0) -> None:
+        self._resolver = _Resolver(resolve)
+        self.http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                limit_per_host=most_to_one,
+                keepalive_timeout=3,  # servers on uvicorn close idle connections after 5
+                resolver=self._resolver,
+                use_dns_cache=False,
+            ),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close the connections, and give up look-ups that are running."""
+        await self.http.close()
+        await self._resolver.close()
 
 
 def is_plain(response: aiohttp.ClientResponse) -> bool:

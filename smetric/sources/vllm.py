@@ -20,7 +20,7 @@ import structlog
 from smetric.fleet.instance import CacheConfig, Instance, Scrape
 from smetric.request import InferenceRequest
 from smetric.sources.addresses import Resolve, resolve
-from smetric.sources.instance_session import instance_session, is_plain
+from smetric.sources.instance_session import InstanceSession, is_plain
 from smetric.sources.pace import next_turn
 from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
@@ -105,14 +105,14 @@ class VllmSource:
         self._log_limit = LogLimit(clock)
         #: Several engines at one address restart with every page, and one at its limit is late with every other.
         self._change_limit = LogLimit(clock, lines=CHANGES_TOLD)
-        self._session: aiohttp.ClientSession | None = None
+        self._session: InstanceSession | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._unseen = set(instances)
         self._all_seen = asyncio.Event()
 
     async def start(self) -> None:
         """Open the connections' pool and begin one loop for each instance."""
-        self._session = instance_session(self._resolve, timeout_s=self._timeout_s)
+        self._session = InstanceSession(self._resolve, timeout_s=self._timeout_s)
         self._loops = [
             asyncio.create_task(self._poll(instance, self._interval_s * number / len(self._seen)), name=instance.id)
             for number, instance in enumerate(self._seen)
@@ -249,7 +249,7 @@ class VllmSource:
         body = bytearray()
         headers = {"Authorization": f"Bearer {instance.key.text}"} if instance.key is not None else {}
         try:
-            async with self._session.get(instance.url + path, headers=headers, allow_redirects=False) as response:
+            async with self._session.http.get(instance.url + path, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     raise _Unreadable("http_error")
                 if not is_plain(response):

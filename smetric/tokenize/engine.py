@@ -24,7 +24,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources.addresses import Resolve, resolve
 from smetric.sources.breaker import Breaker
-from smetric.sources.instance_session import instance_session, is_plain
+from smetric.sources.instance_session import InstanceSession, is_plain
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text
 from smetric.tokenize.encoder import Unavailable
 
@@ -76,11 +76,11 @@ class EngineEncoder:
         self._clock = clock
         self._breakers: LRUCache[tuple[str, str], Breaker] = LRUCache(1024)
         self._turns = 0
-        self._session: aiohttp.ClientSession | None = None
+        self._session: InstanceSession | None = None
 
     async def start(self) -> None:
         """Open the connections' pool."""
-        self._session = instance_session(self._resolve, timeout_s=self._timeout_s, most_to_one=MOST_CONNECTIONS)
+        self._session = InstanceSession(self._resolve, timeout_s=self._timeout_s, most_to_one=MOST_CONNECTIONS)
 
     async def stop(self) -> None:
         """Close it."""
@@ -143,7 +143,7 @@ class EngineEncoder:
         if instance.key is not None:
             headers["Authorization"] = f"Bearer {instance.key.text}"
         try:
-            async with self._session.post(
+            async with self._session.http.post(
                 instance.url + "/tokenize",
                 data=io.BytesIO(body),  # from a file it goes out piece by piece, and others are served in between
                 headers=headers,

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from smetric.sources import addresses
+from smetric.sources.instance_session import InstanceSession, is_plain
+from tests.fakes import Call, FakeEngine
+
+
+async def test_one_look_up_serves_all_who_wait_for_it_and_closing_gives_it_up() -> None:
+    asked = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append((host, port))
+        await asyncio.Event().wait()
+        return []
+
+    session = InstanceSession(resolve, timeout_s=0.05)
+    asks = (session.http.get("http://engine.test:81/") for _ in range(3))
+    assert [type(each) for each in await asyncio.gather(*asks, return_exceptions=True)] == [TimeoutError] * 3
+    assert asked == [("engine.test", 81)]
+    await session.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_name_that_leads_nowhere_is_a_connection_error_and_an_answer_holds_while_look_ups_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "TTL_S", 0.0)
+    leads_to: list[str] = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        if not leads_to:
+            raise OSError("no such name")
+        return leads_to
+
+    engine = FakeEngine()
+    await engine.start()
+    url = engine.url.replace("127.0.0.1", "engine.test") + "/health"
+    session = InstanceSession(resolve, timeout_s=5.0)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await session.http.get(url)
+    leads_to.append("127.0.0.1")
+    for _ in range(2):
+        engine.drop_idle()
+        async with session.http.get(url) as answer:
+            assert answer.status == 200
+        leads_to.clear()
+    await session.close()
+    await engine.stop()
+
+
+@pytest.mark.parametrize(("encoding", "plain"), [(None, True), (b"Identity", True), (b"gzip", False)])
+async def test_what_is_not_compressed_is_plain(encoding: bytes | None, plain: bool) -> None:
+    async def answer(call: Call) -> None:
+        assert call.values(b"accept-encoding") == []
+        await call.answer(200, b"page", *([(b"content-encoding", encoding)] if encoding else []))
+
+    engine = FakeEngine(answer)
+    await engine.start()
+    session = InstanceSession(addresses.resolve, timeout_s=5.0)
+    async with session.http.get(engine.url + "/page") as response:
+        assert is_plain(response) is plain
+        assert await response.read() == b"page"
+    await session.close()
+    await engine.stop()
