@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -35,6 +36,7 @@ log = structlog.get_logger("smetric.serving")
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit code. SIGHUP has changed files read again."""
     logs.configure(settings.log.level, settings.log.format)
+    logging.captureWarnings(True)  # or they stand in the log as plain text
     application = Application(settings)
     _spare_the_collector()
     given = handed_over(os.environ, os.getpid())

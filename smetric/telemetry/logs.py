@@ -167,6 +167,8 @@ class LibraryHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write *record*, or count it as kept back."""
         template = str(record.msg).partition("\n")[0]
+        if record.name == "py.warnings":
+            template = ":".join(template.split(":", 3)[:3])  # place and kind: its text may quote anything
         kept_back = self._limit.passes((record.name, template))
         if kept_back is None:
             return

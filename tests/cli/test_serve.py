@@ -2,6 +2,7 @@
 
 import errno
 import http.client
+import json
 import os
 import pty
 import re
@@ -72,6 +73,21 @@ def test_it_serves_from_flags_alone_until_sigterm() -> None:
     assert process.returncode == 0, logged
     assert '"smetric.serving"' in logged
     assert "Traceback" not in logged
+
+
+def test_a_librarys_warning_is_a_line_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import atexit, warnings\natexit.register(warnings.warn, 'odd\\nlines')")
+    port, admin_port = free_port(), free_port()
+    arguments = ("--policy", "load_only", "--port", str(port), "--admin-port", str(admin_port))
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with start(*arguments, before=("env", f"PYTHONPATH={path}")) as process:
+        try:
+            until(lambda: status(port, "/healthz") == 200, process)
+            process.send_signal(signal.SIGTERM)
+            _, logged = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert [json.loads(line)["event"] for line in logged.splitlines()][-2:] == ["smetric.stopped", "library"]
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -84,6 +84,13 @@ def test_library_records_are_limited_and_lose_their_arguments(out: io.StringIO) 
     assert "test_logs.py:" in str(second["raised_at"])
 
 
+def test_of_a_warning_its_place_and_kind_are_written(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    logging.getLogger("py.warnings").warning("/lib/x.py:3: UserWarning: a prompt: with\ntwo lines\n  its source\n")
+    (line,) = lines(out)
+    assert (line["event"], line["message"]) == ("library", "/lib/x.py:3: UserWarning")
+
+
 def test_an_exception_of_ours_is_written_without_its_text(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
     try:

@@ -193,4 +193,6 @@ SPANS_REJECTED_EVENT = Event(
     "Once a minute; `kept_back` counts the rest.",
 )
 DOCTOR_EVENT = Event("smetric.doctor.failed", "Critical: a check of `smetric doctor` raised: a bug.")
-LIBRARY_EVENT = Event("library", "A record of a library's own logger, at most one a minute for each message.")
+LIBRARY_EVENT = Event(
+    "library", "A record of a library's own logger, or its warning; at most one a minute for each message."
+)
