@@ -12,6 +12,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-input
 # The package itself is installed in place, so that a changed file needs no new installation.
 INSTALL := $(PIP) --no-deps --no-build-isolation --no-index --editable .
+# Scripts name the folder that they were made in; where it was moved or copied they are made anew.
+ifneq ($(or $(shell cat $(VENV)/where 2>/dev/null),$(CURDIR)),$(CURDIR))
+.PHONY: $(BIN)/python
+endif
 
 .PHONY: demo phoenix test browser-test lint lock bench figures clean
 .DELETE_ON_ERROR:
@@ -70,3 +74,4 @@ $(BIN)/python:
 	  echo "$(PYTHON) has no venv or no pip: install them (on Debian and Ubuntu: apt install python3-venv python3-pip)" >&2; exit 1; }
 	@rm -rf $(VENV)
 	@"$(PYTHON)" -m venv $(VENV)
+	@echo "$(CURDIR)" > $(VENV)/where

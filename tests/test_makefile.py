@@ -1,0 +1,35 @@
+"""What `make` does to the environment it set up."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_an_environment_is_made_anew_where_the_checkout_was_moved_or_copied(tmp_path: Path) -> None:
+    here, there = tmp_path / "a checkout", tmp_path / "another"
+    scripts = here / ".venv" / "bin"
+    scripts.mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-build.lock"):
+        shutil.copy(ROOT / name, here)
+    for made in (scripts / "python", here / ".venv" / "installed"):
+        made.touch()
+
+    def set_up(folder: Path) -> bool:
+        done = subprocess.run(
+            ["make", "-n", "demo"], cwd=folder, capture_output=True, text=True, timeout=20, check=True
+        )
+        return "-m venv" in done.stdout
+
+    assert not set_up(here)  # by an earlier release, which did not write down where
+    (here / ".venv" / "where").write_text(f"{here.resolve()}\n")
+    assert not set_up(here)
+    shutil.copytree(here, there)
+    assert set_up(there)
+    assert not set_up(here)
