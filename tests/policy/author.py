@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from smetric.policy import Feature, Kind, RequestField, Unknown, Vocabulary
+from smetric.policy.vocabulary import LARGEST
 
 _WORDS: dict[str, Any] = {"source": "random", "staleness": "none"}
 VOCABULARY = Vocabulary(
@@ -32,11 +35,22 @@ VOCABULARY = Vocabulary(
 )
 
 
-class Author:
-    """Writes random policies that are valid, and in which no constant settles what is read."""
+#: The same words with all the numbers that the language knows.
+WIDE = Vocabulary(
+    {name: replace(word, high=LARGEST) for name, word in VOCABULARY.features.items()},
+    {name: replace(word, high=LARGEST) for name, word in VOCABULARY.request.items()},
+)
 
-    def __init__(self, rng: random.Random) -> None:
+
+class Author:
+    """Writes random policies that are valid, and in which no constant settles what is read.
+
+    With *literals* of its own, what it writes may be refused: a product too large, a share above 1.
+    """
+
+    def __init__(self, rng: random.Random, literals: Sequence[str] = ("0", "2", "3.5")) -> None:
         self.rng = rng
+        self.literals = literals
         self.vectors: list[str] = []
         self.numbers: list[str] = []
         self.masks: list[str] = []
@@ -72,7 +86,7 @@ class Author:
 
     def number(self, depth: int) -> str:
         if depth <= 0:
-            return self.rng.choice(["0", "2", "3.5", "req.turn", "req.size", *self.numbers])
+            return self.rng.choice([*self.literals, "req.turn", "req.size", *self.numbers])
         v, n, d = self.vector, self.number, depth - 1
         options = [
             lambda: n(0),

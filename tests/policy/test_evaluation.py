@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import random
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from smetric.policy import Decision, Need, Snapshot, load
+from smetric.policy import Decision, Need, PolicyError, Snapshot, load
 from smetric.policy.parser import parse
-from tests.policy.author import VOCABULARY, Author
+from tests.policy.author import VOCABULARY, WIDE, Author
 from tests.policy.reference import Reference
 
+#: Numbers at the ends of what the language knows, and some that rounding and overflow are sensitive to.
+EXTREMES = [0.0, 5e-324, 1e-15, 1e-9, 1 / 3, 1.0, 7.0, 1e9, 1e15]
 
-def random_snapshot(rng: random.Random) -> Snapshot:
+
+def random_snapshot(rng: random.Random, numbers: Sequence[float] = (0, 1, 2, 3, 4, 1e-12)) -> Snapshot:
     ids = [f"gpu-{i}" for i in range(rng.randint(1, 5))]
     rng.shuffle(ids)
     columns: dict[str, list[Any]] = {}
     known: dict[str, list[bool] | None] = {}
     for name in ("near", "far", "hits", "deep"):
-        cells = [None if rng.random() < 0.2 else rng.choice([0, 1, 2, 3, 4, 1e-12]) for _ in ids]
+        cells = [None if rng.random() < 0.2 else rng.choice(numbers) for _ in ids]
         columns[name], known[name] = VOCABULARY.features[name].fill(cells)
     columns["well"] = [rng.random() < 0.5 for _ in ids]
     columns["side"] = [rng.choice(["x", "y", ""]) for _ in ids]
@@ -77,6 +82,30 @@ def test_compiled_lazy_and_restarted_evaluation_agree_with_the_reference(batch: 
                 absent -= lazy.features
             assert told(lazy) == eager, source
             assert not always & absent, source
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_what_is_accepted_decides_on_whatever_numbers_there_are(batch: int) -> None:
+    rng, accepted = random.Random(1000 + batch), 0
+    for _ in range(24):
+        source = Author(rng, ("0", "1e15", "-1e15", "1e-15", "-1", "1e15 * 1e15", "1e-15 * 1e-15")).policy()
+        try:
+            policy = load(source, WIDE)
+        except PolicyError:
+            continue
+        accepted += 1
+        for _ in range(6):
+            snapshot = random_snapshot(rng, EXTREMES)
+            request = types.SimpleNamespace(
+                turn=rng.choice([None, *EXTREMES]), size=rng.choice([1, 1e15]), held=rng.choice(EXTREMES), key="k"
+            )
+            cursors, seed = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}, rng.getrandbits(63)
+            decision = policy.decide(snapshot, request, cursors, seed)
+            assert isinstance(decision, Decision)
+            assert decision.score is None or all(map(math.isfinite, decision.score)), source
+            expected = Reference(policy, parse(source), WIDE, snapshot, request, cursors, seed).decide()
+            assert told(decision)[:2] == expected, source
+    assert accepted > 12
 
 
 def test_the_order_of_the_candidates_plays_no_part() -> None:
