@@ -216,7 +216,9 @@ class Exchange:
             ttft_s=record.ttft_s if record is not None else None,
             gap_s=gap_s,
             usage=usage,
-            exemplar={"trace_id": self.trace_id} if self.server is not None else None,
+            exemplar={"trace_id": self.trace_id}
+            if self.server is not None and telemetry.tracing.has_exemplars
+            else None,
         )
         if telemetry.access.is_on:
             telemetry.access.ended(self, status, bytes_out, error_type, duration_s)

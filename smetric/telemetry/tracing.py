@@ -40,8 +40,8 @@ class Tracing:
 
     Args:
         environ: `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER` (otlp, console, none), `OTEL_EXPORTER_OTLP_*`,
-            `OTEL_TRACES_SAMPLER*`, `OTEL_PROPAGATORS`, `OTEL_BSP_*` are honoured. The SDK reads most of them from the
-            process's environment by itself.
+            `OTEL_TRACES_SAMPLER*`, `OTEL_PROPAGATORS`, `OTEL_BSP_*`, `OTEL_METRICS_EXEMPLAR_FILTER` are honoured. The
+            SDK reads most of them from the process's environment by itself.
         candidates: how many candidates a decision span shows.
         ui_hints: add the attributes by which tracing UIs lay a span out.
         keep: what is recorded whatever the sampler says, of `names.KEPT`.
@@ -68,6 +68,8 @@ class Tracing:
         self.sampler = Sampler.from_environ(environ, keep, keep_over_parent=keep_over_parent)
         #: Bytes of the candidates' attributes: the SDK, too, would cut what is longer than the user's limit.
         self.value_limit = LIMIT
+        #: Whether histograms name the traces that are recorded.
+        self.has_exemplars = _has_exemplars(environ)
         #: Whether any span can be made.
         self.enabled = False
         self._processor: BoundedProcessor | None = None
@@ -171,3 +173,10 @@ class Tracing:
             log.warning(names.TRACING_EVENT.name, abandoned_after_s=within_s)
             return False
         return True
+
+
+def _has_exemplars(environ: Mapping[str, str]) -> bool:
+    asked = environ.get("OTEL_METRICS_EXEMPLAR_FILTER", "").strip().lower() or "trace_based"
+    if asked not in ("always_on", "always_off", "trace_based"):
+        raise ConfigError(f"OTEL_METRICS_EXEMPLAR_FILTER: {asked!r} is not one of always_on, always_off, trace_based")
+    return asked != "always_off"

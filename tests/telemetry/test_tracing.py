@@ -92,6 +92,7 @@ async def test_tracing_is_off_without_an_endpoint_or_when_told_so(environ: dict[
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-key=a%0Ab"},
             "OTEL_EXPORTER_OTLP_TRACES_HEADERS: header 1 is not",
         ),
+        ({"OTEL_METRICS_EXEMPLAR_FILTER": "some"}, "OTEL_METRICS_EXEMPLAR_FILTER: 'some' is not one of always_on, "),
         ({"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "OTEL_BSP_MAX_QUEUE_SIZE: 'many'"),
         ({"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_MAX_QUEUE_SIZE": "5"}, "OTEL_BSP_.*: max_export_batch_size"),
     ],
