@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from smetric.emulator import tokenizer
-from smetric.emulator.error import EngineError, InvalidBodyError
+from smetric.emulator.error import EngineError, InvalidBodyError, UnreadableBodyError
 from smetric.emulator.instance import EmulatedInstance
 from smetric.emulator.queries import token_ids
 from smetric.emulator.server import JSON, Exchange, Receive, Send, lifespan
@@ -23,6 +23,8 @@ from smetric.sim.blocks import block_keys, root_key
 CHUNK_SIZE = 256
 #: Most tokens the coordinator takes in one request.
 MAX_TOKENS = 1_000_000
+#: Most ranks it is asked of.
+MAX_RANKS = 1024
 #: How the coordinator codes rank 0 of 1.
 KV_RANK = 16777472
 #: Where both keep what instances hold.
@@ -62,6 +64,8 @@ class EmulatedLmcache:
             status, answer = 422, {"detail": [{"type": "value_error", "loc": error.param, "msg": error.message}]}
         except EngineError as error:
             status, answer = error.status, {"detail": error.message}
+        except UnreadableBodyError:
+            status, answer = 400, {"detail": "There was an error parsing the body"}
         except ConnectionResetError:
             # Nobody is left to answer.
             return
@@ -107,6 +111,10 @@ class EmulatedLmcache:
             raise EngineError(400, message, "Bad Request")
         # Nobody holds what is keyed for another number of ranks.
         ranks = fields.integer("world_size") or 1
+        if ranks > MAX_RANKS:
+            raise EngineError(
+                400, f"too many ranks in a single request (limit={MAX_RANKS}, got={ranks})", "Bad Request"
+            )
         salt = fields.string("cache_salt") or ""
         held = self._held(tokens, salt, model) if ranks == 1 else []
         return {

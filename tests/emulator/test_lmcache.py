@@ -82,6 +82,15 @@ async def test_what_they_do_not_take_is_refused_with_the_same_status(path: str, 
         assert (status, list(answer)) == (exchange(capture)[1], ["detail"])
 
 
+async def test_what_would_hold_up_every_instance_or_cannot_be_read_is_refused() -> None:
+    async with EmulatedFleet(1, lmcache=True) as fleet, aiohttp.ClientSession() as client:
+        url = fleet.lmcache_url + "/directory/lookup"
+        status, answer = await post(client, url, {"token_ids": [1] * 300, "model_name": "m", "world_size": 10**12})
+        assert (status, answer["detail"]) == (400, "too many ranks in a single request (limit=1024, got=1000000000000)")
+        async with client.post(url, data=b'"\xff"', headers={"content-type": "application/json"}) as response:
+            assert response.status == 400
+
+
 async def test_it_lists_its_instances_and_is_healthy() -> None:
     async with EmulatedFleet(2, lmcache=True) as fleet, aiohttp.ClientSession() as client:
         async with client.get(fleet.lmcache_url + "/instances") as response:
