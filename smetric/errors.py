@@ -20,9 +20,16 @@ class SmetricError(Exception):
 
 
 class ConfigError(SmetricError):
-    """The configuration cannot be used: names the place, the value, the rule and the way out."""
+    """The configuration cannot be used: names the place, the value, the rule and the way out, in one line.
+
+    Args:
+        message: what is not printable in it, such as a line break in a value, is shown as an escape.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message))
 
 
 class HttpError(SmetricError):

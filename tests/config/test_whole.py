@@ -202,6 +202,11 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
         ("? [a]\n: 1", "smetric.yaml:1: a key must be a plain word"),
         ("policy: &a [*a]", "write it out without aliases"),
         ("\0", "smetric.yaml: not YAML"),
+        (
+            'listen: {port: "a\\n\\e[31mb"}',
+            r'listen.port: expected a whole number from 0 to 65535 without quotes, got "a\n\x1b[31mb"',
+        ),
+        ('"a\\nb": 1', r"smetric.yaml:1: a\nb: no such setting"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_place_the_rule_and_the_value(load: Any, text: str, message: str) -> None:
