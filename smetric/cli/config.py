@@ -36,7 +36,10 @@ def print_schema() -> None:
 @click.option("--origin", is_flag=True, help="Say of each value where it comes from.")
 @settings_options
 def show(origin: bool, config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> None:
-    """Print the settings that `smetric serve` would use with the same options, as YAML."""
+    """Print the settings in force, as YAML.
+
+    They are those that `smetric serve` would use with the same options.
+    """
     table = settings_table(config, params, **options)
     shown = SETTINGS.show(from_table(table))
     rows = [(text, place_of(table, path) if path else "") for text, path in _rows(shown, (), "")]
