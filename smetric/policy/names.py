@@ -101,6 +101,8 @@ class Names:
     ) -> None:
         """Add a name; an error when it is taken, and the first definition stays."""
         if statement is not None and self._is_taken(name, span, "name"):
+            if name in BUILTINS:
+                self._defined.setdefault(name, Named(span, None))  # its uses are no calls that lack their brackets
             return
         earlier = self._defined.get(name)
         if earlier is None:

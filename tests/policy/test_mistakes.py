@@ -234,6 +234,14 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
     ),
     ("let hold = waiting", {}, "hold", "reserved", "`hold` is a reserved word", "choose another name"),
     ("param A = 1\nlet A = 2", {}, "A", "redefined", "`A` is already defined on line 2", "names are never redefined"),
+    (
+        "let mean = mean(requests)\nkeep requests < mean",
+        {},
+        "mean",
+        "hidden",
+        "`mean` is a built-in; a name cannot hide it",
+        "",
+    ),
     ("let requests = running", {}, "requests", "hidden", "`requests` is a feature; a name cannot hide it", ""),
     (
         "route argmin(requests) when req.turn == 0 as a\nroute argmin(requests) when req.turn == 1 as a",
