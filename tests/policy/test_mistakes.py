@@ -242,6 +242,15 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "`mean` is a built-in; a name cannot hide it",
         "",
     ),
+    (
+        "def calm(l) = min(l) < 3\nroute argmin(requests) when calmm(requests)\nroute rr_argmin(requests)\n"
+        'test "t"\n  instance | requests\n  a | 4\n  expect a failing calm',
+        {},
+        "calmm",
+        "unknown-function",
+        "unknown function `calmm`",
+        "did you mean `calm`?",
+    ),
     ("let requests = running", {}, "requests", "hidden", "`requests` is a feature; a name cannot hide it", ""),
     (
         "route argmin(requests) when req.turn == 0 as a\nroute argmin(requests) when req.turn == 1 as a",
