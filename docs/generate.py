@@ -159,12 +159,32 @@ def _keys(struct: type[msgspec.Struct]) -> Iterable[tuple[str, str]]:
         yield f"`{key}`", re.sub(r"\s+", " ", said[field]).replace("None", "null")
 
 
+def shown(name: str, language: str = "") -> Callable[[], str]:
+    """What shows the file *name* of `examples/gateways` as it is."""
+
+    def block() -> str:
+        return f"```{language}\n{(DOCS.parent / 'examples' / 'gateways' / name).read_text()}```"
+
+    block.__name__ = name
+    return block
+
+
 PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "features.md": (features, request),
     "policy-language.md": (statements, operators, builtins),
     "configuration.md": (settings,),
     "telemetry.md": (attributes, metrics, events),
     "replay.md": (record_lines, traffic_lines),
+    "gateways.md": (
+        shown("nginx.conf", "nginx"),
+        shown("haproxy.cfg"),
+        shown("envoy.yaml", "yaml"),
+        shown("traefik.yaml", "yaml"),
+        shown("traefik-routers.yaml", "yaml"),
+        shown("Caddyfile"),
+        shown("httpd.conf", "apache"),
+        shown("litellm.yaml", "yaml"),
+    ),
     "reliability.md": (reliability, matrix),
     "performance.md": (routers, footprint, decisions),
 }

@@ -108,12 +108,33 @@ def test_the_front_page_leads_to_every_page_of_the_manual() -> None:
     assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in front] == []
 
 
-def test_nginx_as_the_manual_has_it_passes_on_all_that_the_router_takes_and_waits_as_long() -> None:
-    (block,) = re.findall(r"^```nginx\n(.*?)^```", page("operations"), re.M | re.S)
+#: Where each gateway's configuration has its time for idle connections to routers, and its time for an answer to begin.
+TIMES = {
+    "nginx.conf": (r"keepalive_timeout (\d+)s", r"proxy_read_timeout (\d+)s"),
+    "haproxy.cfg": (r"http-server-close()", r"timeout server (\d+)s"),
+    "envoy.yaml": (r"\bidle_timeout: (\d+)s", r"stream_idle_timeout: (\d+)s"),
+    "traefik-routers.yaml": (r"idleConnTimeout: (\d+)s", ""),
+    "Caddyfile": (r"keepalive (\d+)s", ""),
+    "httpd.conf": (r"ttl=(\d+)", r"\btimeout=(\d+)"),
+}
+
+
+@pytest.mark.parametrize("file", TIMES)
+def test_gateways_as_the_manual_has_them_wait_longer_than_the_router_and_keep_connections_for_less(file: str) -> None:
+    text = (DOCS.parent / "examples" / "gateways" / file).read_text()
+    idle, wait = TIMES[file]
+    kept = re.findall(idle, text)
+    assert kept
+    assert all(int(seconds or 0) < Settings().limits.idle_timeout for seconds in kept)
+    if wait:
+        forward = Settings().forward
+        waits = re.findall(wait, text)
+        assert waits
+        assert min(map(int, waits)) > max(forward.first_byte_timeout, forward.idle_timeout)
+
+
+def test_nginx_as_the_manual_has_it_passes_on_all_that_the_router_takes_and_nothing_through_files() -> None:
+    (block,) = re.findall(r"^```nginx\n(.*?)^```", page("gateways"), re.M | re.S)
     directives = dict(re.findall(r"^\s*(\w+) (\w+);", block, re.M))
-    forward = Settings().forward
-    assert int(directives["client_max_body_size"].removesuffix("m")) << 20 == forward.max_body
-    assert int(directives["proxy_read_timeout"].removesuffix("s")) > max(
-        forward.first_byte_timeout, forward.idle_timeout
-    )
+    assert directives["client_max_body_size"] == "0"
     assert (directives["proxy_buffering"], directives["proxy_request_buffering"]) == ("off", "off")
