@@ -20,6 +20,7 @@ import httptools
 import structlog
 
 from smetric.errors import HttpError, RequestError
+from smetric.proxy.arrival import has_come
 from smetric.proxy.asgi import App, Scope
 from smetric.proxy.client import LINGER_BYTES, LINGER_S
 from smetric.proxy.departure import Departure
@@ -425,11 +426,12 @@ class Http1(asyncio.Protocol):
             return
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._check)
+        elif self._headers is None and has_come(self._transport):
+            self._await_request(LAST_REQUEST_S)
         elif self._headers is None:
             self._close(self._limits.send_timeout_s)
         else:
-            seconds = self._limits.head_timeout_s
-            text = f"the request's head did not arrive within {seconds:g} s"
+            text = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
             self.refuse(RequestError(text, status=408, kind="request_timeout"))
 
     def _set_reading(self) -> None:

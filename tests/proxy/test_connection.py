@@ -3,8 +3,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+import uvloop
 
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.limits import Limits
@@ -76,6 +79,36 @@ async def test_an_idle_connection_is_closed_when_its_time_is_over() -> None:
         assert (await used.response("GET")).body == b"ok"
         assert await fresh.at_end()
         assert await used.at_end()
+
+
+def test_a_request_that_has_come_when_the_idle_time_is_over_is_answered() -> None:
+    """On the loop that a router runs on, which comes to its timers before it reads."""
+
+    async def late() -> tuple[int, bytes]:
+        app = Slow()
+        app.go.set()
+        ours, (wake, waker) = socket.socket(), socket.socketpair()
+
+        def busy() -> None:
+            """While this is read the deadline passes, and then the request comes."""
+            asyncio.get_running_loop().remove_reader(wake)
+            time.sleep(0.3)
+            ours.sendall(GET)
+
+        with ours, wake, waker:
+            async with serving(app, limits=Limits(idle_timeout_s=0.2)) as (url, _):
+                host, _, port = url.removeprefix("http://").partition(":")
+                ours.connect((host, int(port)))
+                async with RawClient(*await asyncio.open_connection(sock=ours.dup())) as client:
+                    await client.send(GET)
+                    await client.response("GET")
+                    asyncio.get_running_loop().add_reader(wake, busy)
+                    waker.send(b".")
+                    answer = await client.response("GET")
+                    return answer.status, answer.body
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(late()) == (200, b"ok")
 
 
 async def test_a_request_under_way_outlives_the_idle_time() -> None:
