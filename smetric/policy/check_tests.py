@@ -9,15 +9,13 @@ from smetric.policy import tree
 from smetric.policy.check_statement import Statements
 from smetric.policy.diagnostic import clip
 from smetric.policy.findings import Findings
-from smetric.policy.guard import HELD, NOBODY, one_line
+from smetric.policy.guard import NOBODY, one_line
 from smetric.policy.interval import Interval
 from smetric.policy.suggestion import did_you_mean
 from smetric.policy.tree import Span
 from smetric.policy.unit import parse_unit
 from smetric.policy.vocabulary import NEVER, Feature, Kind, RequestField, Vocabulary
 
-#: What `failing` may name besides guards: the end of a patience, and a pick that is nobody.
-_NO_GUARDS = (HELD, NOBODY)
 _CELL_EDGE = re.compile(r'"[^"\n]*"|(?P<edge>\|)')
 _KINDS = {
     Kind.NUMBER: (float, "a number"),
@@ -189,9 +187,9 @@ class Tests:
         if failing is None or any(guard.type.broken for step in self._statements.steps for guard in step.guards):
             return  # what is at fault may be what was meant
         wanted = failing.name if isinstance(failing, tree.Name) else one_line(failing.value)
-        if wanted in self._guards or (isinstance(failing, tree.Name) and wanted in _NO_GUARDS):
+        known = self._guards if isinstance(failing, tree.Text) else {*self._guards, NOBODY}  # a pick that is nobody
+        if wanted in known:
             return
-        known = self._guards if isinstance(failing, tree.Text) else {*self._guards, *_NO_GUARDS}
         help_text = did_you_mean(wanted, known)
         self._findings.error("expect", failing.span, f"no guard is called `{clip(wanted)}`", help_text)
 

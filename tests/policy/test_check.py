@@ -427,6 +427,7 @@ def test_sound_test_blocks_pass() -> None:
         ("instance | kv_usage\na | 1.5\nexpect a", "`kv_usage` lies in 0..1"),
         ("instance | known(hit_len)\na | 1\nexpect a", "unknown feature `known(hit_len)`"),
         ("instance | requests\na | 1\nexpect a failing nothing", "no guard is called `nothing`"),
+        ("instance | requests\na | 1\nexpect a failing held", "no guard is called `held`"),
         ('instance | requests\na | 1\nexpect a failing "req.turn == 0"', "no guard is called `req.turn == 0`"),
         ("instance | requests\na | 1\nexpect reject 200", "200 is not an error status"),
     ],
