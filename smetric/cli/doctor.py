@@ -32,7 +32,8 @@ def doctor(
     """Examine the engines, sources and routers of a configuration, and say how to mend what is wrong.
 
     Run it where the router runs, with the same options as `smetric serve`, beside it or in its place. Ends with 0 if
-    there is nothing worse than an info, 1 for errors and warnings, 3 if no instance answers.
+    there is nothing worse than an info, 1 for errors and warnings, 2 if the settings cannot be used,
+    3 if no instance answers.
     """
     settings = from_table(settings_table(config, params, **options))
     if not settings.instances:
