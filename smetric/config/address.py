@@ -59,12 +59,19 @@ class BaseUrl(Kind[str]):
                 host = f"[{address}]"
             elif _NUMBER.match(host) and not _is_address(host):
                 raise wrong(raw, name, f"{self._RULE}; an IPv4 address is four decimal numbers")
-            elif not _HOST.match(host):
-                raise ValueError(host)
+            elif host and not _HOST.match(host):
+                raise wrong(
+                    raw, name, f"{self._RULE}; a host is A-Z a-z 0-9 . _ - and begins and ends with a letter or a digit"
+                )
         except ValueError as error:
             raise wrong(raw, name, self._RULE) from error
         # urlsplit drops tabs and line breaks silently, so the text itself is looked at as well
-        if parts.scheme not in ("http", "https") or parts.path not in ("", "/") or re.search(r"[?#\s]", text):
+        if (
+            not host
+            or parts.scheme not in ("http", "https")
+            or parts.path not in ("", "/")
+            or re.search(r"[?#\s]", text)
+        ):
             raise wrong(raw, name, self._RULE)
         return f"{parts.scheme}://{host}" if port is None else f"{parts.scheme}://{host}:{port}"
 

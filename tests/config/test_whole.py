@@ -226,6 +226,11 @@ def test_an_instance_url_has_a_scheme_and_a_host_and_nothing_else(load: Any, url
         load("", {}, Flagged("--instance", "instances", (url,)))
 
 
+def test_a_host_with_the_dot_of_an_absolute_name_is_told_what_is_wrong_with_it(load: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ends with a letter or a digit, got \"http://gpu-0\.vllm\.svc\.:8000\""):
+        load("", {"SMETRIC_INSTANCES": "http://gpu-0.vllm.svc.:8000"})
+
+
 def test_a_password_in_a_url_is_refused_and_not_shown(load: Any) -> None:
     with pytest.raises(ConfigError, match="no user or password") as caught:
         load("", {"SMETRIC_INSTANCES": "http://me:secret@a:1"})
