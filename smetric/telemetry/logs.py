@@ -15,8 +15,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO, cast
 
+import msgspec
 import orjson
 import structlog
+from msgspec import Struct
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from smetric.errors import ConfigError
@@ -31,6 +33,7 @@ FORMATS = ("auto", "json", "console")
 _QUERY = re.compile(r"\?[^\s'\"]+")
 #: Frames of a traceback written.
 _FRAMES = 12
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def configure(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
@@ -125,6 +128,13 @@ class Stamp:
         return f"{self._written}.{microseconds}Z"
 
 
+class Line(Struct, kw_only=True):
+    """A line made for speed: its fields are declared, so that no dictionary of them is built."""
+
+    level: str = "info"
+    timestamp: str = ""
+
+
 class JsonLines:
     """The last processor where lines are JSON; lines that are made for speed pass by all others.
 
@@ -141,12 +151,10 @@ class JsonLines:
         """*event* as one line."""
         return orjson.dumps(event, default=repr).decode()
 
-    def write_soon(self, event: str, level: str, fields: dict[str, Any]) -> None:
-        """Write a line of *fields*, which are bounded and printable already, within a moment."""
-        fields["event"] = event
-        fields["level"] = level
-        fields["timestamp"] = self._stamp.now()
-        self._lines.write_soon(orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE).decode())
+    def write_soon(self, line: Line) -> None:
+        """Write *line*, whose fields are bounded and printable already, within a moment."""
+        line.timestamp = self._stamp.now()
+        self._lines.write_soon(_encode_lines((line,)).decode())
 
 
 class LibraryHandler(logging.Handler):
