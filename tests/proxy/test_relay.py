@@ -115,6 +115,18 @@ def test_what_cannot_be_a_number_of_tokens_is_no_usage(count: str) -> None:
         assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
 
 
+def test_the_usage_of_an_answer_is_its_own_and_not_that_of_something_within_it() -> None:
+    body = b'{"usage":{"prompt_tokens":5,"completion_tokens":2},"metadata":{"usage":{"prompt_tokens":1}}}'
+    assert observed(Api.CHAT, body, 20, is_stream=False).usage() == Usage(5, 2, None)
+
+
+def test_the_engine_has_aborted_where_it_says_so_and_not_where_a_text_does() -> None:
+    for reason in (b'"finish_reason":"abort"', b'"finish_reason": "abort"'):
+        assert observed(Api.CHAT, b'{"choices":[{%b}]}' % reason, 7, is_stream=False).is_aborted()
+    said = b'{"choices":[{"text":"\\"finish_reason\\":\\"abort\\"","stop":"abort","finish_reason":"stop"}]}'
+    assert not observed(Api.CHAT, said, 7, is_stream=False).is_aborted()
+
+
 def test_broken_usage_is_no_usage() -> None:
     for body in (b'{"usage":', b'{"usage":{"prompt_tokens":"x"}}', b'{"usage":null}', b"", b'{"usage":{"prompt_tok'):
         assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
