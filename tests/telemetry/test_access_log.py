@@ -25,6 +25,13 @@ def test_a_line_is_what_the_loggers_would_have_written(out: io.StringIO) -> None
     assert len(ours["timestamp"]) == len(theirs["timestamp"])
 
 
+def test_a_line_says_nothing_of_what_there_is_not(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    AccessLog().write({"path": "/v1/models", "status": 404, "cached_tokens": None})
+    line = orjson.loads(out.getvalue())
+    assert line.keys() == {"path", "status", "cached_tokens", "event", "level", "timestamp"}
+
+
 def test_the_level_leaves_it_out(out: io.StringIO) -> None:
     logs.configure("warning", "json", out)
     access = AccessLog()
