@@ -91,6 +91,7 @@ class Decision:
         "_runner_up",
         "_tied",
         "index",
+        "pick",
         "policy",
         "request",
         "retry_after_s",
@@ -139,8 +140,9 @@ class Decision:
         self.survivors = survivors
         #: The value per candidate that the pick compared, filtered or not; None where all tie anyway.
         self.score = score
-        #: Which pick of the file chose, -1 without.
+        #: Which pick of the file chose, -1 without; and that pick.
         self.site = site
+        self.pick: Pick | None = policy.picks[site] if site >= 0 else None
         #: Seconds a rejected client should wait, if the rule says.
         self.retry_after_s = retry_after_s
         #: Seconds a held request may be held in all, what it has been held already (`req.held`) included.
@@ -165,7 +167,7 @@ class Decision:
     @property
     def rule(self) -> str:
         """The label of the statement that fired."""
-        return self.step.label
+        return self.policy.plan.steps[self.step_index].label
 
     @property
     def instance(self) -> str | None:
@@ -243,11 +245,6 @@ class Decision:
         return {self.policy.plan.keys[self.site]: self.snapshot.ids[self.index]}
 
     # ── the pick ─────────────────────────────────────────────────────────────
-
-    @property
-    def pick(self) -> Pick | None:
-        """The pick that chose."""
-        return self.policy.picks[self.site] if self.site >= 0 else None
 
     @property
     def direction(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from operator import itemgetter
 
 from smetric.reading.fields import number
@@ -18,7 +18,7 @@ MAX_HEADER_VALUE = 256
 
 
 def read_headers(
-    request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]], tenant_header: str, trusts_session: bool
+    request: InferenceRequest, headers: Collection[tuple[bytes, bytes]], tenant_header: str, trusts_session: bool
 ) -> int | None:
     """Fill what *headers* say; returns the turn where one overrides what the body says.
 
@@ -32,7 +32,6 @@ def read_headers(
         RequestError: one that is to be a number is none.
     """
     turn = None
-    headers = list(headers)
     tenant = tenant_header.encode()
     wanted = _READ_HEADERS | {tenant} if tenant else _READ_HEADERS
     if wanted.isdisjoint(map(_NAME, headers)):

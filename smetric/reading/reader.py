@@ -7,7 +7,7 @@ and what is passed on is the body as it came.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -79,7 +79,7 @@ _CONVERSATION = msgspec.json.Decoder(str | _Named)
 def parse(
     api: Api,
     body: bytes,
-    headers: Iterable[tuple[bytes, bytes]],
+    headers: Collection[tuple[bytes, bytes]],
     ratio: TokenRatio,
     reading: Reading,
 ) -> InferenceRequest:

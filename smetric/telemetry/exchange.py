@@ -39,6 +39,7 @@ class Exchange:
         "_model",
         "_routes",
         "_scope",
+        "_trace",
         "arrival_ns",
         "attempts",
         "baggage",
@@ -62,11 +63,15 @@ class Exchange:
         self.record: DecisionRecord | None = None
         #: The incoming trace context, and the baggage to pass on.
         self.parent, self.baggage = telemetry.tracing.propagation.extract(scope["headers"], trusted=trusted)
-        #: 32 hex digits: the caller's trace if it is continued, else our own; empty where there is neither.
+        #: The caller's trace if it is continued, else our own: 128 bits, and as 32 hex digits, empty without either.
+        self._trace = 0
+        self.trace_id = ""
         if self.parent is not None and self.parent.trusted:
             self.trace_id = self.parent.trace_id.decode()
-        else:
-            self.trace_id = _new_trace_id() if telemetry.tracing.enabled else ""
+            self._trace = int(self.trace_id, 16)
+        elif telemetry.tracing.enabled:
+            self._trace = _new_trace()
+            self.trace_id = self._trace.to_bytes(16, "big").hex()
         #: The SERVER span; None until the trace is recorded.
         self.server: OpenSpan | None = None
         #: Why it was not tried on another instance: one of `names.NOT_RETRIED`; empty unless `give_up` was called.
@@ -225,7 +230,7 @@ class Exchange:
 
     def _start_server(self, kinds: tuple[str, ...]) -> OpenSpan | None:
         """Begin the SERVER span of a request of these *kinds*, if the sampler keeps it."""
-        tracing, parent, trace_id = self.telemetry.tracing, self.parent, int(self.trace_id, 16)
+        tracing, parent, trace_id = self.telemetry.tracing, self.parent, self._trace
         continued = parent.sampled if parent is not None and parent.trusted else None
         if not tracing.sampler.keeps(trace_id, continued, kinds):
             return None
@@ -252,8 +257,8 @@ class Exchange:
         server.end(self.arrival_ns + int(duration_s * 1e9))
 
 
-def _new_trace_id() -> str:
-    """128 random bits that are not all 0, in hex."""
+def _new_trace() -> int:
+    """128 random bits that are not all 0."""
     while not (drawn := random.getrandbits(128)):
         pass
-    return drawn.to_bytes(16, "big").hex()
+    return drawn
