@@ -161,7 +161,7 @@ class Application:
                 dropped=lambda: self.tracing.dropped,
                 unlogged=lambda: LogLines.lost,
                 panics=lambda: self.fleet.panics,
-                index=self.knows.index_figures if self.knows.indexes else None,
+                index=self.knows.indexes.figures if self.knows.indexes else None,
                 peers=self.knows.peers.figures if self.knows.peers is not None else None,
                 clock=self.fleet.clock,
             )
@@ -270,10 +270,10 @@ class Application:
         await self.request_tokens.start()
         for part in (*self.records.writers, *self.knows.background):
             await part.start()
-        if self.knows.is_restoring:
+        if self.knows.indexes.is_restoring:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
             await self.knows.scraper.first_look(FIRST_LOOK_S)
-            await self.knows.recall(self.fleet.instances)
+            await self.knows.indexes.recall(self.fleet.instances)
         await self.admission.overload.start()
         await self.live.feed.start()
         await self.policies.start()

@@ -43,7 +43,7 @@ async def several(*, peered: bool) -> AsyncIterator[tuple[EmulatedFleet, list[Si
 
 def agree(sidecars: Sequence[Sidecar]) -> bool:
     """Whether all know as much: what one of them placed has reached the others."""
-    indexes = [one.application.knows.indexes[0] for one in sidecars]
+    indexes = [one.application.knows.indexes.of(0) for one in sidecars]
     return len({index.memory_bytes for index in indexes if index is not None}) == 1
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from smetric.doctor.check import Skipped
@@ -16,7 +15,7 @@ from smetric.doctor.finding import Finding, error, shown, warning
 from smetric.doctor.site import Site
 from smetric.sources.index_file import NAME, read_image
 from smetric.sources.index_image import UnreadableImage
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 
 #: Free bytes that a disk has to have, beside what a new file of the present size takes.
 LEAST_FREE = 1024 * 1024
@@ -32,7 +31,7 @@ async def index(site: Site) -> list[Finding]:
     return await asyncio.to_thread(_look, Path(settings.folder), site.router.knows.indexes)
 
 
-def _look(folder: Path, indexes: Sequence[PrefixIndex]) -> list[Finding]:
+def _look(folder: Path, indexes: PrefixIndexes) -> list[Finding]:
     existing = folder.absolute()
     while not os.path.exists(existing):
         existing = existing.parent
@@ -61,7 +60,7 @@ def _look(folder: Path, indexes: Sequence[PrefixIndex]) -> list[Finding]:
     return found
 
 
-def _problem(folder: Path, indexes: Sequence[PrefixIndex]) -> list[Finding]:
+def _problem(folder: Path, indexes: PrefixIndexes) -> list[Finding]:
     try:
         read_image(folder, indexes)
     except UnreadableImage as problem:

@@ -103,8 +103,7 @@ async def _is_own(site: Site, url: str) -> bool:
 async def _peer(site: Site, url: str) -> Finding | None:
     token = site.settings.peers.token
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    indexes = site.router.knows.indexes
-    most = sum(index.table.max_bytes for index in indexes) or MAX_BYTES
+    most = site.router.knows.indexes.image_bytes or MAX_BYTES
     try:
         answer = await site.wire.get(url + PATH, within_s=PEER_S, headers=headers, most=most)
         if answer.status == 200:

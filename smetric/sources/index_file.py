@@ -8,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
 from smetric.file_bytes import read_regular
-from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, UnreadableImage, decode, encode
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 from smetric.telemetry.log_limit import LogLimit
 
 #: The file's name in its folder.
@@ -30,12 +27,12 @@ class IndexFile:
     """A background part of the application. A file that cannot be read or written is a log line, never an error.
 
     Args:
-        indexes: what is kept, each with blocks of its own kind.
+        indexes: what is kept.
         folder: where; made if it does not exist. One router, one folder.
         interval_s: seconds between two times of writing it, if it changed.
     """
 
-    def __init__(self, indexes: Sequence[PrefixIndex], folder: Path, *, interval_s: float) -> None:
+    def __init__(self, indexes: PrefixIndexes, folder: Path, *, interval_s: float) -> None:
         self._indexes = indexes
         self._folder = folder
         self._interval_s = interval_s
@@ -55,8 +52,7 @@ class IndexFile:
             if image is not None:
                 # Without a start time nobody can say whether it is still the same process.
                 image.instances = [one for one in image.instances if one.started_at is not None]
-                for index in self._indexes:
-                    index.restore(image)
+                self._indexes.restore(image)
         try:
             # Whoever configured it learns at once that it cannot be kept, not when it is lost.
             await asyncio.to_thread(self._try_out)
@@ -74,15 +70,10 @@ class IndexFile:
 
     async def save(self) -> None:
         """Write the index, unless it is as it was."""
-        changes = sum(index.table.changes for index in self._indexes)
+        changes = self._indexes.changes
         if changes == self._saved_changes:
             return
-        instances = []
-        for index in self._indexes:
-            for one in index.images():
-                instances.append(one)
-                await asyncio.sleep(0)
-        image = IndexImage(time.time(), BLOCK_BYTES, instances)
+        image = await self._indexes.image()
         try:
             await asyncio.to_thread(self._write, image)
         except OSError as error:
@@ -133,16 +124,15 @@ class IndexFile:
         self._make_draft(encode(image)).replace(self._folder / NAME)
 
 
-def read_image(folder: Path, indexes: Sequence[PrefixIndex]) -> IndexImage | None:
+def read_image(folder: Path, indexes: PrefixIndexes) -> IndexImage | None:
     """What is kept of *indexes* in *folder*, None where nothing is. Reads a file, so it runs in a thread.
 
     Raises:
         OSError: the file cannot be read.
         UnreadableImage: it is no image that fits *indexes*.
     """
-    most = sum(index.table.max_bytes for index in indexes)
+    most = indexes.image_bytes
     try:
-        # Each holding takes eight bytes of the file, and counts for more in memory.
         data = read_regular(folder / NAME, most + 1)
     except FileNotFoundError:
         return None

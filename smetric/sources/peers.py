@@ -22,12 +22,11 @@ import structlog
 
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources import index_image, placement
 from smetric.sources.index_image import IndexImage, pack, unpack
 from smetric.sources.peer import OwnBatch, Peer
 from smetric.sources.placement import Placement
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 from smetric.sources.senders import Senders
 from smetric.telemetry import names
 from smetric.telemetry.gauges import PeerFigures
@@ -69,7 +68,7 @@ class Peers:
     """A background part of the application.
 
     Args:
-        indexes: whose placements are shared, each with blocks of its own kind.
+        indexes: whose placements are shared.
         fleet: the instances, whose ids are the same for all sidecars.
         urls: admin ports of the peers; this router's own may be among them.
         token: what all of them know; empty for none.
@@ -79,7 +78,7 @@ class Peers:
 
     def __init__(
         self,
-        indexes: Sequence[PrefixIndex],
+        indexes: PrefixIndexes,
         fleet: Fleet,
         urls: Sequence[str],
         *,
@@ -87,8 +86,7 @@ class Peers:
         interval_s: float = 0.2,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        #: By the tokens of a block, as placements name them.
-        self._indexes = {index.cutting.tokens: index for index in indexes}
+        self._indexes = indexes
         self._fleet = fleet
         self._peers = [Peer(url) for url in urls]
         self._token = token
@@ -156,12 +154,7 @@ class Peers:
 
     async def image(self) -> bytes:
         """The whole index, for a peer that has just started."""
-        instances = []
-        for index in self._indexes.values():
-            for one in index.images():
-                instances.append(one)
-                await asyncio.sleep(0)
-        return await asyncio.to_thread(index_image.encode, IndexImage(time.time(), BLOCK_BYTES, instances))
+        return await asyncio.to_thread(index_image.encode, await self._indexes.image())
 
     async def receive(self, data: bytes) -> Reception:
         """Take in a batch from a peer.
@@ -177,7 +170,7 @@ class Peers:
             self._begin_catch_up()
         left, is_stranger = STRETCH, False
         for one in batch.placements:
-            instance, index = self._fleet.get(one.instance), self._indexes.get(one.tokens)
+            instance, index = self._fleet.get(one.instance), self._indexes.of(one.tokens)
             if instance is None or index is None or not instance.is_incarnation(one.started_at):
                 self.refused += 1
                 if instance is None or index is None:
@@ -204,8 +197,7 @@ class Peers:
 
     def _missed(self) -> None:
         """Something was placed that never arrives here."""
-        for index in self._indexes.values():
-            index.missed(self._fleet.instances)
+        self._indexes.missed(self._fleet.instances)
 
     def _placed(self, instance: Instance, blocks: Sequence[int], tokens: int) -> None:
         packed = pack(blocks)
@@ -252,8 +244,7 @@ class Peers:
         for instance in known:
             del self._processes[instance]
         if known:
-            for index in self._indexes.values():
-                index.missed(known)
+            self._indexes.missed(known)
             self._begin_catch_up()
 
     async def _send(self, peer: Peer) -> None:
@@ -287,12 +278,11 @@ class Peers:
         await asyncio.sleep(max(0.0, self._caught_up_at + CATCH_UP_EVERY_S - time.monotonic()))
         self._caught_up_at = time.monotonic()
         turn, session = asyncio.Semaphore(ASKED_AT_A_TIME), self._session
-        most = sum(index.table.max_bytes for index in self._indexes.values())
         assert session is not None
 
         async def in_turn(peer: Peer) -> None:
             async with turn:
-                if (image := await peer.ask(session, most)) is not None:
+                if (image := await peer.ask(session, self._indexes.image_bytes)) is not None:
                     await self._restore(image)
 
         # Those that are known to answer first, and not everybody the same ones.
@@ -302,7 +292,7 @@ class Peers:
     async def _restore(self, image: IndexImage) -> None:
         """Take *image* in, one instance after the other, so that others may run in between."""
         for one in image.instances:
-            instance, index = self._fleet.get(one.id), self._indexes.get(one.tokens)
+            instance, index = self._fleet.get(one.id), self._indexes.of(one.tokens)
             if instance is not None and index is not None:
                 index.restore(IndexImage(image.taken_at, image.block_bytes, [one]))
                 index.take_in(instance)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from smetric.sources.peers import Peers
 from smetric.sources.prefill_rate import PrefillRates
 from smetric.sources.prefill_times import PrefillTimes
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.prefix_tokens import PrefixTokens
 from smetric.sources.probe import Prober
@@ -31,7 +32,6 @@ from smetric.sources.prompt_class import PromptClasses
 from smetric.sources.request_rate import RequestRates
 from smetric.sources.source import Background, Source
 from smetric.sources.vllm import VllmSource
-from smetric.telemetry.gauges import IndexFigures
 from smetric.telemetry.kv_gauges import KvGauges
 from smetric.telemetry.metrics import Metrics
 from smetric.token_ids import TokenIds
@@ -48,7 +48,7 @@ class SourceStack:
     Args:
         scraper: reads the instances' `/metrics`.
         sources: all sources, best first.
-        indexes: the prefix index, where it is on: of text, and of token ids where there are any.
+        indexes: the prefix index; none where it is off.
         prefill_times: how long instances prefill, as far as that is known.
         peers: the exchange of placements with other routers, where there are any.
         background: everything that starts and stops with the application, in that order.
@@ -56,28 +56,10 @@ class SourceStack:
 
     scraper: VllmSource
     sources: list[Source]
-    indexes: list[PrefixIndex]
+    indexes: PrefixIndexes
     prefill_times: PrefillTimes
     peers: Peers | None
     background: list[Background]
-
-    @property
-    def is_restoring(self) -> bool:
-        """Whether something learnt before waits for an instance to say which process it is."""
-        return any(index.is_restoring for index in self.indexes)
-
-    async def recall(self, instances: Collection[Instance]) -> None:
-        """Take in what was learnt before of those of all *instances* that have said which process they are."""
-        for index in self.indexes:
-            await index.recall(instances)
-
-    def index_figures(self) -> IndexFigures:
-        """What the prefix index takes, for the metrics page."""
-        return IndexFigures(
-            sum(index.blocks for index in self.indexes),
-            sum(index.memory_bytes for index in self.indexes),
-            sum(index.evictions for index in self.indexes),
-        )
 
 
 def source_stack(
@@ -114,7 +96,7 @@ def source_stack(
         sources.append(_kv_events(settings, fleet.instances, token_ids, metrics))
     prefixes = _prefix_sources(settings, token_ids) if settings.prefix_index.enabled else []
     sources += prefixes
-    indexes = [one if isinstance(one, PrefixIndex) else one.index for one in prefixes]
+    indexes = PrefixIndexes(one if isinstance(one, PrefixIndex) else one.index for one in prefixes)
     if settings.lmcache.url:
         sources += lmcache_tiers(settings, token_ids, deadline, metrics)
         sources += [PrefixPart(one) for one in prefixes if isinstance(one, PrefixIndex)]

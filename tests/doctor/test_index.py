@@ -15,6 +15,7 @@ from smetric.doctor.report import as_text
 from smetric.fleet.instance import Instance
 from smetric.sources.index_file import NAME, IndexFile
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 from tests.doctor.lab import Lab, the_only, told
 
 
@@ -28,7 +29,7 @@ async def kept(folder: Path) -> Path:
     instance, kept = Instance("e0", "http://e0"), PrefixIndex()
     instance.started_at = 1000.0
     kept.placed(instance, array("Q", range(100)))
-    await IndexFile([kept], folder, interval_s=60).save()
+    await IndexFile(PrefixIndexes([kept]), folder, interval_s=60).save()
     return folder / NAME
 
 

@@ -104,7 +104,7 @@ async def test_a_peer_that_has_other_instances_is_found(lab: Lab) -> None:
     one, two = lab.settings.instances
     async with beside(lab, instances=(replace(one, id="gpu-0"), two)) as router:
         for id in ("gpu-0", "e1"):
-            router.knows.indexes[0].placed(router.fleet[id], [1, 2, 3])
+            next(iter(router.knows.indexes)).placed(router.fleet[id], [1, 2, 3])
         _, found = the_only(await examine(lab.settings, may_probe=False))
     assert found.severity is Severity.ERROR
     assert "gpu-0; here are e0, e1" in found.what
@@ -115,7 +115,7 @@ async def test_a_peer_that_cuts_prompts_otherwise_is_found(lab: Lab) -> None:
     tokenizer = TokenizerSettings(source="engine")
     lab.settings = replace(lab.settings, tokenizer=tokenizer)
     async with beside(lab, block_size=32) as router:
-        router.knows.indexes[0].placed(router.fleet["e0"], [1, 2, 3])
+        next(iter(router.knows.indexes)).placed(router.fleet["e0"], [1, 2, 3])
         _, found = the_only(await examine(lab.settings, may_probe=False))
     assert found.severity is Severity.WARNING
     assert "blocks of 32 token ids" in found.what
@@ -124,7 +124,7 @@ async def test_a_peer_that_cuts_prompts_otherwise_is_found(lab: Lab) -> None:
 
 async def test_a_peer_of_another_release_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async with beside(lab) as router:
-        router.knows.indexes[0].placed(router.fleet["e0"], [1, 2, 3])
+        next(iter(router.knows.indexes)).placed(router.fleet["e0"], [1, 2, 3])
         magic = bytes([*index_image.MAGIC[:-1], index_image.VERSION + 1])
         encode = index_image.encode
         monkeypatch.setattr(index_image, "encode", lambda image: encode(image).replace(index_image.MAGIC, magic))

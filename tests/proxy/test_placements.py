@@ -17,6 +17,7 @@ from smetric.sources.peer import PATH
 from smetric.sources.peers import Peers
 from smetric.sources.placement import MAX_BATCH_BYTES, encode
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 from tests.fakes import fetch
 
 TOKEN = "t" * 16
@@ -25,7 +26,7 @@ AUTHORIZED = [("Authorization", f"Bearer {TOKEN}")]
 
 @asynccontextmanager
 async def admin_port() -> AsyncIterator[str]:
-    peers = Peers([PrefixIndex()], Fleet([], VOCABULARY), [], token=TOKEN)
+    peers = Peers(PrefixIndexes([PrefixIndex()]), Fleet([], VOCABULARY), [], token=TOKEN)
     app, sock, stop = Starlette(routes=placement_routes(peers)), listen("127.0.0.1", 0), asyncio.Event()
     server = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=0.1))
     try:

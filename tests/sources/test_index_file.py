@@ -19,6 +19,7 @@ from smetric.sources.cut import TokenCutting
 from smetric.sources.index_file import NAME, IndexFile
 from smetric.sources.index_image import IndexImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 from tests.fakes import until
 
 ASKED = InferenceRequest(prompt=Prompt([b"x" * 3 * BLOCK_BYTES], 4.0))
@@ -39,7 +40,7 @@ def hit(index: PrefixIndex, instance: Instance) -> float | None:
 async def kept(folder: Path, instance: Instance) -> None:
     """A router that serves one request and ends."""
     index = PrefixIndex()
-    file = IndexFile([index], folder, interval_s=60)
+    file = IndexFile(PrefixIndexes([index]), folder, interval_s=60)
     await file.start()
     index.prefilled(ASKED, instance)
     await file.stop()
@@ -47,7 +48,7 @@ async def kept(folder: Path, instance: Instance) -> None:
 
 async def started(folder: Path) -> tuple[PrefixIndex, IndexFile]:
     index = PrefixIndex()
-    file = IndexFile([index], folder, interval_s=0.01)
+    file = IndexFile(PrefixIndexes([index]), folder, interval_s=0.01)
     await file.start()
     return index, file
 
@@ -60,8 +61,8 @@ async def test_the_index_outlives_the_router_where_the_engine_does(tmp_path: Pat
 
 
 async def test_blocks_of_both_kinds_are_kept_in_one_file(tmp_path: Path) -> None:
-    def both() -> list[PrefixIndex]:
-        return [PrefixIndex(cutting=TokenCutting(16)), PrefixIndex()]
+    def both() -> PrefixIndexes:
+        return PrefixIndexes([PrefixIndex(cutting=TokenCutting(16)), PrefixIndex()])
 
     asked = InferenceRequest(prompt=Prompt([b"x" * 3000], 4.0), token_ids=array("I", range(700)))
     before = both()
@@ -172,7 +173,7 @@ async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -
     with (tmp_path / NAME).open("wb") as file:
         file.truncate(2**20 + 1)
     with capture_logs() as logs:
-        kept = IndexFile([PrefixIndex(2**20)], tmp_path, interval_s=60)
+        kept = IndexFile(PrefixIndexes([PrefixIndex(2**20)]), tmp_path, interval_s=60)
         await kept.start()
     assert "larger than prefix_index.max_bytes" in logs[0]["reason"]
     await kept.stop()
@@ -181,7 +182,7 @@ async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -
 async def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     index = PrefixIndex()
-    file = IndexFile([index], tmp_path / "taken", interval_s=60)
+    file = IndexFile(PrefixIndexes([index]), tmp_path / "taken", interval_s=60)
     with capture_logs() as logs:
         await file.start()
         assert logs[-1]["event"] == "smetric.index.not_saved"

@@ -26,6 +26,7 @@ from smetric.sources.peer import MAX_QUEUED
 from smetric.sources.peers import ASKED_AT_A_TIME, BATCH_BYTES, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
 from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
 from smetric.telemetry.log_limit import CHANGES_TOLD
 from tests.fakes import Call, FakeEngine, hang, until
 
@@ -43,7 +44,9 @@ class Sidecar:
             instance.started_at, instance.seen_empty = started_at, seen_empty
         self.fleet = Fleet(instances, VOCABULARY)
         self.index = PrefixIndex()
-        self.peers = Peers([self.index], self.fleet, urls, token=token, interval_s=0.01, heartbeat_s=heartbeat_s)
+        self.peers = Peers(
+            PrefixIndexes([self.index]), self.fleet, urls, token=token, interval_s=0.01, heartbeat_s=heartbeat_s
+        )
 
     def serve(self, id: str, letter: str, blocks: int = 2) -> None:
         """Send *blocks* blocks of *letter* to the instance *id*."""
@@ -96,7 +99,7 @@ async def test_blocks_of_token_ids_are_shared_with_those_that_cut_them_alike_and
         def __init__(self, block: int, *urls: str) -> None:
             super().__init__(*urls)
             self.tokens = PrefixIndex(cutting=TokenCutting(block))
-            self.peers = Peers([self.tokens, self.index], self.fleet, urls, interval_s=0.01)
+            self.peers = Peers(PrefixIndexes([self.tokens, self.index]), self.fleet, urls, interval_s=0.01)
 
         def held(self) -> list[int]:
             return self.tokens.least(asked, self.fleet.instances)

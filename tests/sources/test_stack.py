@@ -18,9 +18,6 @@ from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.index_image import IndexImage
 from smetric.sources.stack import SourceStack, grains, require_token_ids, source_stack
 from smetric.telemetry.metrics import Metrics
 from tests.sources.lmcache_fakes import Ids
@@ -60,20 +57,6 @@ def test_the_two_kinds_of_blocks_share_the_memory_of_the_index() -> None:
     assert [index.table.max_bytes for index in alone] == [PLAIN.prefix_index.max_bytes]
     assert tokens.table.max_bytes + text.table.max_bytes == PLAIN.prefix_index.max_bytes
     assert (tokens.cutting.tokens, text.cutting.tokens) == (PLAIN.block_size, 0)
-
-
-def test_figures_and_what_waits_are_those_of_both() -> None:
-    knows = stack(tokenizer=TOKENS)
-    tokens, text = knows.indexes
-    instance = Instance("a", "http://127.0.0.1:1")
-    text.prefilled(InferenceRequest(prompt=Prompt([b"x" * 2048], 4.0)), instance)
-    assert knows.index_figures().blocks == text.blocks == 2
-    assert knows.index_figures().memory_bytes == text.memory_bytes
-    assert not knows.is_restoring
-    tokens.restore(IndexImage(0.0, 1024, list(text.images())))
-    assert not knows.is_restoring
-    text.restore(IndexImage(0.0, 1024, list(text.images())))
-    assert knows.is_restoring
 
 
 def test_each_source_that_counts_in_more_than_blocks_of_the_engine_has_a_grain() -> None:
