@@ -1,9 +1,9 @@
 """Tells the other sidecars in front of the same instances what was sent where, and hears it from them.
 
 Only a router's own placements are sent, so nothing goes round in circles. Nothing here holds up a request: what cannot
-be sent in time is dropped and counted, and who missed something knows it (`senders.py`). How one of them is spoken to
-is in `peer.py`, the form of what is sent in `placement.py` and `index_image.py`; the routes that receive it are in
-`smetric.proxy.placements`.
+be sent in time is dropped and counted, and who missed something knows it (`senders.py`) and asks for it
+(`catch_up.py`). How one of them is spoken to is in `peer.py`, the form of what is sent in `placement.py` and
+`index_image.py`; the routes that receive it are in `smetric.proxy.placements`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import enum
 import hmac
-import random
 import secrets
 import time
 from collections.abc import Sequence
@@ -23,7 +22,8 @@ import structlog
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources import index_image, placement
-from smetric.sources.index_image import IndexImage, pack, unpack
+from smetric.sources.catch_up import CatchUp
+from smetric.sources.index_image import pack, unpack
 from smetric.sources.peer import OwnBatch, Peer
 from smetric.sources.placement import Placement
 from smetric.sources.prefix_indexes import PrefixIndexes
@@ -41,15 +41,11 @@ MISSING_HEARTBEATS = 3
 #: Longest wait for a peer, and at the start for all of them, seconds. What comes later is taken in later.
 TIMEOUT_S = 2.0
 START_S = 2.1
-#: Peers that are asked for all they know at the same time.
-ASKED_AT_A_TIME = 4
 #: Seconds for the last batch at the end.
 LAST_S = 1.0
 #: Seconds to wait after a failure; doubled each time up to the second.
 PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
-#: Seconds between two times of asking all peers for what was missed.
-CATCH_UP_EVERY_S = 5.0
 #: Blocks taken in before others may run.
 STRETCH = 4096
 
@@ -89,6 +85,7 @@ class Peers:
         self._indexes = indexes
         self._fleet = fleet
         self._peers = [Peer(url) for url in urls]
+        self._catch_up = CatchUp(indexes, fleet, self._peers)
         self._token = token
         self._interval_s = interval_s
         self._heartbeat_s = heartbeat_s
@@ -98,10 +95,8 @@ class Peers:
         self._pending_bytes = 0
         self._flushed_at = 0.0
         self._senders = Senders(silence_s=MISSING_HEARTBEATS * heartbeat_s)
-        self._caught_up_at = float("-inf")
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._catching_up: asyncio.Task[None] | None = None
         self._log_limit = LogLimit()
         #: When a process started that a peer sent something, and that was newer than the one known here.
         self._processes: dict[Instance, float] = {}
@@ -130,9 +125,7 @@ class Peers:
         self._session = aiohttp.ClientSession(
             headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False
         )
-        self._begin_catch_up()
-        assert self._catching_up is not None
-        await asyncio.wait([self._catching_up], timeout=START_S)
+        await self._catch_up.start(self._session, START_S)
         self._tasks = [asyncio.create_task(self._send(peer), name=f"peer {peer.url}") for peer in self._peers]
         self._tasks.append(asyncio.create_task(self._flush_for_ever(), name="placements"))
         self._tasks.append(asyncio.create_task(self._watch_senders(), name="senders"))
@@ -145,10 +138,10 @@ class Peers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await asyncio.gather(*(peer.idle.wait() for peer in self._peers if peer.is_up))
-        tasks = [*self._tasks, *([self._catching_up] if self._catching_up is not None else [])]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._catch_up.stop()
         if self._session is not None:
             await self._session.close()
 
@@ -167,7 +160,7 @@ class Peers:
             return Reception.OWN
         if self._senders.heard(batch.sender, batch.number, is_last=batch.is_last):
             self._missed()
-            self._begin_catch_up()
+            self._catch_up.begin()
         left, is_stranger = STRETCH, False
         for one in batch.placements:
             instance, index = self._fleet.get(one.instance), self._indexes.of(one.tokens)
@@ -245,7 +238,7 @@ class Peers:
             del self._processes[instance]
         if known:
             self._indexes.missed(known)
-            self._begin_catch_up()
+            self._catch_up.begin()
 
     async def _send(self, peer: Peer) -> None:
         """Send *peer* its batches in order; one that fails is not sent again."""
@@ -267,36 +260,6 @@ class Peers:
                 self.dropped += count
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def _begin_catch_up(self) -> None:
-        if self._catching_up is None or self._catching_up.done():
-            self._catching_up = asyncio.create_task(self._catch_up(), name="catch-up")
-            self._catching_up.add_done_callback(_ended)
-
-    async def _catch_up(self) -> None:
-        """Ask all peers what is where, a few at a time: each tells mostly the same, up to all that is kept here."""
-        await asyncio.sleep(max(0.0, self._caught_up_at + CATCH_UP_EVERY_S - time.monotonic()))
-        self._caught_up_at = time.monotonic()
-        turn, session = asyncio.Semaphore(ASKED_AT_A_TIME), self._session
-        assert session is not None
-
-        async def in_turn(peer: Peer) -> None:
-            async with turn:
-                if (image := await peer.ask(session, self._indexes.image_bytes)) is not None:
-                    await self._restore(image)
-
-        # Those that are known to answer first, and not everybody the same ones.
-        peers = sorted(self._peers, key=lambda peer: (not peer.is_up, random.random()))
-        await asyncio.gather(*(in_turn(peer) for peer in peers))
-
-    async def _restore(self, image: IndexImage) -> None:
-        """Take *image* in, one instance after the other, so that others may run in between."""
-        for one in image.instances:
-            instance, index = self._fleet.get(one.id), self._indexes.of(one.tokens)
-            if instance is not None and index is not None:
-                index.restore(IndexImage(image.taken_at, image.block_bytes, [one]))
-                index.take_in(instance)
-                await asyncio.sleep(0)
 
 
 def _ended(task: asyncio.Task[None]) -> None:

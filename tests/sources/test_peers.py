@@ -5,77 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from starlette.applications import Starlette
 from structlog.testing import capture_logs
 
-from smetric.features import VOCABULARY
-from smetric.fleet.fleet import Fleet
-from smetric.fleet.instance import Instance
-from smetric.proxy.placements import placement_routes
-from smetric.proxy.server import address_of, listen, serve
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
+from smetric.proxy.server import address_of, listen
+from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
-from smetric.sources import peers
+from smetric.sources import catch_up, peers
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import pack
 from smetric.sources.peer import MAX_QUEUED
-from smetric.sources.peers import ASKED_AT_A_TIME, BATCH_BYTES, Peers, Reception
+from smetric.sources.peers import BATCH_BYTES, Peers, Reception
 from smetric.sources.placement import Placement, UnreadableBatch, encode
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_indexes import PrefixIndexes
 from smetric.telemetry.log_limit import CHANGES_TOLD
 from tests.fakes import Call, FakeEngine, hang, until
-
-BLOCK_TOKENS = BLOCK_BYTES / 4
-
-
-class Sidecar:
-    """An index and its exchange, with instances a and b."""
-
-    def __init__(
-        self, *urls: str, started_at: float = 1000.0, token: str = "", seen_empty: bool = True, heartbeat_s: float = 2.0
-    ) -> None:
-        instances = [Instance(id, f"http://{id}") for id in "ab"]
-        for instance in instances:
-            instance.started_at, instance.seen_empty = started_at, seen_empty
-        self.fleet = Fleet(instances, VOCABULARY)
-        self.index = PrefixIndex()
-        self.peers = Peers(
-            PrefixIndexes([self.index]), self.fleet, urls, token=token, interval_s=0.01, heartbeat_s=heartbeat_s
-        )
-
-    def serve(self, id: str, letter: str, blocks: int = 2) -> None:
-        """Send *blocks* blocks of *letter* to the instance *id*."""
-        self.index.prefilled(asked(letter, blocks), self.fleet[id])
-
-    def hits(self, letter: str, blocks: int = 2) -> list[float | None]:
-        """Hit lengths in blocks."""
-        cells = self.index.lookup(asked(letter, blocks), self.fleet.instances)["hit_len"]
-        return [None if cell is None else cell / BLOCK_TOKENS for cell in cells]
-
-
-def asked(letter: str, blocks: int) -> InferenceRequest:
-    return InferenceRequest(prompt=Prompt([letter.encode() * blocks * BLOCK_BYTES], 4.0))
-
-
-@asynccontextmanager
-async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterator[list[str]]:
-    """Their admin ports, and their exchange with the peers they know."""
-    stop = asyncio.Event()
-    sockets = [listen("127.0.0.1", port) for port in ports or [0] * len(sidecars)]
-    servers = [
-        asyncio.create_task(serve(Starlette(routes=placement_routes(one.peers)), sock, stop=stop.wait, drain_s=0.1))
-        for one, sock in zip(sidecars, sockets, strict=True)
-    ]
-    try:
-        yield [address_of(sock) for sock in sockets]
-    finally:
-        stop.set()
-        await asyncio.gather(*servers)
+from tests.sources.sidecars import Sidecar, asked, running
 
 
 async def test_what_one_places_all_others_know_and_nobody_passes_it_on() -> None:
@@ -135,16 +82,6 @@ async def test_a_router_that_stands_in_its_own_list_takes_itself_out() -> None:
     assert [line["log_level"] for line in lines if line["event"] == "smetric.peer.own"] == ["info"]
 
 
-async def test_one_that_starts_learns_what_is_where() -> None:
-    old = Sidecar()
-    old.serve("a", "x")
-    async with running(old) as urls:
-        new = Sidecar(*urls, seen_empty=False)
-        await new.peers.start()
-        assert new.hits("x") == [2, None]
-        await new.peers.stop()
-
-
 async def test_the_last_placements_go_out_at_the_end() -> None:
     old = Sidecar()
     async with running(old) as urls:
@@ -184,12 +121,14 @@ async def test_what_is_sent_to_an_instance_or_in_blocks_that_are_not_known_here_
     assert told == [("smetric.peer.refused", "a", "blocks"), ("smetric.peer.refused", "c", "instance")]
 
 
-async def test_what_a_peer_sent_to_a_new_process_before_it_was_known_here_is_missed_and_asked_for() -> None:
+async def test_what_a_peer_sent_to_a_new_process_before_it_was_known_here_is_missed_and_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catch_up, "EVERY_S", 0.0)
     ahead = Sidecar(started_at=2000.0)
     async with running(ahead) as urls:
         one = Sidecar(*urls, heartbeat_s=0.02)
         await one.peers.start()
-        one.peers._caught_up_at = float("-inf")
         ahead.serve("a", "x")
         block = pack(asked("x", 2).prompt.blocks)  # type: ignore[union-attr]
         await one.peers.receive(encode("s", 0, [Placement("a", 2000.0, block)]))
@@ -269,18 +208,6 @@ async def test_peers_that_hear_each_other_know_what_is_not_held() -> None:
             await one.peers.stop()
 
 
-async def test_who_missed_something_asks_the_peers_for_it() -> None:
-    old = Sidecar()
-    async with running(old) as urls:
-        new = Sidecar(*urls, seen_empty=False)
-        await new.peers.start()
-        new.peers._caught_up_at = float("-inf")
-        old.serve("b", "x")
-        await new.peers.receive(encode("s", 7, []))
-        await until(lambda: new.hits("x") == [None, 2])
-        await new.peers.stop()
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -353,37 +280,6 @@ async def test_only_who_knows_the_token_is_heard() -> None:
             await until(lambda other=other: sum(other.peers.figures().placements.values()) > 0)  # type: ignore[misc]
             await other.peers.stop()
     assert guarded.peers.figures().placements["received"] == 1
-
-
-async def test_a_crowd_of_peers_is_asked_a_few_at_a_time_and_the_start_waits_for_them_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(peers, "START_S", 0.05)
-    old, asked_now, most = Sidecar(), 0, 0
-    old.serve("b", "x")
-    image = await old.peers.image()
-
-    async def give(call: Call) -> None:
-        nonlocal asked_now, most
-        if call.method == b"GET":
-            asked_now += 1
-            most = max(most, asked_now)
-            await asyncio.sleep(0.1)
-            asked_now -= 1
-        await call.answer(200, image)
-
-    async with AsyncExitStack() as stack:
-        crowd = [FakeEngine(give) for _ in range(10)]
-        for peer in crowd:
-            await peer.start()
-            stack.push_async_callback(peer.stop)
-        new = Sidecar(*[peer.url for peer in crowd], seen_empty=False)
-        await new.peers.start()
-        assert any(not peer.calls for peer in crowd)
-        await until(lambda: new.hits("x") == [None, 2])
-        await until(lambda: all(peer.calls for peer in crowd))
-        await new.peers.stop()
-    assert most == ASKED_AT_A_TIME
 
 
 async def test_a_peer_that_comes_and_goes_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,67 @@
+"""A prefix index and its exchange with others, for tests of what sidecars tell each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
+from smetric.fleet.instance import Instance
+from smetric.proxy.placements import placement_routes
+from smetric.proxy.server import address_of, listen, serve
+from smetric.reading.prompt import BLOCK_BYTES, Prompt
+from smetric.request import InferenceRequest
+from smetric.sources.peers import Peers
+from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_indexes import PrefixIndexes
+
+BLOCK_TOKENS = BLOCK_BYTES / 4
+
+
+class Sidecar:
+    """An index and its exchange, with instances a and b."""
+
+    def __init__(
+        self, *urls: str, started_at: float = 1000.0, token: str = "", seen_empty: bool = True, heartbeat_s: float = 2.0
+    ) -> None:
+        instances = [Instance(id, f"http://{id}") for id in "ab"]
+        for instance in instances:
+            instance.started_at, instance.seen_empty = started_at, seen_empty
+        self.fleet = Fleet(instances, VOCABULARY)
+        self.index = PrefixIndex()
+        self.peers = Peers(
+            PrefixIndexes([self.index]), self.fleet, urls, token=token, interval_s=0.01, heartbeat_s=heartbeat_s
+        )
+
+    def serve(self, id: str, letter: str, blocks: int = 2) -> None:
+        """Send *blocks* blocks of *letter* to the instance *id*."""
+        self.index.prefilled(asked(letter, blocks), self.fleet[id])
+
+    def hits(self, letter: str, blocks: int = 2) -> list[float | None]:
+        """Hit lengths in blocks."""
+        cells = self.index.lookup(asked(letter, blocks), self.fleet.instances)["hit_len"]
+        return [None if cell is None else cell / BLOCK_TOKENS for cell in cells]
+
+
+def asked(letter: str, blocks: int) -> InferenceRequest:
+    return InferenceRequest(prompt=Prompt([letter.encode() * blocks * BLOCK_BYTES], 4.0))
+
+
+@asynccontextmanager
+async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterator[list[str]]:
+    """Their admin ports, and their exchange with the peers they know."""
+    stop = asyncio.Event()
+    sockets = [listen("127.0.0.1", port) for port in ports or [0] * len(sidecars)]
+    servers = [
+        asyncio.create_task(serve(Starlette(routes=placement_routes(one.peers)), sock, stop=stop.wait, drain_s=0.1))
+        for one, sock in zip(sidecars, sockets, strict=True)
+    ]
+    try:
+        yield [address_of(sock) for sock in sockets]
+    finally:
+        stop.set()
+        await asyncio.gather(*servers)
