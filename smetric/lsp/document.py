@@ -20,8 +20,8 @@ from smetric.policy.layout import format_text
 from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
 from smetric.policy.parser import MAX_BYTES, read, tokens_of
 from smetric.policy.policy import compiled
+from smetric.policy.span import Span
 from smetric.policy.token import Token
-from smetric.policy.tree import Span
 from smetric.policy_folder import further_tests, libraries_beside, policy_of
 from smetric.policy_text import read_whatever
 

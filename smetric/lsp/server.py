@@ -14,7 +14,7 @@ from smetric.glossary import Word
 from smetric.lsp.document import Document
 from smetric.policy import Diagnostic
 from smetric.policy.diagnostic import position
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 
 server = LanguageServer("smetric", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full)
 

@@ -13,8 +13,8 @@ from typing import Any
 from lark import Lark
 from lark.parsers.lalr_analysis import Shift
 
+from smetric.policy.span import Span
 from smetric.policy.token import Token
-from smetric.policy.tree import Span
 
 
 @dataclass(frozen=True, slots=True)

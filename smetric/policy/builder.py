@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from smetric.policy import tree
+from smetric.policy.span import Span
 from smetric.policy.token import Token
-from smetric.policy.tree import Span
 from smetric.policy.unit import canonical
 from smetric.policy.vocabulary import LARGEST
 

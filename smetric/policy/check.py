@@ -20,7 +20,7 @@ from smetric.policy.library import Linked, Reader, link, no_libraries
 from smetric.policy.parameter import CONFIGURATION, Parameter, Settings, Value
 from smetric.policy.parser import read
 from smetric.policy.reads import reads, wasted_lookups
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 from smetric.policy.vocabulary import Kind, Vocabulary
 
 #: Combinations of features that a policy may be checked for.

@@ -12,6 +12,7 @@ from smetric.policy.builtin import BUILTINS, Builtin
 from smetric.policy.check_family import Bad, Families, Given, Infers
 from smetric.policy.findings import Findings
 from smetric.policy.interval import TRUE
+from smetric.policy.span import Span
 from smetric.policy.suggestion import comparison, did_you_mean
 from smetric.policy.types import BROKEN, Sort, Type
 
@@ -55,7 +56,7 @@ class Calls:
         except Bad:
             return BROKEN
 
-    def _fail(self, code: str, span: tree.Span, message: str, help_text: str = "") -> Bad:
+    def _fail(self, code: str, span: Span, message: str, help_text: str = "") -> Bad:
         self._findings.error(code, span, message, help_text)
         return Bad()
 

@@ -16,8 +16,8 @@ from smetric.policy.check_unit import Units
 from smetric.policy.findings import Findings, Stop
 from smetric.policy.interval import FALSE, TRUE, Interval
 from smetric.policy.names import Names, looked_up
+from smetric.policy.span import Span
 from smetric.policy.suggestion import comparison, did_you_mean
-from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type, of_word
 from smetric.policy.unit import parse_unit
 from smetric.policy.vocabulary import Vocabulary

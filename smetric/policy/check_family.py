@@ -11,6 +11,7 @@ from smetric.policy.builtin import Builtin, Family
 from smetric.policy.check_unit import Units, describe
 from smetric.policy.findings import Findings
 from smetric.policy.interval import COUNT, COUNT_ALL, FALSE, TRUE, TRUTH, ZERO, Interval, hull, ratio
+from smetric.policy.span import Span
 from smetric.policy.suggestion import comparison
 from smetric.policy.types import Sort, Type
 from smetric.policy.unit import PLAIN, SECONDS
@@ -34,7 +35,7 @@ class Infers(Protocol):
     def infer(self, expr: tree.Expr, arguments: Mapping[str, Type]) -> Type:
         """The type of an expression."""
 
-    def same(self, span: tree.Span, found: Type, message: str) -> None:
+    def same(self, span: Span, found: Type, message: str) -> None:
         """Keep in mind, for a warning, what is the same in every decision."""
 
 
@@ -118,7 +119,7 @@ class Families:
             case Family.KNOWN | Family.AGE | Family.FRESH:
                 return self._knowledge(given)
 
-    def _fail(self, code: str, span: tree.Span, message: str, help_text: str = "") -> Bad:
+    def _fail(self, code: str, span: Span, message: str, help_text: str = "") -> Bad:
         self._findings.error(code, span, message, help_text)
         return Bad()
 

@@ -17,8 +17,8 @@ from smetric.policy.interval import TRUE
 from smetric.policy.names import Imported, Named, Names
 from smetric.policy.parameter import Parameters, Settings
 from smetric.policy.reads import Guard, Step
+from smetric.policy.span import Span
 from smetric.policy.suggestion import comparison, did_you_mean
-from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.vocabulary import Vocabulary
 

@@ -11,8 +11,8 @@ from smetric.policy.diagnostic import clip
 from smetric.policy.findings import Findings
 from smetric.policy.guard import NOBODY, one_line
 from smetric.policy.interval import Interval
+from smetric.policy.span import Span
 from smetric.policy.suggestion import did_you_mean
-from smetric.policy.tree import Span
 from smetric.policy.unit import parse_unit
 from smetric.policy.vocabulary import NEVER, Feature, Kind, RequestField, Vocabulary
 

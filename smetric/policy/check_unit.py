@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from smetric.policy import tree
 from smetric.policy.findings import Findings
 from smetric.policy.names import Names
+from smetric.policy.span import Span
 from smetric.policy.suggestion import BEHIND_NUMBERS, NUMBERS, did_you_mean
-from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import BASES, PLAIN, SECONDS, Unit, base_unit, parse_unit
 from smetric.policy.vocabulary import Vocabulary

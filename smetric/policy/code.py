@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from smetric.policy.diagnostic import Diagnostic, Severity
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 
 #: A string is matched only to be stepped over: it may hold a `#`.
 _COMMENT = re.compile(r'"[^"\n]*"|(?P<comment>#[^\n]*)')

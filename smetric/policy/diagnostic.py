@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from smetric.policy.codes import WAYS_OUT
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 
 #: Errors reported of one file; a file with more is cut short and says so.
 MAX_DIAGNOSTICS = 50

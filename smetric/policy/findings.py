@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from smetric.policy import tree
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, Severity, Source, position
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 
 
 class Stop(Exception):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smetric.policy.interval import SMALLEST_DIVISOR
+from smetric.policy.span import Span
 from smetric.policy.term import Binding, Column, Const, Op, Ref, RequestValue, Shape, Term
-from smetric.policy.tree import Span
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,

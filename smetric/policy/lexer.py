@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from smetric.policy.builder import magnitude
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, clip, quote
+from smetric.policy.span import Span
 from smetric.policy.token import Scanner, Token
-from smetric.policy.tree import Span
 from smetric.policy.vocabulary import LARGEST
 
 #: Brackets, `not`s and signs that may be open at once.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from smetric.policy import tree
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Source
 from smetric.policy.parser import read
+from smetric.policy.span import Span
 
 #: Libraries that one policy may use, those of its libraries included.
 MAX_LIBRARIES = 16
@@ -55,7 +56,7 @@ def _follow(
             continue
         name = statement.library.name
 
-        def fail(message: str, help_text: str = "", place: tree.Span = statement.library.span) -> None:
+        def fail(message: str, help_text: str = "", place: Span = statement.library.span) -> None:
             linked.errors.append(Diagnostic("use", message, place, help_text, source=source))
 
         if name in path:

@@ -13,8 +13,8 @@ from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.diagnostic import position
 from smetric.policy.findings import Findings
+from smetric.policy.span import Span
 from smetric.policy.suggestion import did_you_mean
-from smetric.policy.tree import Span
 from smetric.policy.types import BROKEN, Type
 from smetric.policy.unit import base_unit
 from smetric.policy.vocabulary import Vocabulary

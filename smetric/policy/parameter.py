@@ -15,6 +15,7 @@ from smetric.policy.diagnostic import clip
 from smetric.policy.findings import Findings
 from smetric.policy.interval import Interval
 from smetric.policy.parser import read
+from smetric.policy.span import Span
 from smetric.policy.suggestion import did_you_mean, truth
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import PLAIN, Unit
@@ -166,7 +167,7 @@ class Parameters:
         if name in library._acting:
             self._acting[name] = library._acting[name]
 
-    def undeclared(self, header: tree.Span) -> None:
+    def undeclared(self, header: Span) -> None:
         """Report settings that no statement declares."""
         for name in self._settings.values:
             if name not in self.declared and name not in self.failed:
@@ -179,7 +180,7 @@ class Parameters:
         made: Parameter,
         given: object,
         source: str,
-        span: tree.Span,
+        span: Span,
         unit: str = "",
         judge: Units | None = None,
         choices: Mapping[str, object] | None = None,
@@ -211,7 +212,7 @@ class Parameters:
         return None
 
     def _objection(
-        self, made: Parameter, value: object, unit: str, span: tree.Span, judge: Units, choices: Mapping[str, object]
+        self, made: Parameter, value: object, unit: str, span: Span, judge: Units, choices: Mapping[str, object]
     ) -> str | None:
         """Why *value* does not fit; empty when that is reported already."""
         if type(value) is not type(made.value):

@@ -21,11 +21,11 @@ from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
 from smetric.policy.foreign import DEFINING
 from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, Tokens, cut, same_line, tokenize, too_deep
+from smetric.policy.span import Span
 from smetric.policy.stop import Stop
 from smetric.policy.suggestion import closest
 from smetric.policy.syntax_error import explain, misplaced_start
 from smetric.policy.token import Scanner, Token
-from smetric.policy.tree import Span
 
 #: Bytes of a policy file.
 MAX_BYTES = 64 * 1024

@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from smetric.policy.span import Span
 from smetric.policy.term import Binding, Keyed, Pick, Term, walk
-from smetric.policy.tree import Span
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from smetric.policy.plan import Plan, pick_of
 from smetric.policy.reads import ALWAYS
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
+from smetric.policy.span import Span
 from smetric.policy.term import Pick, Term, columns_of, fields_of
-from smetric.policy.tree import Span
 from smetric.policy.vocabulary import Vocabulary
 
 

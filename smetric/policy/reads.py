@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from smetric.policy.diagnostic import Diagnostic, Severity
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 from smetric.policy.types import NOTHING, Type
 from smetric.policy.vocabulary import Vocabulary
 

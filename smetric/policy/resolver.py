@@ -15,6 +15,7 @@ from smetric.policy.fold import Reading, bound, op, set_of
 from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.parameter import Parameter
 from smetric.policy.plan import Guard, Plan, StatementKind, Step
+from smetric.policy.span import Span
 from smetric.policy.term import (
     At,
     Binding,
@@ -33,7 +34,6 @@ from smetric.policy.term import (
     Top,
     count_uses,
 )
-from smetric.policy.tree import Span
 from smetric.policy.vocabulary import Vocabulary
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smetric.policy.builtin import BUILTINS, Family
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 
 
 class Shape(enum.Enum):

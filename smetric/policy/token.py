@@ -9,7 +9,7 @@ import re
 
 from lark import Lark
 
-from smetric.policy.tree import Span
+from smetric.policy.span import Span
 
 
 class Token(str):

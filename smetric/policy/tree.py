@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A piece of the source text: offsets `start` (included) to `end` (excluded)."""
-
-    start: int
-    end: int
+from smetric.policy.span import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from smetric.policy.proof import counterexample
 from smetric.policy.properties import promised
 from smetric.policy.situation import Situation
 from smetric.policy.small_fleet import SmallFleets
+from smetric.policy.span import Span
 from smetric.policy.testing import suite_of
 from smetric.policy_folder import further_tests, libraries_beside
 from smetric.resources import shipped_policies
@@ -91,7 +92,7 @@ def mutants(source: str) -> list[Mutant]:
     return list(found.values())
 
 
-def _changes(statement: tree.Statement, source: str) -> Iterator[tuple[tree.Span, str]]:
+def _changes(statement: tree.Statement, source: str) -> Iterator[tuple[Span, str]]:
     """Places of a statement, and what may stand there instead."""
     if isinstance(statement, tree.Filter):
         yield statement.span, ""
@@ -103,21 +104,21 @@ def _changes(statement: tree.Statement, source: str) -> Iterator[tuple[tree.Span
             case tree.Binary(op=op):
                 yield from ((node.op_span, new) for new in _OPERATORS.get(op, ()))
             case tree.Unary(op="not"):
-                yield tree.Span(node.span.start, node.operand.span.start), ""
+                yield Span(node.span.start, node.operand.span.start), ""
             case tree.Truth(value=value):
                 yield node.span, str(not value).lower()
             case tree.Number(value=value):
                 digits = _DIGITS.match(source, node.span.start)
                 assert digits is not None
-                yield tree.Span(*digits.span()), f"{value * 2:g}" if value else "1"
+                yield Span(*digits.span()), f"{value * 2:g}" if value else "1"
             case tree.Call(function=function):
                 yield from ((node.name_span, new) for new in _FUNCTIONS.get(function, ()))
                 for before, argument in pairwise(node.arguments):
                     if argument.name in ("then", "within"):
-                        yield tree.Span(before.span.end, argument.span.end), ""
+                        yield Span(before.span.end, argument.span.end), ""
                 for argument in node.arguments:
                     if argument.where is not None:
-                        yield tree.Span(argument.value.span.end, argument.where.span.end), ""
+                        yield Span(argument.value.span.end, argument.where.span.end), ""
 
 
 def _nodes(node: Any) -> Iterator[tree.Node]:

@@ -8,8 +8,8 @@ import pytest
 from lark import Lark
 
 from smetric.policy.automaton import Automaton, Reduced, Stuck
+from smetric.policy.span import Span
 from smetric.policy.token import Scanner
-from smetric.policy.tree import Span
 
 GRAMMAR = r"""
 start: "(" NAME ("," NAME)* [SIGN] ")"
