@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 from smetric.policy import tree
 from smetric.policy.check_expression import Expressions
+from smetric.policy.check_parameter import Parameters
 from smetric.policy.diagnostic import position, quote
 from smetric.policy.findings import Findings
 from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.interval import TRUE
 from smetric.policy.names import Imported, Named, Names
-from smetric.policy.parameter import Parameters, Settings
+from smetric.policy.parameter import Settings
 from smetric.policy.reads import Guard, Step
 from smetric.policy.span import Span
 from smetric.policy.suggestion import comparison, did_you_mean

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
-from smetric.policy.check import Checked, check, check_text
+from smetric.policy.check import check
 from smetric.policy.diagnostic import PolicyError
-from smetric.policy.parameter import Value
 from smetric.policy.parser import parse
 from smetric.policy.policy import load
+from tests.policy.verdict import checked, errors
 from tests.policy.words import WORDS
 
 _SMETRIC = """
@@ -28,20 +26,10 @@ route rr_argmin(l) as balance
 """
 
 
-def _check(code: str, settings: Mapping[str, Value] | None = None) -> Checked:
-    return check_text(f"policy p\n{code}", WORDS, settings)[1]
-
-
-def _errors(code: str, settings: Mapping[str, Value] | None = None) -> list[str]:
-    with pytest.raises(PolicyError) as caught:
-        _check(code, settings)
-    return [found.message for found in caught.value.diagnostics]
-
-
 def test_parsing_first_gives_the_same_as_both_at_once() -> None:
-    checked = check(parse(_SMETRIC), WORDS)
-    assert (checked.params, checked.reads) == (_check(_SMETRIC[16:]).params, _check(_SMETRIC[16:]).reads)
-    assert checked.warnings == ()
+    found, both = check(parse(_SMETRIC), WORDS), checked(_SMETRIC[16:])
+    assert (found.params, found.reads) == (both.params, both.reads)
+    assert found.warnings == ()
 
 
 # ── reads ──
@@ -102,7 +90,7 @@ def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
     ],
 )
 def test_a_feature_is_read_always_or_behind_the_guard_that_spares_it(code: str, reads: dict[str, str]) -> None:
-    assert _check(code).reads == reads
+    assert checked(code).reads == reads
 
 
 def test_a_configured_feature_is_the_one_read() -> None:
@@ -118,89 +106,9 @@ def test_the_checker_and_the_compiled_policy_agree_on_what_is_always_looked_up()
         "let l = hit_len if req.turn == 0 else host_hit_len\nroute argmin(l)",
     ):
         policy = load(f"policy p\n{code}", WORDS)
-        reads = _check(code).reads
+        reads = checked(code).reads
         assert policy.reads == reads.keys()
         assert {name for name in policy.lookups if reads[name] == "always"} == set(policy.lookups_always)
-
-
-# ── parameters ──
-
-
-def test_parameters_have_value_unit_and_domain() -> None:
-    params = check(parse(_SMETRIC), WORDS, {"LOAD": "unprefilled", "OVERLOAD": 1.5}).params
-    assert [(p.name, p.value, p.unit, p.domain, p.configured) for p in params.values()] == [
-        ("OVERLOAD", 1.5, "", "1..", True),
-        ("HIT_RATIO", 0.5, "", "0..1", False),
-        ("LOAD", "unprefilled", "", "{requests, unprefilled}", True),
-        ("FLOOR", 0.0, "tokens", "0..", False),
-    ]
-    assert params["LOAD"].is_feature
-    assert params["LOAD"].doc == "What load means."
-
-
-@pytest.mark.parametrize("given", [18, 18.0, "18", "18s", "18 seconds"])
-def test_a_configured_number_may_carry_its_unit_or_none(given: Value) -> None:
-    checked = _check(
-        "param WAIT = 2s\nroute argmin(requests + 1) when req.priority * 1s > WAIT\nroute rr_argmin(0)", {"WAIT": given}
-    )
-    assert checked.params["WAIT"].value == 18.0
-
-
-@pytest.mark.parametrize(("load", "unit"), [("requests", "requests"), ("unprefilled", "tokens")])
-def test_a_number_set_in_the_unit_of_a_feature_has_that_of_the_one_chosen_with_it(load: str, unit: str) -> None:
-    code = (
-        "param LOAD = requests in {requests, unprefilled}\nparam FLOOR = 0 LOAD in 0..\n"
-        "route argmin(LOAD) when max(LOAD) > FLOOR\nroute rr_argmin(0)\n"
-    )
-    case = 'test "{0} {1}"\nwith {2}FLOOR = 3 {1}\ninstance | requests\na | 1\nexpect a\n'
-    chosen = "" if load == "requests" else f"LOAD = {load}, "
-    checked = _check(code + case.format(load, unit, chosen), {"LOAD": load, "FLOOR": f"3 {unit}"})
-    assert checked.params["FLOOR"].value == 3.0
-    (found,) = _errors(code, {"LOAD": load, "FLOOR": "3 blocks"})
-    assert found == f'configuration sets `FLOOR` to "3 blocks", but its unit is {unit}, if LOAD = {load}'
-    (found,) = _errors(code + case.format(load, "blocks", chosen), {})
-    assert found == f"this test sets `FLOOR` to 3 blocks, but its unit is {unit}, if LOAD = {load}"
-
-
-@pytest.mark.parametrize(
-    ("declaration", "given", "message"),
-    [
-        ("N = 2 in 1..8", 9, "configuration sets `N` to 9, outside 1..8"),
-        ("N = 2 in {1, 2}", 3, "configuration sets `N` to 3, outside {1, 2}"),
-        ("N = 2", True, "configuration sets `N` to true, but it is a number"),
-        ("N = 2", "two", 'configuration sets `N` to "two", but it is a number'),
-        ("N = 2", float("nan"), "configuration sets `N` to nan, but numbers are at most 1e15"),
-        ("N = 2", 10**400, "but numbers are at most 1e15"),
-        ("N = 2 requests", "3 tokens", 'configuration sets `N` to "3 tokens", but its unit is requests'),
-        ("N = true", 1, "configuration sets `N` to 1, but it is true or false"),
-        ("N = requests in {requests, waiting}", "kv_usage", "outside {requests, waiting}"),
-    ],
-)
-def test_a_configured_value_is_held_against_its_declaration(declaration: str, given: Value, message: str) -> None:
-    (found,) = _errors(f"param {declaration}\nroute rr_argmin(0)", {"N": given})
-    assert message in found
-
-
-@pytest.mark.parametrize(
-    ("declaration", "message"),
-    [
-        ("N = 2 in 8..1", "this range is empty"),
-        ("N = true in 0..1", "only a number has a range"),
-        ("N = 2 requests in 1 token..", "this has the unit tokens, but `N` is requests"),
-        ("N = 2 in {true, 2}", "the choices of `N` are of the kind of its default"),
-        ("N = 2 in {3, 4}", "the default of `N` is outside its own choices {3, 4}"),
-        ("N = role in {role, requests}", "`role` is no number"),
-        ("N = nothing in {nothing}", "`nothing` is no feature"),
-    ],
-)
-def test_a_parameter_is_held_against_itself(declaration: str, message: str) -> None:
-    assert _errors(f"param {declaration}\nroute rr_argmin(0)") == [message]
-
-
-@pytest.mark.parametrize("declaration", ["N = 2 in 3..", "N = = 2"])
-def test_a_parameter_at_fault_is_not_said_to_be_missing(declaration: str) -> None:
-    code = f'param {declaration}\nroute rr_argmin(0)\ntest "t" with N = 1 instance | requests a | 1 expect a'
-    assert len(_errors(code, {"N": 1})) == 1
 
 
 # ── expressions ──
@@ -228,7 +136,7 @@ def test_a_parameter_at_fault_is_not_said_to_be_missing(declaration: str) -> Non
     ],
 )
 def test_sound_policies_pass(code: str) -> None:
-    assert _check(code).warnings == ()
+    assert checked(code).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -300,24 +208,24 @@ def test_sound_policies_pass(code: str) -> None:
     ],
 )
 def test_what_means_nothing_is_refused(code: str, message: str) -> None:
-    assert message in _errors(f"route {code}")[0]
+    assert message in errors(f"route {code}")[0]
 
 
 def test_an_error_of_a_definition_is_shown_at_each_outermost_call_with_its_own_line() -> None:
     code = "def add(a, b) = a + b\ndef twice(x) = add(x, hit_len)\nroute argmin(twice(requests))"
     with pytest.raises(PolicyError) as caught:
-        _check(code)
+        checked(code)
     (found,) = caught.value.diagnostics
     assert found.help.startswith("in `twice`, in `add`, line 2: ")
     assert caught.value.text[found.span.start : found.span.end] == "twice(requests)"
 
 
 def test_a_definition_sees_only_names_above_it() -> None:
-    assert _errors("def f(x) = x + later\nlet later = 3\nroute argmin(f(requests))") == ["unknown name `later`"]
+    assert errors("def f(x) = x + later\nlet later = 3\nroute argmin(f(requests))") == ["unknown name `later`"]
 
 
 def test_a_definition_that_nothing_calls_is_looked_into() -> None:
-    assert _errors("def f(x) = x + nothing\nroute rr_argmin(0)") == ["unknown name `nothing`"]
+    assert errors("def f(x) = x + nothing\nroute rr_argmin(0)") == ["unknown name `nothing`"]
 
 
 # ── statements ──
@@ -338,21 +246,21 @@ def test_a_definition_that_nothing_calls_is_looked_into() -> None:
     ],
 )
 def test_statements_that_cannot_stand_are_refused(code: str, message: str) -> None:
-    assert message in _errors(code)
+    assert message in errors(code)
 
 
 def test_a_rejection_of_everything_may_end_a_policy() -> None:
-    assert _check('route argmin(requests where healthy)\nreject 503 "nobody is well"').warnings == ()
+    assert checked('route argmin(requests where healthy)\nreject 503 "nobody is well"').warnings == ()
 
 
 def test_a_name_whose_definition_failed_is_accepted_in_silence() -> None:
-    assert _errors("let x = requets\nlet y = x + 1\nroute argmin(y * x)") == ["unknown name `requets`"]
-    assert len(_errors("let x = = 3\nroute argmin(x)")) == 1
+    assert errors("let x = requets\nlet y = x + 1\nroute argmin(y * x)") == ["unknown name `requets`"]
+    assert len(errors("let x = = 3\nroute argmin(x)")) == 1
 
 
 def test_an_error_of_every_choice_of_features_is_reported_once_and_plain() -> None:
     code = "param LOAD = requests in {requests, waiting}\nroute argmin(LOAD + hit_len)"
-    assert _errors(code) == ["cannot add requests and tokens"]
+    assert errors(code) == ["cannot add requests and tokens"]
 
 
 # ── warnings ──
@@ -376,11 +284,11 @@ def test_an_error_of_every_choice_of_features_is_reported_once_and_plain() -> No
     ],
 )
 def test_what_does_no_harm_is_a_warning(code: str, message: str) -> None:
-    assert [warning.message for warning in _check(code).warnings] == [message]
+    assert [warning.message for warning in checked(code).warnings] == [message]
 
 
 def test_a_switch_by_parameter_is_no_constant_condition() -> None:
-    assert _check("param ON = true\nroute argmin(requests) when ON\nroute rr_argmin(0)").warnings == ()
+    assert checked("param ON = true\nroute argmin(requests) when ON\nroute rr_argmin(0)").warnings == ()
 
 
 # ── test blocks ──
@@ -398,7 +306,7 @@ def test_sound_test_blocks_pass() -> None:
         "with N = 3 given turn = ?, last = b, prompt_len = 10 tokens\ninstance | kv_usage | age(hit_len) | role\n"
         'a | 0.5 | 2s | "x|y"\nb | ? | 3 | "z"\nexpect a or b as busy failing "req.turn != 0"'
     )
-    assert _check(_test(body)).warnings == ()
+    assert checked(_test(body)).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -433,7 +341,7 @@ def test_sound_test_blocks_pass() -> None:
     ],
 )
 def test_test_blocks_are_held_against_the_file(body: str, message: str) -> None:
-    assert _errors(_test(body)) == [message]
+    assert errors(_test(body)) == [message]
 
 
 @pytest.mark.parametrize(
@@ -453,9 +361,9 @@ def test_test_blocks_are_held_against_the_file(body: str, message: str) -> None:
 )
 def test_a_policy_is_sound_with_what_its_tests_set_too(rules: str, message: str) -> None:
     case = '{}\ntest "{}" {} instance | requests\na | 1\nexpect a'
-    assert _check(case.format(rules, "as it is", "")).warnings == ()
-    assert _check(case.format(rules, "as it is", "with A = 1")).warnings == ()
-    assert _errors(case.format(case.format(rules, "one", "with A = 0"), "two", "with A = 0")) == [
+    assert checked(case.format(rules, "as it is", "")).warnings == ()
+    assert checked(case.format(rules, "as it is", "with A = 1")).warnings == ()
+    assert errors(case.format(case.format(rules, "one", "with A = 0"), "two", "with A = 0")) == [
         f'{message}, with what the test "one" sets'
     ]
 
@@ -486,6 +394,6 @@ def test_a_policy_is_sound_with_what_its_tests_set_too(rules: str, message: str)
 )
 def test_the_size_of_a_policy_is_bounded(code: str, message: str) -> None:
     if message:
-        assert any(message in found for found in _errors(code))
+        assert any(message in found for found in errors(code))
     else:
-        assert _check(code).warnings == ()
+        assert checked(code).warnings == ()
