@@ -30,8 +30,3 @@ def test_a_rejection_of_everything_may_end_a_policy() -> None:
 def test_a_name_whose_definition_failed_is_accepted_in_silence() -> None:
     assert errors("let x = requets\nlet y = x + 1\nroute argmin(y * x)") == ["unknown name `requets`"]
     assert len(errors("let x = = 3\nroute argmin(x)")) == 1
-
-
-def test_an_error_of_every_choice_of_features_is_reported_once_and_plain() -> None:
-    code = "param LOAD = requests in {requests, waiting}\nroute argmin(LOAD + hit_len)"
-    assert errors(code) == ["cannot add requests and tokens"]
