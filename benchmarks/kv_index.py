@@ -25,7 +25,7 @@ from smetric.block_keys import BlockKeys
 from smetric.sources.kv_contents import Contents
 from smetric.sources.kv_index import KvIndex
 from smetric.sources.kv_message import decode
-from smetric.sources.kv_subscriber import TURN_S
+from smetric.sources.kv_streams import TURN_S
 
 BLOCK = 16
 #: Blocks of one engine step: 2,048 tokens.

@@ -93,7 +93,7 @@ class KvEvents:
                 # A fault of ours must not blind the router to this instance for good.
                 if (kept_back := self._log_limit.passes(subscriber)) is not None:
                     log.exception("smetric.kv_events.crashed", **told, kept_back=kept_back)
-            for stream in subscriber.streams.values():
+            for stream in subscriber.streams.by_rank.values():
                 stream.lose(State.GAP)
             await asyncio.sleep(RETRY_S)
 
@@ -130,7 +130,7 @@ class KvEvents:
         if not streams:
             return None
         nothing = _Hit(0, 0)
-        all_heard = all(subscriber.streams for subscriber in self._subscribers[instance])
+        all_heard = all(subscriber.streams.by_rank for subscriber in self._subscribers[instance])
         if all_heard and all(stream.state is State.KNOWN for stream in streams):
             return max(hits.get(stream, nothing).held for stream in streams)
         if any(stream.is_behind for stream in streams):
@@ -139,7 +139,7 @@ class KvEvents:
         return bound if request.est_hit and bound >= request.est_hit else None
 
     def _streams(self, instance: Instance) -> list[Stream]:
-        return [stream for one in self._subscribers.get(instance, ()) for stream in list(one.streams.values())]
+        return [stream for one in self._subscribers.get(instance, ()) for stream in list(one.streams.by_rank.values())]
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """The engine says so itself."""
@@ -158,7 +158,7 @@ class KvEvents:
             instances={
                 instance.id: CacheFigures(
                     is_known=bool(streams := self._streams(instance)) and all(s.state is State.KNOWN for s in streams),
-                    messages=sum((Counter(dict(one.messages)) for one in subscribers), Counter()),
+                    messages=sum((Counter(dict(one.streams.messages)) for one in subscribers), Counter()),
                     lag_s=max((lag for stream in streams if (lag := stream.lag_s) is not None), default=None),
                     gaps=sum(stream.gaps for stream in streams),
                     missed=sum(stream.missed for stream in streams),

@@ -1,6 +1,6 @@
 """One publisher's messages in order: what is next, what was missed, what is a repetition, and when it has restarted.
 
-Sockets are in `smetric.sources.kv_subscriber`, what events mean in `smetric.sources.kv_contents`.
+All ranks behind one address are in `smetric.sources.kv_streams`, what events mean in `smetric.sources.kv_contents`.
 """
 
 from __future__ import annotations

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable
 from contextlib import aclosing
-from itertools import chain
 
 import structlog
 import zmq
@@ -19,24 +16,19 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import Message, MessageError, decode, pieces
+from smetric.sources.kv_message import Message, MessageError, decode
 from smetric.sources.kv_publisher import Publisher
 from smetric.sources.kv_socket import OtherTopic, configure, replayed
-from smetric.sources.kv_stream import Place, State, Stream
-from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
+from smetric.sources.kv_stream import Place, State
+from smetric.sources.kv_streams import Streams
+from smetric.telemetry.log_limit import LogLimit
 
-#: Seconds of work after which other tasks get their turn.
-TURN_S = 0.002
 #: Longest replay, in seconds.
 REPLAY_S = 30.0
 #: Replays of one gap: the engine's socket drops what it cannot send at once.
 REPLAY_TRIES = 5
 #: Seconds between two tries to have from the replay socket what may have been missed, least and most.
 CATCH_UP_S = (1.0, 60.0)
-#: Seconds within which a restart seen in the metrics is the one that was seen in the events.
-SAME_RESTART_S = 60.0
-#: Most data-parallel ranks behind one address.
-MOST_RANKS = 64
 
 log = structlog.get_logger("smetric.kv_events")
 
@@ -52,22 +44,12 @@ class Subscriber:
     def __init__(self, publisher: Publisher, index: KvIndex) -> None:
         self.publisher = publisher
         self._topic = publisher.topic.encode()
-        self._index = index
+        self.streams = Streams(publisher.instance, index)
         self._context: zmq.asyncio.Context | None = None
-        #: By data-parallel rank: mostly one, but several may connect to an address bound here.
-        self.streams: dict[int, Stream] = {}
-        #: Messages by result: ok, replayed, repeated, malformed.
-        self.messages: Counter[str] = Counter()
-        self._states: dict[int, State] = {}
-        self._turn_ends = 0.0
         self._is_connected = False
-        self._is_behind = True
         self._catch_up_due = 0.0
         self._catch_up_pause = CATCH_UP_S[0]
-        self._restart_seen_at = float("-inf")
         self._log_limit = LogLimit()
-        #: An engine that comes and goes, or two at one address, change with every message.
-        self._change_limit = LogLimit(lines=CHANGES_TOLD)
 
     async def run(self, context: zmq.asyncio.Context) -> None:
         """Listen until cancelled, on sockets of *context*.
@@ -109,47 +91,39 @@ class Subscriber:
     def _connection_changed(self, event: int) -> None:
         """Whatever was published while there was no connection went by, and only a replay or the next message tells."""
         self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        self._catch_up_due, self._catch_up_pause = 0.0, CATCH_UP_S[0]
-        self._be_behind(True)
+        self._fall_behind()
 
-    def _be_behind(self, behind: bool) -> None:
-        self._is_behind = behind
-        for rank, stream in self.streams.items():
-            stream.is_behind = behind
-            self._tell(rank, stream)
+    def _fall_behind(self) -> None:
+        self._catch_up_due, self._catch_up_pause = 0.0, CATCH_UP_S[0]
+        self.streams.be_behind(True)
 
     async def _drain(self, waiting: zmq.Socket[bytes]) -> None:
         """Take what has arrived, in turns, so that a burst never stalls the loop."""
-        self._turn_ends = time.perf_counter() + TURN_S
+        self.streams.begin_turn()
         while True:
             try:
                 frames = waiting.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             await self._receive(frames)
-            await self._give_turn()
-
-    async def _give_turn(self) -> None:
-        if time.perf_counter() >= self._turn_ends:
-            await asyncio.sleep(0)
-            self._turn_ends = time.perf_counter() + TURN_S
+            await self.streams.give_turn()
 
     async def _receive(self, frames: list[bytes]) -> None:
         """One published message, after whatever was missed before it."""
         if not frames[0].startswith(self._topic):
-            if not self.messages["ok"]:
-                self._lose(State.OTHER_TOPIC)
+            if not self.streams.messages["ok"]:
+                self.streams.lose(State.OTHER_TOPIC)
             return
         read = self._read(frames)
         if read is None:
             return
         seq, message = read
-        stream = self._stream(message.rank)
+        stream = self.streams.of(message.rank)
         if stream is None:
             return
-        place = self._place(stream, seq, message)
+        place = self.streams.place(stream, seq, message)
         if place is Place.REPEATED:
-            self.messages["repeated"] += 1
+            self.streams.messages["repeated"] += 1
             return
         if place is Place.AFTER_GAP:
             if self.publisher.replay:
@@ -157,24 +131,10 @@ class Subscriber:
                 await self._replay(stream.next or 0, seq)
             if stream.next != seq:
                 stream.skip_to(seq)
-        await self._take(stream, seq, message, "ok")
+        await self.streams.take(stream, seq, message, "ok")
         if stream.next is None:
             return  # seen to have restarted meanwhile, and nothing is known of the new process
-        # Clocks of two hosts differ: what seems to come from later came at once.
-        stream.lag_s = max(0.0, time.time() - message.at)
-        stream.is_behind = False
-        self._tell(message.rank, stream)
-
-    def _place(self, stream: Stream, seq: int, message: Message) -> Place:
-        restarts = stream.restarts
-        place = stream.place(seq, message)
-        if stream.restarts > restarts:
-            self._restarted(message.rank)
-        return place
-
-    def _restarted(self, rank: int) -> None:
-        self._restart_seen_at = time.monotonic()
-        self._write(log.warning, "smetric.kv_events.restarted", rank)
+        self.streams.be_current(message.rank, stream, message.at)
 
     def _read(self, frames: list[bytes]) -> tuple[int, Message] | None:
         """Sequence number and message; what cannot be read is a loss of all that this publisher told."""
@@ -183,41 +143,9 @@ class Subscriber:
                 return int.from_bytes(frames[1], "big"), decode(frames[2])
             except MessageError:
                 pass
-        self.messages["malformed"] += 1
-        self._lose(State.MALFORMED)
+        self.streams.messages["malformed"] += 1
+        self.streams.lose(State.MALFORMED)
         return None
-
-    def _lose(self, loss: State) -> None:
-        """All that this publisher told is lost."""
-        for rank, stream in self.streams.items():
-            stream.lose(loss)
-            self._tell(rank, stream)
-
-    def _stream(self, rank: int) -> Stream | None:
-        stream = self.streams.get(rank)
-        if stream is None:
-            if not 0 <= rank < MOST_RANKS:
-                self.messages["malformed"] += 1
-                return None
-            stream = self.streams[rank] = Stream(self._index)
-            stream.is_behind = self._is_behind
-        return stream
-
-    async def _take(self, stream: Stream, seq: int, message: Message, result: str) -> None:
-        stream.contents.capacity = self.publisher.instance.cache.num_blocks
-        events = stream.take(seq, message)
-        contents = stream.contents
-        try:
-            for piece in chain.from_iterable(map(pieces, events)):
-                contents.apply(piece)
-                await self._give_turn()
-                if stream.contents is not contents:
-                    # The engine was seen to have restarted meanwhile: the rest is about a cache that is gone.
-                    break
-        except MessageError:
-            stream.lose(State.MALFORMED)
-            result = "malformed"
-        self.messages[result] += 1
 
     async def _replay(self, start: int, until: int | None = None) -> set[int] | None:
         """Take what the replay socket has from *start* on and before *until*; the ranks heard, None if not all was had.
@@ -238,11 +166,11 @@ class Subscriber:
                     aclosing(replayed(self._context, at.replay, start, at.topic)) as answer,
                 ):
                     async for seq, message in answer:
-                        stream = self._stream(message.rank)
+                        stream = self.streams.of(message.rank)
                         if stream is None or (until is not None and seq >= until):
                             continue
                         heard.add(message.rank)
-                        place = self._place(stream, seq, message)
+                        place = self.streams.place(stream, seq, message)
                         if place is Place.AFTER_GAP and (message.rank in this_time or (stream.next or 0) < start):
                             start = stream.next or 0
                             break
@@ -251,7 +179,7 @@ class Subscriber:
                             stream.skip_to(seq)
                         if place is not Place.REPEATED:
                             is_new = True
-                            await self._take(stream, seq, message, "replayed")
+                            await self.streams.take(stream, seq, message, "replayed")
                     else:
                         if not is_new or (until is not None and until - 1 in this_time.values()):
                             return heard
@@ -270,53 +198,35 @@ class Subscriber:
         The last message seen is asked for once more: an engine that does not have it is another process. One that goes
         on publishing says more with each answer; its next message then shows that nothing is missing.
         """
-        if self.streams and not any(stream.is_behind for stream in self.streams.values()):
+        streams = self.streams.by_rank
+        if streams and not any(stream.is_behind for stream in streams.values()):
             self._caught_up()
             return
         while True:
-            starts = [max(0, (stream.next or 0) - 1) for stream in self.streams.values()]
+            starts = [max(0, (stream.next or 0) - 1) for stream in streams.values()]
             heard = await self._replay(min(starts, default=0))
             if heard is None:
                 self._catch_up_due = time.monotonic() + self._catch_up_pause
                 self._catch_up_pause = min(2 * self._catch_up_pause, CATCH_UP_S[1])
                 return
-            silent = [(rank, stream) for rank, stream in self.streams.items() if rank not in heard and stream.next]
+            silent = [(rank, stream) for rank, stream in streams.items() if rank not in heard and stream.next]
             if not silent:
                 break
             for rank, stream in silent:
-                stream.restart()
-                self._restarted(rank)
+                self.streams.restart(rank, stream)
         # Which ranks there are is known from their messages alone.
-        if not self.streams:
-            self._stream(0)
-        for stream in self.streams.values():
+        if not streams:
+            self.streams.of(0)
+        for stream in streams.values():
             if stream.next is None:
                 stream.has_said_nothing()
         self._caught_up()
 
     def _caught_up(self) -> None:
         self._catch_up_due = float("inf")
-        self._be_behind(False)
+        self.streams.be_behind(False)
 
     def forget(self) -> None:
         """The engine restarted, as its metrics show; nothing to do where its events showed it before."""
-        if time.monotonic() - self._restart_seen_at < SAME_RESTART_S:
-            self._restart_seen_at = float("-inf")
-            return
-        for stream in self.streams.values():
-            stream.restart()
-        self._catch_up_due, self._catch_up_pause = 0.0, CATCH_UP_S[0]
-        self._be_behind(True)
-
-    def _tell(self, rank: int, stream: Stream) -> None:
-        """Log when contents become known or unknown."""
-        state = stream.state
-        if self._states.get(rank) is not state:
-            self._states[rank] = state
-            self._write(
-                log.info if state is State.KNOWN else log.warning, "smetric.kv_events.changed", rank, state=state.value
-            )
-
-    def _write(self, write: Callable[..., object], event: str, rank: int, **fields: str) -> None:
-        if (kept_back := self._change_limit.passes(event)) is not None:
-            write(event, instance=self.publisher.instance.id, rank=rank, **fields, kept_back=kept_back)
+        if self.streams.forget():
+            self._fall_behind()

@@ -175,7 +175,7 @@ class Line:
 
     @property
     def stream(self) -> Stream:
-        return self.listener.streams[0]
+        return self.listener.streams.by_rank[0]
 
     def state(self) -> State:
         return self.stream.state
@@ -191,7 +191,7 @@ class Line:
 
     def check(self) -> None:
         """Who knows is right; who does not know is certain of nothing that is not so."""
-        if not self.is_connected or self.is_deceived or self.processes > 1 or not self.listener.streams:
+        if not self.is_connected or self.is_deceived or self.processes > 1 or not self.listener.streams.by_rank:
             return
         if self.stream.is_behind:
             assert self.stream.state is not State.KNOWN
