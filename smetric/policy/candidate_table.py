@@ -11,7 +11,8 @@ from smetric.policy.guard import one_line
 from smetric.policy.term import Column, Ref, Term
 
 if TYPE_CHECKING:
-    from smetric.policy.decision import Decision, FilterTrace
+    from smetric.policy.decision import Decision
+    from smetric.policy.trace import FilterTrace
 
 _INDENT = "    "
 _GAP = "    "

@@ -5,39 +5,20 @@ Sentences and tables are `explain.py`.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from smetric.policy.contest import best_other, count_tied, foremost
 from smetric.policy.guard import NOBODY
+from smetric.policy.outcome import OUTCOMES, Outcome
 from smetric.policy.plan import StatementKind, Step
 from smetric.policy.term import features_of
+from smetric.policy.trace import FilterTrace, RuleTrace
 
 if TYPE_CHECKING:
     from smetric.policy.policy import Policy
     from smetric.policy.snapshot import Snapshot
     from smetric.policy.term import Pick
-
-
-class Outcome(enum.Enum):
-    """How a decision ends."""
-
-    ROUTE = "route"
-    REJECT = "reject"
-    #: Not now: the request waits for a change of load, and is decided again.
-    HOLD = "hold"
-    #: A `keep` left no candidate: 503, named after the filter.
-    NOBODY = "nobody"
-
-
-_OUTCOMES = {
-    StatementKind.ROUTE: Outcome.ROUTE,
-    StatementKind.REJECT: Outcome.REJECT,
-    StatementKind.HOLD: Outcome.HOLD,
-    StatementKind.KEEP: Outcome.NOBODY,
-}
 
 
 #: Stands for what nobody asked for yet; an index of -1 is nobody.
@@ -51,34 +32,6 @@ class Need:
 
     def __init__(self, features: frozenset[str]) -> None:
         self.features = features
-
-
-class RuleTrace(NamedTuple):
-    """An outcome statement that was visited: its guards with True (held), False (failed) or None (not reached).
-
-    A rule whose guards all held and whose pick was nobody has one more guard, `nobody`, which failed.
-    """
-
-    rule: str
-    guards: tuple[tuple[str, bool | None], ...]
-
-    @property
-    def failed(self) -> str | None:
-        """The label of the guard that failed."""
-        return next((label for label, held in self.guards if held is False), None)
-
-
-@dataclass(frozen=True, slots=True)
-class FilterTrace:
-    """A filter that was visited: which candidates it left, as indices.
-
-    `applied` is False where a guard of its `when` failed; `ignored` is True for a `prefer` that would have left nobody.
-    """
-
-    label: str
-    left: Sequence[int]
-    applied: bool
-    ignored: bool
 
 
 class Decision:
@@ -162,7 +115,7 @@ class Decision:
         """How it ends."""
         kind = self.step.kind
         # Nearly every decision routes, and a member of an enumeration hashes in Python.
-        return Outcome.ROUTE if kind is StatementKind.ROUTE else _OUTCOMES[kind]
+        return Outcome.ROUTE if kind is StatementKind.ROUTE else OUTCOMES[kind]
 
     @property
     def rule(self) -> str:

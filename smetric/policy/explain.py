@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from smetric.policy.builtin import Family
 from smetric.policy.candidate_table import rows, score_name, table, term_name
-from smetric.policy.decision import Outcome
 from smetric.policy.figure import figure
+from smetric.policy.outcome import Outcome
 from smetric.policy.term import Column, Const, Op, Pick, Ref, RequestValue, Shape, Term, fields_of, walk
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from smetric.policy.decision import Decision, Outcome
+from smetric.policy.decision import Decision
 from smetric.policy.figure import figure
+from smetric.policy.outcome import Outcome
 from smetric.policy.plan import StatementKind
 from smetric.policy.policy import Policy
 from smetric.policy.situation import Situation

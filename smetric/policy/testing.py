@@ -13,11 +13,12 @@ from typing import Any
 from smetric.policy import tree
 from smetric.policy.check import check_text
 from smetric.policy.coverage import Coverage, Mark, marks_of
-from smetric.policy.decision import Decision, Outcome
+from smetric.policy.decision import Decision
 from smetric.policy.diagnostic import Source, position
 from smetric.policy.explain import explain
 from smetric.policy.guard import one_line
 from smetric.policy.library import Reader, no_libraries
+from smetric.policy.outcome import Outcome
 from smetric.policy.policy import Policy, compiled, load
 from smetric.policy.situation import Situation
 from smetric.policy.vocabulary import Vocabulary
