@@ -59,6 +59,8 @@ class Expressions:
         self._calls = Calls(self, findings)
         self._budget = Budget()
         self._expanding: list[tree.Def] = []
+        #: Those of the libraries that names are taken from, by name: they type the bodies of what is taken.
+        self.libraries: dict[str, Expressions] = {}
         #: What is the same in every decision, outside definitions, which are for more than one call.
         self.constants: list[tuple[Span, Type, str]] = []
 
@@ -238,7 +240,7 @@ class Expressions:
     def _call(self, call: tree.Call, arguments: Arguments) -> Type:
         found = self._names.find(call.function, self._horizon)
         if found is not None and isinstance(found.statement, tree.Def):
-            home = found.origin.library.expressions if found.origin is not None else self
+            home = self if found.origin is None else self.libraries[found.origin.library]
             return self._expand(call, found.statement, arguments, home)
         builtin = BUILTINS.get(call.function)
         if builtin is not None:

@@ -155,6 +155,8 @@ class Statements:
 
     def _use(self, statement: tree.Use) -> None:
         library = self._library(statement)
+        if library is not None:
+            self.expressions.libraries[library.file.name] = library.expressions
         for name in statement.names:
             found = None if library is None else library.exported(name.name)
             if library is None or found is None:
@@ -167,7 +169,7 @@ class Statements:
                 self.parameters.adopt(library.parameters, name.name)
                 if name.name in library._features:
                     self._features[name.name] = library._features[name.name]
-            self._names.define(name.name, name.span, found.statement, found.type, Imported(library, found))
+            self._names.define(name.name, name.span, found.statement, found.type, Imported(library.file.name, found))
 
     def exported(self, name: str) -> Named | None:
         """A name that others may take from this library: one that it defines itself."""
@@ -177,7 +179,7 @@ class Statements:
     def _not_exported(self, owner: str, library: Statements, name: tree.Name) -> None:
         elsewhere = library._names.own(name.name)
         if elsewhere is not None and elsewhere.origin is not None:
-            help_text = f"take it from where it is defined: use {elsewhere.origin.library.file.name} ({name.name})"
+            help_text = f"take it from where it is defined: use {elsewhere.origin.library} ({name.name})"
         else:
             help_text = did_you_mean(name.name, library._names.listed())
         self.findings.error("use", name.span, f"library `{owner}` defines no `{name.name}`", help_text)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
@@ -18,9 +17,6 @@ from smetric.policy.suggestion import did_you_mean
 from smetric.policy.types import BROKEN, Type
 from smetric.policy.unit import base_unit
 from smetric.policy.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from smetric.policy.check_statement import Statements
 
 Declaration = tree.Param | tree.Let | tree.Def
 
@@ -58,9 +54,9 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Where a name was taken from: the checked library, and the name there."""
+    """Where a name was taken from: the library, and the name there."""
 
-    library: Statements
+    library: str
     named: Named
 
     @property
