@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS, Builtin
-from smetric.policy.check_family import Bad, Families, Given, Infers
+from smetric.policy.check_argument import Bad, Given
+from smetric.policy.check_family import Families, Infers
 from smetric.policy.findings import Findings
 from smetric.policy.interval import TRUE
-from smetric.policy.span import Span
 from smetric.policy.suggestion import comparison, did_you_mean
 from smetric.policy.types import BROKEN, Sort, Type
 
@@ -29,7 +29,7 @@ class Calls:
     def __init__(self, expressions: Infers, findings: Findings) -> None:
         self._expressions = expressions
         self._findings = findings
-        self._families = Families(expressions, findings)
+        self._families = Families(expressions)
 
     def infer(self, call: tree.Call, builtin: Builtin, arguments: Mapping[str, Type]) -> Type:
         """The type of *call*, a call of *builtin*."""
@@ -46,19 +46,16 @@ class Calls:
             for where, mask in masks:
                 if mask.sort is not Sort.BOOL or not mask.vector:
                     message = f"`where` needs a truth value per instance, found {mask}"
-                    raise self._fail("where", where.span, message, comparison(mask.sort))
+                    raise Bad("where", where.span, message, comparison(mask.sort))
                 if mask.decided:
                     whom = "everybody" if mask.interval == TRUE else "nobody"
                     self._expressions.same(where.span, mask, f"this `where` takes {whom} in every decision")
             plain = [pair for pair in typed if not pair[0].name]
             named = [pair for pair in typed if pair[0].name]
             return self._families.typed(Given(call, builtin, plain, named, masks[0][1] if masks else None))
-        except Bad:
+        except Bad as bad:
+            self._findings.error(*bad.found)
             return BROKEN
-
-    def _fail(self, code: str, span: Span, message: str, help_text: str = "") -> Bad:
-        self._findings.error(code, span, message, help_text)
-        return Bad()
 
     def _check_shape(self, call: tree.Call, builtin: Builtin) -> None:
         name = builtin.name
@@ -69,7 +66,7 @@ class Calls:
                     f"`{name}` does not take `where`" if not builtin.where else "`where` follows the first argument"
                 )
                 help_text = "restrict the pick or the reduction instead: argmin(norm(…) where …)"
-                raise self._fail("where", argument.span, message, "" if builtin.where else help_text)
+                raise Bad("where", argument.span, message, "" if builtin.where else help_text)
         seen: set[str] = set()
         for argument in call.arguments:
             if not argument.name:
@@ -77,19 +74,19 @@ class Calls:
             span = argument.name_span or argument.span
             if argument.name not in builtin.named:
                 help_text = did_you_mean(argument.name, builtin.named) or _whose(argument.name) + builtin.signature
-                raise self._fail("arguments", span, f"`{name}` has no `{argument.name}:`", help_text)
+                raise Bad("arguments", span, f"`{name}` has no `{argument.name}:`", help_text)
             if argument.name in seen and argument.name != "then":
-                raise self._fail("arguments", span, f"`{argument.name}:` is given twice")
+                raise Bad("arguments", span, f"`{argument.name}:` is given twice")
             seen.add(argument.name)
         if len(given) < builtin.least or (builtin.most is not None and len(given) > builtin.most):
             message = f"`{name}` takes {_amount(builtin)}, not {len(given)}"
             of_several = _OF_SEVERAL.get(name, "") if given else ""
-            raise self._fail("arguments", call.span, message, of_several + builtin.signature)
+            raise Bad("arguments", call.span, message, of_several + builtin.signature)
         for required in builtin.required:
             if required not in seen:
                 help_text = "say what it is where the divisor is 0: " if required == "default" else "write it as "
                 message = f"`{name}` needs `{required}:`"
-                raise self._fail("arguments", call.span, message, help_text + builtin.signature)
+                raise Bad("arguments", call.span, message, help_text + builtin.signature)
 
 
 def _whose(name: str) -> str:
