@@ -8,7 +8,7 @@ from pathlib import Path
 import smetric.policy
 from smetric.policy.codes import ERRORS, WARNINGS, WAYS_OUT
 
-_MADE = re.compile(r"(?:\.error|\.warn|_fail|fail|Diagnostic)\(\s*\"([a-z0-9-]+)\"")
+_MADE = re.compile(r"(?:\.error|\.warn|Bad|Diagnostic)\(\s*\"([a-z0-9-]+)\"")
 
 
 def test_every_code_that_is_given_is_listed_and_every_listed_one_is_given() -> None:
