@@ -214,6 +214,34 @@ class Code:
             first, second = then.state, otherwise.state
             self.state = {name: first.get(name, False) and second.get(name, False) for name in first | second}
 
+    def named(self, value: ast.expr, hint: str = "x") -> str:
+        """The variable that *value* is, else a new one that holds it."""
+        if isinstance(value, ast.Name):
+            return value.id
+        name = self.name(hint)
+        self.assign(name, value)
+        return name
+
+    def atomic(self, value: ast.expr, hint: str = "x") -> ast.expr:
+        """*value* as a constant or a variable."""
+        return value if isinstance(value, ast.Constant) else load(self.named(value, hint))
+
+    def lazily(self, condition: ast.expr, then: Callable[[], ast.expr], otherwise: Callable[[], ast.expr]) -> ast.expr:
+        """`then if condition else otherwise`, where only the side taken is computed."""
+        first, second = self.capture(then), self.capture(otherwise)
+        if not first.body and not second.body:
+            return ast.IfExp(test=condition, body=first.result, orelse=second.result)
+        return self._joined(condition, first, second)
+
+    def short_circuit(self, op: str, left: ast.expr, right: Callable[[], ast.expr]) -> ast.expr:
+        """`left and right` or `left or right`, where *right* is computed only if *left* does not settle it."""
+        branch = self.capture(right)
+        if not branch.body:
+            return ast.BoolOp(op=ast.And() if op == "and" else ast.Or(), values=[left, branch.result])
+        settled: Branch[ast.expr] = self.capture(lambda: ast.Constant(op == "or"))
+        first, second = (branch, settled) if op == "and" else (settled, branch)
+        return self._joined(left, first, second)
+
     def function(self, name: str, arguments: Iterable[str], path: str, namespace: dict[str, object]) -> object:
         """Compile what was written; *namespace* holds what it calls."""
         exec(compile(self.module(name, arguments), path, "exec"), namespace)
@@ -236,6 +264,15 @@ class Code:
         for node in (definition, *definition.args.args, *optional):
             _place(node, top, top)
         return ast.Module(body=[definition], type_ignores=[])
+
+    def _joined(self, condition: ast.expr, first: Branch[ast.expr], second: Branch[ast.expr]) -> ast.expr:
+        name = self.name("x")
+        self.join(
+            condition,
+            self.resume(first, lambda value: self.assign(name, value)),
+            self.resume(second, lambda value: self.assign(name, value)),
+        )
+        return load(name)
 
     def _aside(self, start: Branch[Any], write: Callable[[], T]) -> Branch[T]:
         outer = self.body, self.state, self.ended

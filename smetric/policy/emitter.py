@@ -7,19 +7,9 @@ Steps, guards and decisions are `compiler.py`, picks are `picker.py`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from smetric.policy.code import (
-    Branch,
-    Code,
-    call,
-    compare,
-    item,
-    listed,
-    load,
-    store,
-)
+from smetric.policy.code import Code, call, compare, item, listed, load, store
 from smetric.policy.inputs import Inputs
 from smetric.policy.operation import operation
 from smetric.policy.picker import Picked, write_choice, write_pick, write_top
@@ -81,15 +71,7 @@ class Emitter:
 
     def atom(self, term: Term, hint: str = "x") -> ast.expr:
         """The same as a constant or a variable, so that it can stand in a loop or be read twice."""
-        return self.atomic(self.scalar(term), hint)
-
-    def atomic(self, value: ast.expr, hint: str = "x") -> ast.expr:
-        """*value* itself, or a variable that holds it."""
-        if isinstance(value, ast.Constant | ast.Name):
-            return value
-        name = self.code.name(hint)
-        self.code.assign(name, value)
-        return load(name)
+        return self.code.atomic(self.scalar(term), hint)
 
     def _scalar(self, term: Term) -> ast.expr:
         if term.shape is Shape.PICK:
@@ -111,13 +93,15 @@ class Emitter:
             case Keyed(function=function, key=key):
                 return call(function, self._key(key), load("seed"))
             case Op(op="if", operands=(condition, then, otherwise)):
-                return self.lazily(self.scalar(condition), lambda: self.scalar(then), lambda: self.scalar(otherwise))
+                return self.code.lazily(
+                    self.scalar(condition), lambda: self.scalar(then), lambda: self.scalar(otherwise)
+                )
             case Op(op="and" | "or" as op, operands=(left, right)):
-                return self._short_circuit(op, self.scalar(left), right)
+                return self.code.short_circuit(op, self.scalar(left), lambda: self.scalar(right))
             case Op(op="somebody", operands=(pick,)):
                 return compare(self.scalar(pick), ast.GtE(), ast.Constant(0))
             case Op(op=op, operands=operands):
-                return operation(op, [self.scalar(operand) for operand in operands], self.atomic)
+                return operation(op, [self.scalar(operand) for operand in operands], self.code.atomic)
         raise AssertionError(f"{type(term).__name__} is not one value")
 
     def _reference(self, binding: Binding) -> ast.expr:
@@ -125,30 +109,6 @@ class Emitter:
             return self.scalar(binding.value)
         name = self._variable(binding)
         self.code.once(name, lambda: self.code.assign(name, self.scalar(binding.value)))
-        return load(name)
-
-    def _short_circuit(self, op: str, left: ast.expr, right: Term) -> ast.expr:
-        branch = self.code.capture(lambda: self.scalar(right))
-        if not branch.body:
-            return ast.BoolOp(op=ast.And() if op == "and" else ast.Or(), values=[left, branch.result])
-        settled: Branch[ast.expr] = self.code.capture(lambda: ast.Constant(op == "or"))
-        first, second = (branch, settled) if op == "and" else (settled, branch)
-        return self._joined(left, first, second)
-
-    def lazily(self, condition: ast.expr, then: Callable[[], ast.expr], otherwise: Callable[[], ast.expr]) -> ast.expr:
-        """`then if condition else otherwise`, where only the side taken is computed."""
-        first, second = self.code.capture(then), self.code.capture(otherwise)
-        if not first.body and not second.body:
-            return ast.IfExp(test=condition, body=first.result, orelse=second.result)
-        return self._joined(condition, first, second)
-
-    def _joined(self, condition: ast.expr, first: Branch[ast.expr], second: Branch[ast.expr]) -> ast.expr:
-        name = self.code.name("x")
-        self.code.join(
-            condition,
-            self.code.resume(first, lambda value: self.code.assign(name, value)),
-            self.code.resume(second, lambda value: self.code.assign(name, value)),
-        )
         return load(name)
 
     def picked(self, term: Term) -> Picked:
@@ -325,8 +285,8 @@ class Emitter:
         values = self.over(term.value, term.level, where)
         if default is None:
             return self._reduced(function, values, term)
-        values = self.atomic(values, "those")
-        return self.lazily(values, lambda: self._reduced(function, values, term), lambda: self.scalar(default))
+        values = self.code.atomic(values, "those")
+        return self.code.lazily(values, lambda: self._reduced(function, values, term), lambda: self.scalar(default))
 
     def _reduced(self, function: str, values: ast.expr, term: Reduce) -> ast.expr:
         return call(function, values, *(self.scalar(more) for more in term.more))

@@ -136,7 +136,7 @@ def _among_some(emitter: Emitter, pick: Pick, into: Picked, left: str | None) ->
 def _best_of(emitter: Emitter, pick: Pick, into: Picked, among: ast.expr) -> None:
     """Set the index of *into* to one of the candidates *among*, of whom there is one at least."""
     code = emitter.code
-    those = _named(emitter, among, "those")
+    those = code.named(among, "those")
     if pick.value.shape is not Shape.VECTOR:
         _break_tie(emitter, pick, pick.thens, those, into.index)
         return
@@ -148,15 +148,6 @@ def _best_of(emitter: Emitter, pick: Pick, into: Picked, among: ast.expr) -> Non
     within = None if pick.named is None else emitter.atom(pick.named, "within")
     tied = _narrowed(emitter, load(into.score), those, pick.direction, within)
     _break_tie(emitter, pick, pick.thens, tied, into.index)
-
-
-def _named(emitter: Emitter, value: ast.expr, hint: str) -> str:
-    """A variable that holds *value*."""
-    if isinstance(value, ast.Name):
-        return value.id
-    name = emitter.code.name(hint)
-    emitter.code.assign(name, value)
-    return name
 
 
 def _narrowed(
