@@ -19,10 +19,10 @@ from smetric.doctor.finding import Finding, error, info, listed, shown, warning
 from smetric.doctor.probe import ProbeFailed, send_new
 from smetric.doctor.site import Site
 from smetric.doctor.wire import Answer, NoAnswer
+from smetric.sources.lmcache_client import Service
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_holdings import Holdings, Question, UnreadableError
-from smetric.sources.lmcache_lookup import Service
 
 #: Seconds the service has for one answer.
 ANSWER_S = 5.0

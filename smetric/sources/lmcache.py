@@ -1,8 +1,8 @@
 """The features that LMCache's lookup services fill, one source for each tier, so that a trace names service and tier.
 
 Neither service sees an engine's GPU. What LMCache finds in an instance's own host memory stands in for `hit_len` where
-no better source knows; a shared store never does, or every instance would be as good as any other. Asking is in
-`lmcache_lookup`.
+no better source knows; a shared store never does, or every instance would be as good as any other. Looking a prompt up
+is in `lmcache_lookup`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from smetric.config.settings import Settings
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.breaker import Breaker
+from smetric.sources.lmcache_client import Client, Service
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_holdings import Holdings
-from smetric.sources.lmcache_lookup import Lookup, Service
+from smetric.sources.lmcache_lookup import Lookup
 from smetric.sources.source import Cells
 from smetric.telemetry.metrics import Metrics
+from smetric.telemetry.names import LOOKUP_LATE
 from smetric.token_ids import TokenIds
 
 #: The tokens of a prompt that the LMCache instance of this id holds; None where that is not known.
@@ -92,18 +94,22 @@ def lmcache_tiers(
     service: Service = Coordinator(settings.lmcache.chunk_size, settings.lmcache.world_size)
     if settings.lmcache.mode == "controller":
         service = Controller()
-    lookup = Lookup(
+    client = Client(
         service,
         settings.lmcache.url,
-        tokens,
         Breaker(settings.lmcache.breaker_failures, settings.lmcache.breaker_open),
+        on_late=partial(metrics.looked_up, "lmcache", LOOKUP_LATE),
+        on_breaker=partial(metrics.suspended, "lmcache"),
+    )
+    lookup = Lookup(
+        client,
+        tokens,
         deadline=deadline,
         chunk_size=settings.lmcache.chunk_size,
         models=settings.lmcache.models,
         aliases=settings.models,
         answers_ttl_s=settings.lmcache.answers_ttl,
         on_result=partial(metrics.looked_up, "lmcache"),
-        on_breaker=partial(metrics.suspended, "lmcache"),
     )
     ids = settings.lmcache.instances
     return [

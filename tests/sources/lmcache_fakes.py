@@ -13,8 +13,10 @@ import orjson
 from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.sources.breaker import Breaker
+from smetric.sources.lmcache_client import Client, Service
 from smetric.sources.lmcache_coordinator import Coordinator
-from smetric.sources.lmcache_lookup import Lookup, Service
+from smetric.sources.lmcache_lookup import Lookup
+from smetric.telemetry import names
 from smetric.tokens import TokenRatio
 from tests.fakes import Call, FakeEngine
 
@@ -86,18 +88,23 @@ async def asking(
     await engine.start()
     results: list[str] = []
     suspended: list[bool] = []
-    lookup = Lookup(
+    client = Client(
         service or Coordinator(256, 1),
         engine.url,
-        given,
         Breaker(failures, 5.0, clock=clock),
+        on_late=lambda: results.append(names.LOOKUP_LATE),
+        on_breaker=suspended.append,
+        clock=settings.get("clock", clock),
+    )
+    lookup = Lookup(
+        client,
+        given,
         deadline=lambda tokens: deadline_s,
         chunk_size=256,
         models=settings.get("models", {}),
         aliases=settings.get("aliases", {}),
         answers_ttl_s=1.0,
         on_result=results.append,
-        on_breaker=suspended.append,
         clock=settings.get("clock", clock),
     )
     await lookup.start()
