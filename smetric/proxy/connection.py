@@ -89,13 +89,13 @@ class Connections:
             await ended
         except asyncio.CancelledError:
             # The listener ends, and its patience with what is under way has.
-            if protocol.task is not None:
-                protocol.task.cancel()
-                await asyncio.wait((protocol.task,))
+            if protocol.turns.task is not None:
+                protocol.turns.task.cancel()
+                await asyncio.wait((protocol.turns.task,))
             protocol.abort()
             raise
-        if protocol.task is not None:
-            await asyncio.wait((protocol.task,))
+        if protocol.turns.task is not None:
+            await asyncio.wait((protocol.turns.task,))
 
     def _begin(self, protocol: Http1, loop: asyncio.AbstractEventLoop) -> None:
         number, most = self.count()

@@ -2,8 +2,9 @@
 
 Parsing is httptools' (llhttp, strict): what it refuses is answered here, and what it lets pass is judged by
 `inspect_head`. Whatever leaves in doubt where a request ends is answered once, and the connection ends behind it.
-One request and its answer are in `transaction.py`, connections in their number and their start and end in
-`connection.py`. In what it differs from Hypercorn's own is held by `tests/proxy/test_deviations.py`.
+One request and its answer are in `transaction.py`, the task that answers in `turns.py`, connections in their number and
+their start and end in `connection.py`. In what it differs from Hypercorn's own is held by
+`tests/proxy/test_deviations.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from smetric.proxy.limits import Limits
 from smetric.proxy.refusal import explain, oddity, refusal
 from smetric.proxy.scope import scope_over
 from smetric.proxy.transaction import HIGH_WATER, Stage, Transaction
-from smetric.proxy.watchdog import Timer, Watchdog
+from smetric.proxy.turns import Turns
+from smetric.proxy.watchdog import Timer
 
 log = structlog.get_logger("smetric.server")
 
@@ -61,11 +63,9 @@ class Http1(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_app",
         "_body_bytes",
         "_current",
         "_deadline",
-        "_deadlines",
         "_departure",
         "_drains",
         "_dropped",
@@ -77,7 +77,6 @@ class Http1(asyncio.Protocol):
         "_limits",
         "_loop",
         "_lost",
-        "_next",
         "_overhead",
         "_parser",
         "_received",
@@ -87,12 +86,11 @@ class Http1(asyncio.Protocol):
         "_state",
         "_timer",
         "_transport",
-        "_turn",
         "_url",
         "_waiting",
         "is_ending",
         "is_full",
-        "task",
+        "turns",
     )
 
     def __init__(
@@ -104,13 +102,12 @@ class Http1(asyncio.Protocol):
         timer: Timer | None = None,
         refused: Refused = unheard,
     ) -> None:
-        self._app = app
         self._limits = limits
         self._state = state
         self._lost = lost
         self._refused = refused
-        self._deadlines = timer or Timer()
         self._loop = asyncio.get_running_loop()
+        self.turns = Turns(app, timer or Timer(), self._loop)
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         #: What each scope begins as.
@@ -138,11 +135,6 @@ class Http1(asyncio.Protocol):
         #: By which a request or the rest of its head is to come; 0 for a head that has just begun.
         self._deadline = 0.0
         self.is_full = self.is_ending = False
-        #: In which the app answers, one request after the other; None before the first.
-        self.task: asyncio.Task[None] | None = None
-        #: What it is to take up, and what it waits on for that.
-        self._turn: Transaction | None = None
-        self._next: asyncio.Future[None] | None = None
 
     # From the event loop
 
@@ -258,7 +250,8 @@ class Http1(asyncio.Protocol):
             self, scope, self._limits, version == "1.1" and parser.should_keep_alive()
         )
         if self._current is None and not self._waiting:
-            self._start(transaction)
+            self._current = transaction
+            self.turns.take(transaction)
         else:
             self._waiting.append(transaction)
             self._set_reading()
@@ -365,29 +358,8 @@ class Http1(asyncio.Protocol):
             self.write(turn)
             self._linger()
             return
-        self._current = self._turn = turn
-        if self.task is None or self.task.done():
-            self.task = self._loop.create_task(self._serve())
-        elif self._next is not None and not self._next.done():
-            self._next.set_result(None)
-
-    async def _serve(self) -> None:
-        """Have the app answer one request after the other, until the client leaves."""
-        task = cast("asyncio.Task[None]", self.task)
-        watchdog = Watchdog(task, self._deadlines)
-        try:
-            while True:
-                turn, self._turn = self._turn, None
-                if turn is not None:
-                    await turn.run(self._app, task, watchdog)
-                elif self._has_left:
-                    break
-                else:
-                    self._next = self._loop.create_future()
-                    await self._next
-        finally:
-            if self._turn is not None:  # cancelled behind an answer, with another request at hand
-                self.task = self._loop.create_task(self._serve())
+        self._current = turn
+        self.turns.take(turn)
 
     def refuse(self, problem: HttpError, scope: Scope | None = None) -> None:
         """Answer *problem* when its turn has come; nothing behind it counts."""
@@ -456,8 +428,7 @@ class Http1(asyncio.Protocol):
         self.resume_writing()
         self._receiving = None
         self._waiting.clear()
-        if self._next is not None and not self._next.done():
-            self._next.set_result(None)
+        self.turns.end()
         current, self._current = self._current, None
         if current is not None:
             current.leave()

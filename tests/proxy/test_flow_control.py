@@ -145,8 +145,8 @@ def test_every_request_is_answered_or_its_connection_ends(
         # Whoever is answered before the whole of its body has come loses the connection: its end is not waited for.
         assert answered == len(requests) or (pipe.is_over and answered > 0)
         client.abort()
-        if client.task is not None:
-            await asyncio.wait((client.task,))
+        if client.turns.task is not None:
+            await asyncio.wait((client.turns.task,))
 
     asyncio.run(run())
 
@@ -229,9 +229,9 @@ async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_
         client.data_received(chunks)
         assert not pipe.is_reading
     client.abort()
-    assert client.task is not None
-    client.task.cancel()
-    await asyncio.wait((client.task,))
+    assert client.turns.task is not None
+    client.turns.task.cancel()
+    await asyncio.wait((client.turns.task,))
 
 
 async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may() -> None:
@@ -250,9 +250,9 @@ async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may
         await asyncio.sleep(0)
     assert HIGH_WATER < held < HIGH_WATER + 20_000
     client.abort()
-    assert client.task is not None
-    client.task.cancel()
-    await asyncio.wait((client.task,))
+    assert client.turns.task is not None
+    client.turns.task.cancel()
+    await asyncio.wait((client.turns.task,))
 
 
 def _steps(text: bytes) -> Iterator[int]:
