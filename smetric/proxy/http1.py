@@ -24,8 +24,8 @@ from smetric.errors import HttpError, RequestError
 from smetric.proxy.arrival import has_come
 from smetric.proxy.asgi import App, Scope
 from smetric.proxy.client import LINGER_BYTES, LINGER_S
-from smetric.proxy.departure import Departure
 from smetric.proxy.error_response import FAULT
+from smetric.proxy.inflow import Inflow
 from smetric.proxy.intake import BODY_FIELDS, Refused, has_body, inspect_head, unheard
 from smetric.proxy.limits import Limits
 from smetric.proxy.refusal import explain, oddity, refusal
@@ -66,14 +66,13 @@ class Http1(asyncio.Protocol):
         "_body_bytes",
         "_current",
         "_deadline",
-        "_departure",
         "_drains",
         "_dropped",
         "_has_left",
         "_headers",
+        "_inflow",
         "_is_closing",
         "_is_deaf",
-        "_is_paused",
         "_limits",
         "_loop",
         "_lost",
@@ -127,9 +126,9 @@ class Http1(asyncio.Protocol):
         #: Nothing more is read as a request; what still comes is dropped, and counted.
         self._is_deaf = False
         self._dropped = 0
-        self._is_closing = self._is_paused = self._has_left = False
-        #: Looked for while reading is paused; None before the first time.
-        self._departure: Departure | None = None
+        self._is_closing = self._has_left = False
+        #: None before reading is paused for the first time.
+        self._inflow: Inflow | None = None
         self._drains: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         #: By which a request or the rest of its head is to come; 0 for a head that has just begun.
@@ -155,9 +154,8 @@ class Http1(asyncio.Protocol):
         self._received = self._overhead = before + len(data)
         while data:
             data = self._parse(data)
-        if self._overhead - before > FRAMING_AT_ONCE and not (self._is_paused or self._is_deaf):
-            self._is_paused = True
-            self._transport.pause_reading()
+        if self._overhead - before > FRAMING_AT_ONCE and not self._is_deaf:
+            self._pause(True)
             self._loop.call_soon(self._set_reading)
         if self._headers is not None and not self._deadline and self._current is None and not self._is_deaf:
             self._await_request(self._limits.head_timeout_s)
@@ -280,7 +278,7 @@ class Http1(asyncio.Protocol):
         receiving.end_body()
         if len(self._waiting) >= PIPELINE_MOST:
             receiving.is_last = self._is_deaf = True
-        if self._is_paused:  # the app may never take this body, and then nobody else would resume
+        if self._inflow is not None:  # the app may never take this body, and then nobody else would resume
             self._set_reading()
 
     def _ignore_upgrade(self) -> None:
@@ -319,7 +317,7 @@ class Http1(asyncio.Protocol):
 
     def taken(self) -> None:
         """The app has taken what there was of the body."""
-        if self._is_paused:
+        if self._inflow is not None:
             self._set_reading()
 
     def answered(self, transaction: Transaction) -> None:
@@ -409,16 +407,14 @@ class Http1(asyncio.Protocol):
     def _set_reading(self) -> None:
         """Pause or resume reading: by what waits for the app, and always on when it is dropped anyway."""
         held = sum(turn.buffered for turn in {self._receiving, *self._waiting} if isinstance(turn, Transaction))
-        pause = not self._is_deaf and (held > HIGH_WATER or len(self._waiting) >= PIPELINE_PAUSE)
-        if pause is not self._is_paused and not self._transport.is_closing():
-            self._is_paused = pause
-            self._departure = departure = self._departure or Departure(self._transport, self.eof_received)
-            if pause:
-                self._transport.pause_reading()
-                departure.watch()
-            else:
-                self._transport.resume_reading()
-                departure.is_read = True
+        self._pause(not self._is_deaf and (held > HIGH_WATER or len(self._waiting) >= PIPELINE_PAUSE))
+
+    def _pause(self, is_paused: bool) -> None:
+        if self._inflow is None:
+            if not is_paused or self._transport.is_closing():
+                return
+            self._inflow = Inflow(self._transport, self.eof_received)
+        self._inflow.pause(is_paused)
 
     def _leave(self) -> None:
         """The client has left: nobody waits for an answer any more."""
