@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smetric.live.wish import failed_guards, margin_of
-from smetric.telemetry import attributes
+from smetric.telemetry.decision_text import summary_of
 from smetric.telemetry.decisions import brief
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def row(record: DecisionRecord) -> dict[str, Any]:
         **brief(record),
         "time_ms": record.time_ns // 1_000_000,
         "rank": record.rank,
-        "sentence": attributes.summary_of(record),
+        "sentence": summary_of(record),
         "failed_guard": next(iter(failed_guards(decision)), None) if decision is not None else None,
         "moved_from": moved.source if moved is not None else None,
         "moved_by": moved.guard if moved is not None else None,

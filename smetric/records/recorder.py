@@ -32,7 +32,7 @@ from smetric.records.line import (
     RequestLine,
     UsageLine,
 )
-from smetric.telemetry.attributes import safe
+from smetric.telemetry.client_text import safe
 
 if TYPE_CHECKING:
     from smetric.policy import Decision

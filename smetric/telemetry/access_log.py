@@ -13,7 +13,7 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from smetric.telemetry import names
-from smetric.telemetry.attributes import safe
+from smetric.telemetry.client_text import safe
 from smetric.telemetry.logs import JsonLines, Line
 
 if TYPE_CHECKING:

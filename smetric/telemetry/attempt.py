@@ -6,7 +6,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from smetric.telemetry import attributes, names
+from smetric.telemetry import http_attributes, names
 from smetric.telemetry.context import Headers
 from smetric.telemetry.record import DecisionRecord, Usage
 
@@ -41,8 +41,8 @@ class Attempt:
 
         telemetry, route = self._exchange.telemetry, self._exchange.route
         model = telemetry.models.of(self._record.request.model)
-        name = f"{attributes.operation_of(self._record.request, route)} {model}".rstrip()
-        about = attributes.of_attempt(self._record, self._exchange.method, route, path, number)
+        name = f"{http_attributes.operation_of(self._record.request, route)} {model}".rstrip()
+        about = http_attributes.of_attempt(self._record, self._exchange.method, route, path, number)
         return telemetry.tracing.child(name, server, SpanKind.CLIENT, about, self._now_ns())
 
     def _now_ns(self) -> int:

@@ -8,7 +8,9 @@ from itertools import islice
 from typing import Any
 
 from smetric.policy import explain
-from smetric.telemetry import attributes, candidates, shadowed
+from smetric.telemetry import candidates, shadowed
+from smetric.telemetry.client_text import safe
+from smetric.telemetry.decision_text import summary_of
 from smetric.telemetry.record import DecisionRecord
 
 #: Decisions kept.
@@ -57,7 +59,7 @@ def brief(record: DecisionRecord) -> dict[str, Any]:
         "rule": record.rule or None,
         "instance": record.instance.id if record.instance is not None else None,
         "api": request.api.value,
-        "model": attributes.safe(request.model),
+        "model": safe(request.model),
         "turn": request.turn,
         "prompt_len": request.prompt_len,
         "tokens_source": record.tokens_source,
@@ -87,7 +89,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
         "held_by": record.held_by.rule if record.held_by is not None else None,
         "rank": record.rank,
         "error_type": record.error_type or None,
-        "summary": attributes.summary_of(record),
+        "summary": summary_of(record),
         "hit": {"tokens": hit[0], "source": hit[1] or None} if hit is not None else None,
         "migration": {
             "from": migration.source,

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from smetric.telemetry import attributes, names
+from smetric.telemetry import decision_attributes, http_attributes, names
 from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.record import DecisionRecord, Judge, Usage
 from smetric.telemetry.route_spans import make_spans
@@ -234,7 +234,7 @@ class Exchange:
         continued = parent.sampled if parent is not None and parent.trusted else None
         if not tracing.sampler.keeps(trace_id, continued, kinds):
             return None
-        about = attributes.of_request(self._scope, self.route)
+        about = http_attributes.of_request(self._scope, self.route)
         name = f"{about[names.HTTP_METHOD.name]} {self.route}"
         return tracing.root(name, trace_id, parent, about, self.arrival_ns)
 
@@ -243,7 +243,9 @@ class Exchange:
         server.set_attributes({names.DECISION_ID.name: record.id, names.OUTCOME.name: record.outcome})
         record.is_traced = True
         instances, decision = self.telemetry.instances(), record.decision
-        left_out = attributes.left_out(decision, instances, record.request.model) if decision is not None else ""
+        left_out = (
+            decision_attributes.left_out(decision, instances, record.request.model) if decision is not None else ""
+        )
         self._routes.append((record, len(instances), left_out))
 
     def _finish_server(self, server: OpenSpan, status: int, error_type: str, failed: bool, duration_s: float) -> None:

@@ -23,7 +23,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from smetric.errors import ConfigError
 from smetric.telemetry import names
-from smetric.telemetry.attributes import safe
+from smetric.telemetry.client_text import safe
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.log_lines import LogLines
 

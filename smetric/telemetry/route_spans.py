@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smetric.telemetry import attributes, candidates, names, shadowed
+from smetric.telemetry import candidates, decision_attributes, names, shadowed
 
 if TYPE_CHECKING:
     from smetric.telemetry.open_span import OpenSpan
@@ -30,7 +30,7 @@ def make_spans(
     """
     from opentelemetry.trace import SpanKind
 
-    about = attributes.of_decision(
+    about = decision_attributes.of_decision(
         record,
         configured=configured,
         left_out=left_out,
@@ -49,7 +49,7 @@ def make_spans(
     tracing.child(f"route {record.policy.name}", server, SpanKind.INTERNAL, about, start_ns).end(record.time_ns)
     for one in record.shadowed:
         about = shadowed.span_of(one, top=tracing.candidates, limit=tracing.value_limit, ui_hints=tracing.ui_hints)
-        about = attributes.bounded(about)
+        about = decision_attributes.bounded(about)
         span = tracing.child(f"shadow {one.policy.name}", server, SpanKind.INTERNAL, about, record.time_ns)
         span.end(record.time_ns + int(one.evaluate_s * 1e9))
 
@@ -69,4 +69,4 @@ def _of_hold(record: DecisionRecord, ui_hints: bool) -> dict[str, Any]:
         summary = "all places for requests under way were taken"
     if ui_hints:
         result |= {names.UI_KIND.name: "CHAIN", names.UI_OUTPUT.name: summary, names.UI_OUTPUT_TYPE.name: "text/plain"}
-    return attributes.bounded(result)
+    return decision_attributes.bounded(result)

@@ -1,7 +1,7 @@
 """Builds the tracer from `OTEL_*` at start-up, makes spans, and shuts the export down within a bound.
 
 No endpoint configured: tracing is off, the SDK is not even imported, and only incoming contexts are passed on. When
-spans are made and what they say is in `exchange.py` and `attributes.py`.
+spans are made and what they say is in `exchange.py`, `http_attributes.py` and `decision_attributes.py`.
 """
 
 from __future__ import annotations

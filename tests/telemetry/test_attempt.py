@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from smetric.request import Api
-from smetric.telemetry.attributes import of_attempt
 from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
-from tests.telemetry.samples import ROUTE, begin, fleet, record, scope, telemetry
+from tests.telemetry.samples import ROUTE, begin, record, scope, telemetry
 
 
 @pytest.fixture
@@ -59,15 +58,3 @@ async def test_the_callers_random_flag_goes_on_to_the_instance(app: Telemetry) -
         assert dict(exchange.attempt(ROUTE).headers)[b"traceparent"].endswith(sent)
         exchange.end(200)
     assert await app.tracing.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("url", "port"),
-    [("http://vllm", 80), ("https://vllm", 443), ("http://vllm:8000", 8000), ("https://[::1]:8443", 8443)],
-)
-def test_the_port_is_told_where_an_address_leaves_it_out(url: str, port: int) -> None:
-    instances = fleet()
-    for instance in instances:
-        instance.url = url
-    about = of_attempt(record(instances=instances), "POST", ROUTE, ROUTE, 1)
-    assert about["server.port"] == port

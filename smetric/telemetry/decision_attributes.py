@@ -1,111 +1,37 @@
-"""What the spans say: a decision record as attributes, and the request as HTTP and GenAI conventions put it.
+"""What the span of a decision says: its record as attributes.
 
-Never text of a prompt, never a raw session id. Values from clients are bounded and stripped of control characters.
+Never text of a prompt, never a raw session id. The rows and texts within are laid out in `candidates.py`,
+`decision_text.py` and `shadowed.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import orjson
 
-from smetric.policy.figure import clipped, figure
-from smetric.request import Api
 from smetric.telemetry import candidates as candidate_rows
 from smetric.telemetry import names, shadowed
 from smetric.telemetry.candidates import LIMIT
+from smetric.telemetry.client_text import CLIENT_TEXT_MAX
+from smetric.telemetry.decision_text import notes_of, summary_of
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
     from smetric.policy.decision import Decision
     from smetric.policy.policy import Policy
-    from smetric.request import InferenceRequest
     from smetric.telemetry.record import DecisionRecord
 
-#: Characters of a value that comes from a client.
-CLIENT_TEXT_MAX = 256
 _CURSOR_MAX = 256
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
-_OPERATIONS = {
-    Api.CHAT: "chat",
-    Api.COMPLETIONS: "text_completion",
-    Api.MESSAGES: "chat",
-    Api.RESPONSES: "chat",
-}
 _LOADS = {
     "requests": names.LOAD_REQUESTS.name,
     "running": names.LOAD_RUNNING.name,
     "waiting": names.LOAD_WAITING.name,
     "kv_usage": names.LOAD_KV_USAGE.name,
 }
-
-
-def safe(text: str) -> str:
-    """*text* bounded, with control characters escaped: it may come from a client."""
-    if len(text) <= CLIENT_TEXT_MAX and text.isprintable():
-        return text
-    text = text[: CLIENT_TEXT_MAX + 1]
-    if not text.isprintable():
-        text = text.encode("unicode_escape").decode("ascii")
-    return text if len(text) <= CLIENT_TEXT_MAX else text[: CLIENT_TEXT_MAX - 1] + "…"
-
-
-def method_of(method: str) -> str:
-    """*method* if it is a known one, else `_OTHER`."""
-    return method if method in _METHODS else "_OTHER"
-
-
-def of_request(scope: Mapping[str, Any], route: str) -> dict[str, Any]:
-    """The SERVER span's HTTP attributes, from an ASGI scope."""
-    result: dict[str, Any] = {
-        names.HTTP_METHOD.name: method_of(scope["method"]),
-        names.HTTP_ROUTE.name: route,
-        names.URL_PATH.name: safe(scope["path"]),
-        names.URL_SCHEME.name: scope.get("scheme", "http"),
-        names.PROTOCOL_VERSION.name: scope.get("http_version", "1.1"),
-    }
-    client, server = scope.get("client"), scope.get("server")
-    if client:
-        result[names.CLIENT_ADDRESS.name] = client[0]
-    if server:
-        result[names.SERVER_ADDRESS.name] = server[0]
-        if server[1] is not None:
-            result[names.SERVER_PORT.name] = server[1]
-    return result
-
-
-def operation_of(request: InferenceRequest, route: str) -> str:
-    """`gen_ai.operation.name`: of what is only passed on the end of *route*, as in `embeddings` and `rerank`."""
-    return _OPERATIONS.get(request.api) or route.removeprefix("/v1/")
-
-
-def of_attempt(record: DecisionRecord, method: str, route: str, path: str, number: int) -> dict[str, Any]:
-    """The CLIENT span's attributes as it starts."""
-    request, instance = record.request, record.instance
-    assert instance is not None
-    parts = urlsplit(instance.url)
-    result: dict[str, Any] = {
-        names.HTTP_METHOD.name: method_of(method),
-        names.URL_FULL.name: instance.url + safe(path),
-        names.SERVER_ADDRESS.name: parts.hostname or "",
-        names.SERVER_PORT.name: parts.port or (443 if parts.scheme == "https" else 80),
-        names.INSTANCE_ID.name: instance.id,
-        names.DECISION_ID.name: record.id,
-        names.ATTEMPT.name: number,
-        names.GEN_AI_OPERATION.name: operation_of(request, route),
-        names.GEN_AI_PROVIDER.name: "vllm",
-        names.GEN_AI_MODEL.name: safe(request.model),
-        names.GEN_AI_STREAM.name: request.stream,
-    }
-    if (hit := record.hit) is not None:
-        result[names.HIT_TOKENS.name] = hit[0]
-    if number > 1:
-        result[names.HTTP_RESEND.name] = number - 1
-    return result
 
 
 def left_out(decision: Decision, instances: Sequence[Instance], model: str) -> str:
@@ -227,34 +153,6 @@ def bounded(attributes: dict[str, Any]) -> dict[str, Any]:
         ):
             attributes[name] = encoded[: LIMIT - 3].decode(errors="ignore") + "…"
     return attributes
-
-
-def summary_of(record: DecisionRecord) -> str:
-    """The decision in one sentence, also where no policy ran."""
-    if record.decision is not None:
-        return candidate_rows.summary(record.decision)
-    if record.outcome == names.PINNED and record.instance is not None:
-        return f"pinned: {record.instance.id} holds the response this request continues"
-    if record.outcome == names.ERROR:
-        return "the policy failed to evaluate"
-    if record.instance is not None:
-        return f"{record.instance.id}: no inference, so any instance serves it and no policy ran"
-    return "no instance may serve this request"
-
-
-def notes_of(record: DecisionRecord) -> list[str]:
-    """What else is to be told of a decision: whom it left, what was expected of it, what shadows would have chosen."""
-    notes = []
-    migration, forecast = record.migration, record.forecast
-    if migration is not None:
-        left = "" if migration.left_tokens is None else f", which keeps {migration.left_tokens} tokens more"
-        notes.append(f"moved    from {clipped(migration.source)}{left}: {clipped(migration.guard)}")
-    if forecast is not None and forecast.ttft_s is not None:
-        other = ""
-        if forecast.other_ttft_s is not None:
-            other = f", {figure(forecast.other_ttft_s)} s on {clipped(forecast.other)}"
-        notes.append(f"expected {figure(forecast.ttft_s)} s to the first token{other}")
-    return notes + [f"shadow   {shadowed.note_of(one)}" for one in record.shadowed]
 
 
 def params_of(policy: Policy) -> str:

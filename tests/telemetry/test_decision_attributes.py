@@ -10,7 +10,7 @@ from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
 from smetric.policy import Decision, Snapshot, load
 from smetric.telemetry import names
-from smetric.telemetry.attributes import of_decision, params_of
+from smetric.telemetry.decision_attributes import of_decision, params_of
 from smetric.telemetry.migration import migration_of
 from smetric.telemetry.record import DecisionRecord, Forecast
 from tests.telemetry.samples import request
