@@ -60,7 +60,12 @@ class EmulatedInstance:
     def _start_anew(self) -> None:
         self.engine = Engine(self.settings.engine)
         self.started_at = time.time()
-        self.metrics = InstanceMetrics(self)
+        self.metrics = InstanceMetrics(
+            self.engine,
+            model=self.settings.model,
+            time_scale=self.settings.time_scale,
+            started_at=self.started_at,
+        )
         self._active: dict[Generation, None] = {}
         self._origin = time.monotonic()
         self._step_ends: float | None = None

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from smetric.emulator.histogram import Histogram
-from smetric.sim.engine import SequenceRequest, StepResult
-
-if TYPE_CHECKING:
-    from smetric.emulator.instance import EmulatedInstance
+from smetric.sim.engine import Engine, SequenceRequest, StepResult
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -77,12 +73,21 @@ _ZEROES = {
 
 
 class InstanceMetrics(Collector):
-    """Counts what happens to one instance since it started, and writes the page."""
+    """Counts what happens to one instance since it started, and writes the page.
 
-    def __init__(self, instance: EmulatedInstance) -> None:
-        self._instance = instance
-        self._labels = {"engine": "0", "model_name": instance.settings.model}
-        lengths = _one_two_five(instance.settings.engine.max_model_len)
+    Args:
+        engine: what it runs.
+        model: the model it serves.
+        time_scale: model seconds in one real second.
+        started_at: when it started, seconds since the epoch.
+    """
+
+    def __init__(self, engine: Engine, *, model: str, time_scale: float, started_at: float) -> None:
+        self._engine = engine
+        self._time_scale = time_scale
+        self._started_at = started_at
+        self._labels = {"engine": "0", "model_name": model}
+        lengths = _one_two_five(engine.config.max_model_len)
         self._histograms = {name: Histogram(bounds or lengths) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._ended = dict.fromkeys(REASONS, 0)
         #: Requests refused because the queue was full.
@@ -103,7 +108,7 @@ class InstanceMetrics(Collector):
             self._seconds("time_to_first_token_seconds", sequence.arrived_s, sequence.first_token_s)
         later = result.decoded - len(result.first)
         if later:
-            histograms["inter_token_latency_seconds"].observe(took_s / self._instance.settings.time_scale, later)
+            histograms["inter_token_latency_seconds"].observe(took_s / self._time_scale, later)
 
     def ended(self, sequence: SequenceRequest, reason: str) -> None:
         """A sequence has ended, for one of `REASONS`."""
@@ -121,7 +126,7 @@ class InstanceMetrics(Collector):
         self._seconds("request_decode_time_seconds", sequence.first_token_s, sequence.ended_s)
         if sequence.emitted > 1 and sequence.first_token_s is not None and sequence.ended_s is not None:
             mean = (sequence.ended_s - sequence.first_token_s) / (sequence.emitted - 1)
-            histograms["request_time_per_output_token_seconds"].observe(mean / self._instance.settings.time_scale)
+            histograms["request_time_per_output_token_seconds"].observe(mean / self._time_scale)
 
     def page(self) -> bytes:
         """The page, in Prometheus' text format."""
@@ -129,11 +134,11 @@ class InstanceMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, for the exposition."""
-        instance, engine = self._instance, self._instance.engine
+        engine = self._engine
         yield GaugeMetricFamily(
             "process_start_time_seconds",
             "Start time of the process since unix epoch in seconds.",
-            value=instance.started_at,
+            value=self._started_at,
         )
         yield CounterMetricFamily(
             "process_cpu_seconds", "Total user and system CPU time spent in seconds.", value=time.process_time()
@@ -149,7 +154,7 @@ class InstanceMetrics(Collector):
             histogram = self._histograms[name]
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), histogram.buckets(), histogram.sum)
-            family.add_sample(f"vllm:{name}_created", self._labels, instance.started_at)
+            family.add_sample(f"vllm:{name}_created", self._labels, self._started_at)
             yield family
         config = engine.config
         facts = {
@@ -173,7 +178,7 @@ class InstanceMetrics(Collector):
         yield info
 
     def _queues(self) -> Iterator[Metric]:
-        engine = self._instance.engine
+        engine = self._engine
         waiting = len(engine.waiting)
         yield self._gauge(
             "num_requests_running", "Number of requests in model execution batches.", [({}, len(engine.running))]
@@ -196,7 +201,7 @@ class InstanceMetrics(Collector):
         )
 
     def _counters(self) -> Iterator[Metric]:
-        totals = self._instance.engine.totals
+        totals = self._engine.totals
         cached = totals.cached
         for name, text, value in (
             ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", totals.queries),
@@ -230,7 +235,7 @@ class InstanceMetrics(Collector):
             labels=("model_name", "reason"),
         )
         for reason, value in (("max_num_queued_reqs", self.rejected), ("max_num_queued_tokens", 0)):
-            refusals.add_metric((self._labels["model_name"], reason), value, created=self._instance.started_at)
+            refusals.add_metric((self._labels["model_name"], reason), value, created=self._started_at)
         yield refusals
         for name, text in _ZEROES.items():
             yield self._counter(name, text, [({}, 0)])
@@ -244,12 +249,12 @@ class InstanceMetrics(Collector):
     def _counter(self, name: str, text: str, values: list[tuple[dict[str, str], float]]) -> CounterMetricFamily:
         family = CounterMetricFamily(f"vllm:{name}", text, labels=(*self._labels, *values[0][0]))
         for labels, value in values:
-            family.add_metric((*self._labels.values(), *labels.values()), value, created=self._instance.started_at)
+            family.add_metric((*self._labels.values(), *labels.values()), value, created=self._started_at)
         return family
 
     def _seconds(self, name: str, start: float | None, end: float | None) -> None:
         if start is not None and end is not None:
-            self._histograms[name].observe((end - start) / self._instance.settings.time_scale)
+            self._histograms[name].observe((end - start) / self._time_scale)
 
 
 def _one_two_five(largest: int) -> tuple[float, ...]:
