@@ -20,12 +20,9 @@ from smetric.caches.truth import HitTruth
 from smetric.caches.watch import CacheWatch
 from smetric.config import Settings
 from smetric.config.credential import credential
-from smetric.features import VOCABULARY
 from smetric.fleet.drains import Drains
-from smetric.fleet.fleet import Fleet
-from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
-from smetric.fleet.tolerance import tolerance_of
+from smetric.fleet.stack import fleet_of
 from smetric.live.stack import LiveStack
 from smetric.policies import Policies
 from smetric.proxy.admin import admin_app
@@ -93,25 +90,7 @@ class Application:
         self.settings = settings
         self._environ = environ
         self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
-        instances = [
-            Instance(
-                one.id,
-                one.url,
-                models=one.models,
-                role=one.role,
-                pool=one.pool,
-                zone=one.zone,
-                key=credential(f"instances: {one.id}: api_key_file", one.api_key, one.api_key_file),
-                attention_tokens=settings.prefill.attention_tokens,
-            )
-            for one in settings.instances
-        ]
-        self.fleet = Fleet(
-            instances,
-            VOCABULARY,
-            unknown_after_s=settings.scrape.unknown_after,
-            health=Health(instances, tolerance_of(settings), on_ejected=self.metrics.ejected),
-        )
+        self.fleet = fleet_of(settings, self.metrics)
         self.drains = Drains(self.fleet, Path(settings.state_dir) if settings.state_dir else None)
         self.policies = Policies(settings, self.metrics, lambda: self.fleet.instances, self._swapped)
         self.routes = self.policies.routes
