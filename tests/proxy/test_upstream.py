@@ -22,6 +22,7 @@ from smetric.proxy.upstream import Upstream, request_head
 from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Unreachable, UpstreamFailed
 from smetric.sources import addresses
 from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
+from tests.resolver import Resolver
 
 OK = (b"content-length", b"2")
 
@@ -592,26 +593,20 @@ async def test_d13_when_a_name_leads_elsewhere_connections_follow_it_and_stay_wh
         await reader.read()
         writer.close()
 
-    leads_to: list[str] = ["127.0.0.1"]
-
-    async def resolve(host: str, port: int) -> list[str]:
-        assert host == "engine.test"
-        if not leads_to:
-            raise OSError("no such name")
-        return leads_to
-
+    resolver = Resolver("127.0.0.1")
     first = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = first.sockets[0].getsockname()[1]
     second = await asyncio.start_server(serve, "127.0.0.2", port)
     engine = FakeEngine()
     engine.url = f"http://engine.test:{port}"
-    upstream = Upstream(ages=Ages(life_s=0.0), resolve=resolve)
+    upstream = Upstream(ages=Ages(life_s=0.0), resolve=resolver)
     client = Client(engine, upstream)
     await client.ask()
-    leads_to[:] = ["127.0.0.3", "127.0.0.2"]  # nobody is at the first
+    resolver.found = ("127.0.0.3", "127.0.0.2")  # nobody is at the first
     await client.ask()
-    leads_to.clear()
+    resolver.found = ()
     await client.ask()
+    assert {host for host, _ in resolver.asked} == {"engine.test"}
     assert seen == ["127.0.0.1", "127.0.0.2", "127.0.0.2"]
     await upstream.close()
     await asyncio.sleep(0.02)
@@ -620,19 +615,14 @@ async def test_d13_when_a_name_leads_elsewhere_connections_follow_it_and_stay_wh
 
 
 async def test_a_name_that_leads_nowhere_is_unreachable() -> None:
-    async def resolve(host: str, port: int) -> list[str]:
-        raise OSError("no such name")
-
     with pytest.raises(Unreachable, match="connect_error"):
-        await Upstream(resolve=resolve).send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
+        await Upstream(resolve=Resolver()).send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
 
 
 async def test_a_resolver_that_hangs_takes_no_longer_than_a_connection_may() -> None:
-    async def resolve(host: str, port: int) -> list[str]:
-        await asyncio.Event().wait()
-        return []
-
-    upstream = Upstream(connect_timeout_s=0.1, resolve=resolve)
+    resolver = Resolver()
+    resolver.gate.clear()
+    upstream = Upstream(connect_timeout_s=0.1, resolve=resolver)
     with pytest.raises(Unreachable, match="connect_timeout"):
         await upstream.send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
     await upstream.close()

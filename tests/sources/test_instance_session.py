@@ -8,20 +8,16 @@ import pytest
 from smetric.sources import addresses
 from smetric.sources.instance_session import InstanceSession, is_plain
 from tests.fakes import Call, FakeEngine
+from tests.resolver import Resolver
 
 
 async def test_one_look_up_serves_all_who_wait_for_it_and_closing_gives_it_up() -> None:
-    asked = []
-
-    async def resolve(host: str, port: int) -> list[str]:
-        asked.append((host, port))
-        await asyncio.Event().wait()
-        return []
-
-    session = InstanceSession(resolve, timeout_s=0.05)
+    resolver = Resolver()
+    resolver.gate.clear()
+    session = InstanceSession(resolver, timeout_s=0.05)
     asks = (session.http.get("http://engine.test:81/") for _ in range(3))
     assert [type(each) for each in await asyncio.gather(*asks, return_exceptions=True)] == [TimeoutError] * 3
-    assert asked == [("engine.test", 81)]
+    assert resolver.asked == [("engine.test", 81)]
     await session.close()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -31,25 +27,19 @@ async def test_a_name_that_leads_nowhere_is_a_connection_error_and_an_answer_hol
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
-    leads_to: list[str] = []
-
-    async def resolve(host: str, port: int) -> list[str]:
-        if not leads_to:
-            raise OSError("no such name")
-        return leads_to
-
+    resolver = Resolver()
     engine = FakeEngine()
     await engine.start()
     url = engine.url.replace("127.0.0.1", "engine.test") + "/health"
-    session = InstanceSession(resolve, timeout_s=5.0)
+    session = InstanceSession(resolver, timeout_s=5.0)
     with pytest.raises(aiohttp.ClientConnectionError):
         await session.http.get(url)
-    leads_to.append("127.0.0.1")
+    resolver.found = ("127.0.0.1",)
     for _ in range(2):
         engine.drop_idle()
         async with session.http.get(url) as answer:
             assert answer.status == 200
-        leads_to.clear()
+        resolver.found = ()
     await session.close()
     await engine.stop()
 

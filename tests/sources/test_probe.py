@@ -19,6 +19,7 @@ from smetric.fleet.tolerance import Tolerance
 from smetric.sources import addresses, probe
 from smetric.sources.probe import Prober
 from tests.fakes import FakeEngine, capture, hang, until
+from tests.resolver import Resolver
 
 
 def prober(instance: Instance, *, timeout_s: float = 1.0) -> Prober:
@@ -151,19 +152,13 @@ async def test_an_instance_is_well_where_one_of_its_addresses_answers_and_while_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
-    leads_to = ["127.0.0.2", "127.0.0.1"]  # nobody is at the first
-
-    async def resolve(host: str, port: int) -> list[str]:
-        if not leads_to:
-            raise OSError("no such name")
-        return leads_to
-
+    resolver = Resolver("127.0.0.2", "127.0.0.1")  # nobody is at the first
     engine = FakeEngine()
     await engine.start()
     instance = Instance("a", engine.url.replace("127.0.0.1", "engine.test"))
-    probing = Prober([instance], Health([instance], Tolerance(fall=1, slow_start_s=0)), resolve=resolve)
+    probing = Prober([instance], Health([instance], Tolerance(fall=1, slow_start_s=0)), resolve=resolver)
     await probing.probe(instance)
-    leads_to.clear()
+    resolver.found = ()
     await probing.probe(instance)
     assert engine.connections == 2
     assert instance.healthy

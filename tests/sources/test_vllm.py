@@ -16,6 +16,7 @@ from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources import addresses
 from smetric.sources.vllm import MAX_PAGE_BYTES, VllmSource
+from tests.resolver import Resolver
 
 CAPTURE = Path(__file__).parents[1] / "data" / "vllm" / "metrics_load.http"
 Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -214,23 +215,17 @@ async def test_a_page_is_had_from_the_last_good_address_while_the_name_cannot_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
-    leads_to = ["127.0.0.2", "127.0.0.1"]  # nobody is at the first
-
-    async def resolve(host: str, port: int) -> list[str]:
-        if not leads_to:
-            raise OSError("no such name")
-        return leads_to
-
+    resolver = Resolver("127.0.0.2", "127.0.0.1")  # nobody is at the first
     engine = Engine()
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     instance = Instance("a", f"http://engine.test:{server.sockets[0].getsockname()[1]}", models=["m"])
     source = VllmSource(
-        [instance], interval_s=3600, on_restart=lambda _: None, on_scrape=lambda *_: None, resolve=resolve
+        [instance], interval_s=3600, on_restart=lambda _: None, on_scrape=lambda *_: None, resolve=resolver
     )
     await source.start()
     await source.first_look(5)
     assert instance.scrape is not None
-    leads_to.clear()
+    resolver.found = ()
     assert await source.scrape(instance) == "ok"
     await source.stop()
     server.close()
