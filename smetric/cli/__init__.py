@@ -9,6 +9,7 @@ import errno
 import importlib
 import keyword
 import signal
+import sys
 from typing import Any
 
 import click
@@ -54,7 +55,14 @@ class _Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         have_standard_streams()
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _NO_ROOM:
+                raise
+            unwritten = _BadConfig(f"cannot write the output: {error.strerror}")
+            unwritten.show()
+            sys.exit(unwritten.exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -93,10 +101,6 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("\nInterrupted.", err=True)
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
-        except OSError as error:
-            if error.filename is not None or error.errno not in _NO_ROOM:
-                raise
-            raise _BadConfig(f"cannot write the output: {error.strerror}") from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -95,7 +95,9 @@ run()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-@pytest.mark.parametrize("arguments", [("config", "schema"), ("fmt", "-"), ("emulate", "--port", "0")])
+@pytest.mark.parametrize(
+    "arguments", [("config", "schema"), ("fmt", "-"), ("emulate", "--port", "0"), ("--help",), ("check", "--help")]
+)
 def test_what_cannot_be_written_is_said_in_one_line(arguments: tuple[str, ...]) -> None:
     policy = (ROOT / "policies" / "load_only.policy").open()
     with policy, open("/dev/full", "w") as full, started(*arguments, stdin=policy, stdout=full) as process:
