@@ -11,8 +11,14 @@ def test_turns_follow_each_other_at_the_interval() -> None:
     assert next_turn(10.25, 1.0, 11.25) == 11.25
 
 
-def test_a_turn_that_takes_longer_than_the_interval_is_followed_by_the_next_whole_one() -> None:
-    assert next_turn(10.25, 1.0, 11.5) == 12.25
+def test_a_turn_that_takes_longer_than_the_interval_is_followed_by_the_next_at_once() -> None:
+    assert next_turn(10.25, 1.0, 11.26) == 11.25
+    assert next_turn(10.25, 1.0, 12.2) == 11.25
+
+
+def test_turns_that_were_missed_are_left_out() -> None:
+    assert next_turn(10.25, 1.0, 12.5) == 13.25
+    assert next_turn(10.25, 1.0, 70.5) == 71.25
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 3600))
