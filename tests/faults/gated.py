@@ -19,21 +19,19 @@ class Gated:
 
     def __init__(self) -> None:
         self.engine = FakeEngine()
-        self.gates: list[asyncio.Event] = []
+        self._gate = asyncio.Semaphore(0)
 
     def close(self) -> None:
         """Answer nothing any more but what is let through."""
         self.engine.script = self._script
 
     async def _script(self, call: Call) -> None:
-        gate = asyncio.Event()
-        self.gates.append(gate)
-        await gate.wait()
+        await self._gate.acquire()
         await call.answer(200, CHAT_ANSWER, JSON)
 
     def let_through(self) -> None:
-        """Answer the one that has waited longest."""
-        self.gates.pop(0).set()
+        """Answer the one that has waited longest, or the next that comes to wait."""
+        self._gate.release()
 
     @property
     def users(self) -> list[str]:
