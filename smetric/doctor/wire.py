@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from smetric.config.credential import Credential
-from smetric.sources.instance_session import is_plain
+from smetric.sources.answer_body import is_plain, read_within
 
 #: Largest answer that is read, bytes.
 MAX_BYTES = 8 * 1024 * 1024
@@ -120,7 +120,6 @@ class Wire:
         most: int = MAX_BYTES,
     ) -> Answer:
         assert self._session is not None, "enter it first"
-        answer = bytearray()
         parts = urlsplit(url)
         key = self._keys.get(f"{parts.scheme}://{parts.netloc}")
         if key is not None:
@@ -138,10 +137,8 @@ class Wire:
                 if not is_plain(response):
                     # the router does not read it either
                     raise NoAnswer("an answer that is compressed, which was not asked for")
-                async for part in response.content.iter_any():
-                    answer += part
-                    if len(answer) > most:
-                        raise TooLong(f"an answer of more than {most} bytes")
+                if (answer := await read_within(response, most)) is None:
+                    raise TooLong(f"an answer of more than {most} bytes")
                 found = {name.lower(): value for name, value in response.headers.items()}
                 return Answer(response.status, found, bytes(answer))
         except TimeoutError:

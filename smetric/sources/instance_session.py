@@ -79,8 +79,3 @@ class InstanceSession:
         """Close the connections, and give up look-ups that are running."""
         await self.http.close()
         await self._resolver.close()
-
-
-def is_plain(response: aiohttp.ClientResponse) -> bool:
-    """Whether the body of *response* is as it is, not compressed."""
-    return response.headers.get("Content-Encoding", "identity").lower() == "identity"

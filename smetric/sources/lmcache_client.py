@@ -16,8 +16,8 @@ from typing import Protocol, TypeVar
 import aiohttp
 import structlog
 
+from smetric.sources.answer_body import is_plain, read_within
 from smetric.sources.breaker import Breaker
-from smetric.sources.instance_session import is_plain
 from smetric.sources.lmcache_holdings import NOTHING, Holdings, Question, UnreadableError
 from smetric.telemetry import names
 
@@ -155,7 +155,6 @@ class Client:
             UnreadableError: it has more than *largest* bytes or is encoded in some way.
         """
         assert self._session is not None
-        answer = bytearray()
         # From a file it goes out piece by piece, and other requests are served in between.
         async with self._session.post(
             self._url, data=io.BytesIO(body), headers={"Content-Type": "application/json"}, allow_redirects=False
@@ -164,10 +163,8 @@ class Client:
                 return response.status, b""
             if not is_plain(response):
                 raise UnreadableError("the answer is encoded though nothing but plain JSON was asked for")
-            async for part in response.content.iter_any():
-                answer += part
-                if len(answer) > largest:
-                    raise UnreadableError(f"the answer is larger than {largest} bytes")
+            if (answer := await read_within(response, largest)) is None:
+                raise UnreadableError(f"the answer is larger than {largest} bytes")
         return 200, bytes(answer)
 
     def _tell(self, reason: str) -> None:

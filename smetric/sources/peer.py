@@ -12,6 +12,7 @@ import aiohttp
 import structlog
 
 from smetric.sources import index_image
+from smetric.sources.answer_body import read_within
 from smetric.sources.index_image import IndexImage, UnreadableImage
 from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 
@@ -96,15 +97,13 @@ class Peer:
 
     async def ask(self, session: aiohttp.ClientSession, most: int) -> IndexImage | None:
         """What it knows, in at most *most* bytes; None where it does not say."""
-        image, data = None, bytearray()
+        image = None
         try:
             async with session.get(self.url + PATH, allow_redirects=False) as response:
                 if response.status != 200:
                     raise UnreadableImage(f"status {response.status}")
-                async for chunk in response.content.iter_any():
-                    data += chunk
-                    if len(data) > most:
-                        raise UnreadableImage("it is larger than prefix_index.max_bytes")
+                if (data := await read_within(response, most)) is None:
+                    raise UnreadableImage("it is larger than prefix_index.max_bytes")
             image = await asyncio.to_thread(index_image.decode, data)
             reason, write = "", log.info
         except UnreadableImage as error:

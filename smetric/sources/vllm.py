@@ -20,7 +20,8 @@ import structlog
 from smetric.fleet.instance import CacheConfig, Instance, Scrape
 from smetric.request import InferenceRequest
 from smetric.sources.addresses import Resolve, resolve
-from smetric.sources.instance_session import InstanceSession, is_plain
+from smetric.sources.answer_body import is_plain, read_within
+from smetric.sources.instance_session import InstanceSession
 from smetric.sources.pace import next_turn
 from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
@@ -246,7 +247,6 @@ class VllmSource:
             _Unreadable: there is none.
         """
         assert self._session is not None, "start() comes first"
-        body = bytearray()
         headers = {"Authorization": f"Bearer {instance.key.text}"} if instance.key is not None else {}
         try:
             async with self._session.http.get(instance.url + path, headers=headers, allow_redirects=False) as response:
@@ -254,10 +254,8 @@ class VllmSource:
                     raise _Unreadable("http_error")
                 if not is_plain(response):
                     raise _Unreadable("bad_page")
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > limit:
-                        raise _Unreadable("bad_page")
+                if (body := await read_within(response, limit)) is None:
+                    raise _Unreadable("bad_page")
         except TimeoutError:
             raise _Unreadable("timeout") from None
         except (aiohttp.ClientConnectionError, OSError):

@@ -23,8 +23,9 @@ from smetric.errors import NoCandidate
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources.addresses import Resolve, resolve
+from smetric.sources.answer_body import is_plain, read_within
 from smetric.sources.breaker import Breaker
-from smetric.sources.instance_session import InstanceSession, is_plain
+from smetric.sources.instance_session import InstanceSession
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text
 from smetric.tokenize.encoder import Unavailable
 
@@ -138,7 +139,6 @@ class EngineEncoder:
 
     async def _post(self, instance: Instance, body: bytes) -> array[int]:
         assert self._session is not None, "start() comes first"
-        answer = bytearray()
         headers = {"Content-Type": "application/json"}
         if instance.key is not None:
             headers["Authorization"] = f"Bearer {instance.key.text}"
@@ -153,10 +153,8 @@ class EngineEncoder:
                     raise Refused
                 if response.status != 200 or not is_plain(response):
                     raise Unavailable
-                async for chunk in response.content.iter_any():
-                    answer += chunk
-                    if len(answer) > MAX_ANSWER:
-                        raise Unavailable
+                if (answer := await read_within(response, MAX_ANSWER)) is None:
+                    raise Unavailable
         except (TimeoutError, aiohttp.ClientError, OSError):
             raise Unavailable from None
         if len(answer) > INLINE_BYTES:

@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 
 from smetric.sources import addresses
-from smetric.sources.instance_session import InstanceSession, is_plain
-from tests.fakes import Call, FakeEngine
+from smetric.sources.instance_session import InstanceSession
+from tests.fakes import FakeEngine
 from tests.resolver import Resolver
 
 
@@ -40,21 +40,5 @@ async def test_a_name_that_leads_nowhere_is_a_connection_error_and_an_answer_hol
         async with session.http.get(url) as answer:
             assert answer.status == 200
         resolver.found = ()
-    await session.close()
-    await engine.stop()
-
-
-@pytest.mark.parametrize(("encoding", "plain"), [(None, True), (b"Identity", True), (b"gzip", False)])
-async def test_what_is_not_compressed_is_plain(encoding: bytes | None, plain: bool) -> None:
-    async def answer(call: Call) -> None:
-        assert call.values(b"accept-encoding") == []
-        await call.answer(200, b"page", *([(b"content-encoding", encoding)] if encoding else []))
-
-    engine = FakeEngine(answer)
-    await engine.start()
-    session = InstanceSession(addresses.resolve, timeout_s=5.0)
-    async with session.http.get(engine.url + "/page") as response:
-        assert is_plain(response) is plain
-        assert await response.read() == b"page"
     await session.close()
     await engine.stop()
