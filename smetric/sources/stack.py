@@ -83,11 +83,12 @@ def source_stack(
     Raises:
         ConfigError: an address cannot be used, or a package is missing.
     """
+    resolve = resolve_within(settings.instance_networks)
     scraper = VllmSource(
         fleet.instances,
         interval_s=settings.scrape.interval,
         timeout_s=settings.scrape.timeout,
-        resolve=resolve_within(settings.instance_networks),
+        resolve=resolve,
         on_restart=on_restart,
         on_scrape=lambda instance, result, seconds: metrics.scraped(instance.id, result, seconds),
     )
@@ -111,7 +112,7 @@ def source_stack(
         fleet.health,
         interval_s=settings.health.interval,
         timeout_s=settings.health.timeout,
-        resolve=resolve_within(settings.instance_networks),
+        resolve=resolve,
     )
     background: list[Background] = [prober, *sources]
     peers: Peers | None = None
