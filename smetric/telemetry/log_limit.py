@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 EVERY_S = 60.0
 #: Lines in that time about what comes and goes, each of which says something new.
 CHANGES_TOLD = 10
-#: Most things told apart.
-MOST_KEYS = 256
+#: Most things told apart, more than a fleet has instances; of more, what was told longest ago is new again.
+MOST_KEYS = 2048
 
 
 class LogLimit:
@@ -24,7 +24,8 @@ class LogLimit:
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, lines: int = 1) -> None:
         self._clock = clock
         self._lines = lines
-        #: By key, when the first of the latest lines was written, how many were, and how many were kept back since.
+        #: By key, in the order in which the first of the latest lines were written: when that was, how many were since,
+        #: and how many were kept back.
         self._seen: dict[Hashable, tuple[float, int, int]] = {}
 
     def passes(self, key: Hashable) -> int | None:
@@ -37,7 +38,8 @@ class LogLimit:
                 return 0
             self._seen[key] = (at, written, kept_back + 1)
             return None
+        self._seen.pop(key, None)
         if len(self._seen) >= MOST_KEYS:
-            self._seen.clear()
+            del self._seen[next(iter(self._seen))]
         self._seen[key] = (now, 1, 0)
         return kept_back

@@ -39,3 +39,12 @@ def test_what_is_told_apart_is_bounded() -> None:
     for number in range(10 * MOST_KEYS):
         assert limit.passes(number) == 0
     assert len(limit._seen) <= MOST_KEYS
+
+
+def test_a_thousand_instances_that_fail_by_turns_have_one_line_a_minute_each() -> None:
+    clock = Clock()
+    limit = LogLimit(clock)
+    for minute in range(3):
+        said = [limit.passes(f"vllm-{number}") for _ in range(5) for number in range(1000)]
+        assert said == [4 if minute else 0] * 1000 + [None] * 4000
+        clock.now += EVERY_S
