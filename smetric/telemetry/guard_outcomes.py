@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smetric.policy.decision import Decision
     from smetric.policy.policy import Policy
 
-#: Generations of policies counted apart, and guards of them all; more are not shown.
+#: Generations of policies counted apart, and guards shown and remembered: those of the latest generations.
 MOST_POLICIES = 32
 MOST_GUARDS = 1024
 
@@ -43,6 +43,8 @@ class GuardOutcomes(Collector):
         if len(self._stops) == MOST_POLICIES:
             oldest = next(iter(self._stops))
             self._past.update(_summed(oldest, self._stops.pop(oldest)))
+            while len(self._past) > 2 * MOST_GUARDS:
+                del self._past[next(iter(self._past))]
         rows = self._stops[policy] = [[0] * (len(step.guards) + 2) for step in policy.plan.steps]
         return rows
 
@@ -52,9 +54,10 @@ class GuardOutcomes(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All of them, now; may run in another thread."""
-        total = Counter(self._past)
-        for policy, rows in list(self._stops.items()):
+        total: Counter[tuple[str, str, str, str]] = Counter()
+        for policy, rows in reversed(list(self._stops.items())):
             total.update(_summed(policy, rows))
+        total.update(dict(self._past))
         metric = names.GUARD_OUTCOMES
         family = CounterMetricFamily(metric.name, metric.doc, labels=metric.labels)
         for labels, count in list(total.items())[: 2 * MOST_GUARDS]:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
-from smetric.telemetry.guard_outcomes import MOST_POLICIES, GuardOutcomes
+from smetric.telemetry import guard_outcomes
+from smetric.telemetry.guard_outcomes import GuardOutcomes
 from tests.telemetry.samples import record, request
 
 SOURCE = """policy p
@@ -47,11 +50,22 @@ def test_each_guard_that_was_evaluated_counts_once() -> None:
     }
 
 
-def test_counts_survive_any_number_of_reloads() -> None:
+def test_counts_survive_any_number_of_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_outcomes, "MOST_POLICIES", 3)
     outcomes = GuardOutcomes()
-    for _ in range(3 * MOST_POLICIES):
+    for _ in range(9):
         outcomes.decided(decide(9, 1, [1.0, 2.0]))
-    assert told(outcomes)["few", "max(requests) <= 9", "true"] == 3 * MOST_POLICIES
+    assert told(outcomes)["few", "max(requests) <= 9", "true"] == 9
+
+
+def test_the_guards_of_the_latest_policy_show_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_outcomes, "MOST_POLICIES", 2)
+    monkeypatch.setattr(guard_outcomes, "MOST_GUARDS", 3)
+    outcomes = GuardOutcomes()
+    for limit in range(6):
+        outcomes.decided(decide(limit, 1, [1.0, 2.0]))
+    assert told(outcomes)["few", f"max(requests) <= {limit}", "true"] == 1
+    assert len(outcomes._past) <= 6
 
 
 def test_the_guards_of_a_decision_are_those_of_its_trace() -> None:
