@@ -21,8 +21,6 @@ BYTES_PER_RUN = 300
 BYTES_PER_HELD_RUN = 500
 #: Ticks of runs merged in are shared by neighbours of at least so many blocks.
 MERGED_BLOCKS = 64
-#: Blocks forgotten at once of a run that others hold too, so that it frees more than cutting the run in two takes.
-FORGOTTEN_BLOCKS = 64
 
 
 class Holdings:
@@ -230,8 +228,9 @@ class Holdings:
             oldest = min((h for h in self._held if h.size), key=lambda h: h.oldest_tick)
             self._press(oldest)
             excess = -(-(self.memory_bytes - self.max_bytes) // (BYTES_PER_BLOCK + BYTES_PER_HOLDING))
-            is_cut = oldest.oldest.bits != oldest.bit
-            self.evictions += self._drop_oldest(oldest, max(excess, FORGOTTEN_BLOCKS) if is_cut else excess)
+            # Of a run that others hold too all is forgotten: to cut it in two would take more than it frees.
+            is_alone = oldest.oldest.bits == oldest.bit
+            self.evictions += self._drop_oldest(oldest, excess if is_alone else oldest.size)
 
     def _press(self, held: Held) -> None:
         held.pressed = True

@@ -52,6 +52,20 @@ def test_no_block_is_ever_held_without_those_before_it(
         assert ticks == [sorted(each) for each in ticks]
 
 
+def test_what_one_holder_forgets_for_want_of_memory_is_not_lost_by_the_others() -> None:
+    shared = list(range(1, 1001))
+    all_of_it = Holdings(2**30)
+    for held in [all_of_it.open() for _ in range(20)]:
+        all_of_it.enter(held, shared, 10_000)
+    table = Holdings(all_of_it.memory_bytes)
+    helds = [table.open() for _ in range(20)]
+    for held in helds:
+        table.enter(held, shared, 10_000)
+    assert table.evictions == 0
+    table.enter(helds[-1], [*shared, 1001], 10_000)
+    assert [held.depth(shared) for held in helds] == [0] + 19 * [1000]
+
+
 class LeastRecent:
     """A holder that is searched through: each block with the tick it was last entered in, and its depth."""
 
