@@ -24,7 +24,7 @@ from smetric.policy.vocabulary import Feature, Unknown
 from smetric.records import line
 from smetric.records.traffic import TrafficLine
 from smetric.reference import markdown_table, range_of
-from smetric.telemetry import names
+from smetric.telemetry import names, record
 
 DOCS = Path(__file__).parent
 
@@ -133,10 +133,10 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "policy": line.PolicyLine,
     "decision": line.DecisionLine,
     "columns.NAME": line.ColumnLine,
-    "usage": line.UsageLine,
+    "usage": record.Usage,
     "hit": line.HitLine,
-    "forecast": line.ForecastLine,
-    "migration": line.MigrationLine,
+    "forecast": record.Forecast,
+    "migration": record.Migration,
 }
 
 

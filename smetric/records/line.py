@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from smetric.features import VOCABULARY
+from smetric.telemetry.record import Forecast, Migration, Usage
 
 #: Version of these lines. A reader refuses larger ones; what a newer writer of the same version adds is passed over.
 VERSION = 1
@@ -73,20 +74,6 @@ class ColumnLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     lag: float | None = None
 
 
-class UsageLine(msgspec.Struct, kw_only=True):
-    """Tokens as the instance counted them; None where it did not say.
-
-    Args:
-        prompt_tokens: of the prompt.
-        completion_tokens: generated.
-        cached_tokens: of the prompt, found in a cache.
-    """
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
 class HitLine(msgspec.Struct, kw_only=True):
     """What was believed of the chosen instance's cache.
 
@@ -97,36 +84,6 @@ class HitLine(msgspec.Struct, kw_only=True):
 
     tokens: int
     source: str = ""
-
-
-class ForecastLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Times to the first token that were expected.
-
-    Args:
-        ttft_s: seconds on the chosen instance.
-        other: the instance it is compared with: the one a migration left, else the runner-up.
-        other_ttft_s: seconds on that one.
-        other_hit: tokens of the prompt believed cached there.
-    """
-
-    ttft_s: float | None = None
-    other: str = ""
-    other_ttft_s: float | None = None
-    other_hit: int | None = None
-
-
-class MigrationLine(msgspec.Struct, kw_only=True, rename={"source": "from"}):
-    """Where a later turn was taken away from.
-
-    Args:
-        source: the instance.
-        guard: what took it away.
-        left_tokens: tokens of its prompt left behind there; None where that is not known.
-    """
-
-    source: str
-    guard: str
-    left_tokens: int | None = None
 
 
 if TYPE_CHECKING:
@@ -206,10 +163,10 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
     ttft_s: float | None = None
     duration_s: float | None = None
     error_type: str = ""
-    usage: UsageLine | None = None
+    usage: Usage | None = None
     hit: HitLine | None = None
-    forecast: ForecastLine | None = None
-    migration: MigrationLine | None = None
+    forecast: Forecast | None = None
+    migration: Migration | None = None
 
 
 Line = Header | PolicyLine | DecisionLine

@@ -24,13 +24,10 @@ from smetric.records.line import (
     VERSION,
     ColumnLine,
     DecisionLine,
-    ForecastLine,
     Header,
     HitLine,
-    MigrationLine,
     PolicyLine,
     RequestLine,
-    UsageLine,
 )
 from smetric.telemetry.client_text import safe
 
@@ -170,7 +167,7 @@ def _generation(record: DecisionRecord, number: int, observed: Sequence[Policy])
 
 
 def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
-    decision, usage, hit = record.decision, record.usage, record.hit
+    decision, hit = record.decision, record.hit
     line = DecisionLine(
         id=record.id,
         time_ns=record.time_ns,
@@ -192,27 +189,12 @@ def _line(record: DecisionRecord, generation: _Generation) -> DecisionLine:
         ttft_s=record.ttft_s,
         duration_s=record.duration_s,
         error_type=record.error_type,
+        usage=record.usage,
+        forecast=record.forecast,
+        migration=record.migration,
     )
-    if usage is not None:
-        line.usage = UsageLine(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-        )
     if hit is not None:
         line.hit = HitLine(tokens=hit[0], source=hit[1])
-    forecast, migration = record.forecast, record.migration
-    if forecast is not None:
-        line.forecast = ForecastLine(
-            ttft_s=forecast.ttft_s,
-            other=forecast.other,
-            other_ttft_s=forecast.other_ttft_s,
-            other_hit=forecast.other_hit,
-        )
-    if migration is not None:
-        line.migration = MigrationLine(
-            source=migration.source, guard=migration.guard, left_tokens=migration.left_tokens
-        )
     if decision is not None:
         _add_decision(line, decision)
         columns = line.columns = _columns(decision.snapshot, None)

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from msgspec import to_builtins
+
 from smetric.policy import explain
 from smetric.telemetry import candidates, shadowed
 from smetric.telemetry.client_text import safe
@@ -77,7 +79,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
         record: the decision.
         top: candidates shown at most.
     """
-    decision, usage, hit = record.decision, record.usage, record.hit
+    decision, hit = record.decision, record.hit
     result = brief(record)
     result |= {
         "reason": record.reason,
@@ -91,13 +93,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
         "error_type": record.error_type or None,
         "summary": summary_of(record),
         "hit": {"tokens": hit[0], "source": hit[1] or None} if hit is not None else None,
-        "migration": {
-            "from": migration.source,
-            "guard": migration.guard,
-            "left_tokens": migration.left_tokens,
-        }
-        if (migration := record.migration) is not None
-        else None,
+        "migration": to_builtins(record.migration),
         "forecast": {
             "ttft_s": forecast.ttft_s,
             "other": forecast.other or None,
@@ -106,13 +102,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
         }
         if (forecast := record.forecast) is not None
         else None,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-        }
-        if usage is not None
-        else None,
+        "usage": to_builtins(record.usage),
     }
     if decision is not None:
         result |= {

@@ -43,39 +43,45 @@ def decision_id(time_ns: int) -> str:
 
 
 class Usage(Struct, frozen=True):
-    """Tokens as the instance counted them; None where it did not say."""
+    """Tokens as the instance counted them; None where it did not say.
+
+    Args:
+        prompt_tokens: of the prompt.
+        completion_tokens: generated.
+        cached_tokens: of the prompt, found in a cache.
+    """
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(Struct, frozen=True, rename={"source": "from"}):
     """Where a later turn was taken away from.
 
     Args:
         source: the instance.
-        guard: what took it away: the label of a guard or of a filter, `names.LEFT_OUT` or `names.NOT_PICKED`.
+        guard: what took it away: the label of a guard or of a filter, `left out` or `not picked`.
         left_tokens: tokens of its prompt left behind there, at least 1; None where that is not known.
     """
 
     source: str
     guard: str
-    left_tokens: int | None
+    left_tokens: int | None = None
 
 
-class Forecast(Struct, frozen=True):
-    """Times in seconds, tokens of the prompt; None where unknown.
+class Forecast(Struct, frozen=True, omit_defaults=True):
+    """Times to the first token that were expected; None where unknown.
 
     Args:
-        ttft_s: expected of the chosen instance.
-        other: the id of the other one: the one a migration left, else the runner-up; empty where there is none.
-        other_ttft_s: expected of that one.
-        other_hit: tokens believed cached there.
+        ttft_s: seconds on the chosen instance.
+        other: the instance it is compared with: the one a migration left, else the runner-up; empty where there is
+            none.
+        other_ttft_s: seconds on that one.
+        other_hit: tokens of the prompt believed cached there.
     """
 
-    ttft_s: float | None
+    ttft_s: float | None = None
     other: str = ""
     other_ttft_s: float | None = None
     other_hit: int | None = None
