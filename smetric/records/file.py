@@ -52,7 +52,9 @@ class RotatedFile:
         return self._fd < 0 or self._size == 0 or self._size >= self._max_bytes
 
     def let_go(self) -> None:
-        """Let go of what somebody has deleted, emptied or moved, so that the next frame begins a file that can be read.
+        """Let go of what is not as this has left it, so that the next frame begins a file that can be read.
+
+        Somebody has deleted, cut or moved it, or half a frame that the disk had no room for could not be taken back.
 
         Raises:
             OSError: nobody can tell, as where a server that kept it has forgotten it; it is let go of then too.
@@ -64,7 +66,7 @@ class RotatedFile:
         except OSError:
             self.close()
             raise
-        if state.st_nlink == 0 or 0 < state.st_size < self._size or self._was_moved(state):
+        if state.st_nlink == 0 or state.st_size not in (0, self._size) or self._was_moved(state):
             self.close()
         else:
             self._size = min(self._size, state.st_size)

@@ -100,16 +100,43 @@ def test_a_file_that_another_process_puts_aside_is_written_on(tmp_path: Path) ->
         assert file.read_bytes().splitlines()[1:] == [b"policy 1", b"a", b"b", b"c"]
 
 
-def test_a_file_that_somebody_cuts_is_put_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bytes_left", [5, 500])
+def test_a_file_that_somebody_cuts_or_writes_to_is_put_aside(tmp_path: Path, bytes_left: int) -> None:
     path = tmp_path / "decisions.jsonl"
     writer = make_writer(path, {}, max_bytes=1000)
     put(writer, b"a\n")
     writer.flush()
-    os.truncate(path, 5)
+    os.truncate(path, bytes_left)
     put(writer, b"b\n")
     writer.flush()
     assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"b"]
-    assert sorted(each.stat().st_size for each in tmp_path.iterdir())[0] == 5
+    assert bytes_left in [each.stat().st_size for each in tmp_path.iterdir()]
+
+
+def test_half_a_frame_that_cannot_be_taken_back_ends_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, results = tmp_path / "decisions.jsonl", dict[str, int]()
+    writer = make_writer(path, results)
+    put(writer, b"a\n")
+    writer.flush()
+    write = os.write
+
+    def half(fd: int, data: bytes) -> int:
+        if not data.startswith(b"b"):
+            raise OSError(5, "Input/output error")
+        return write(fd, data[:1])
+
+    def never(fd: int, size: int) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    put(writer, b"bc\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        patch.setattr(os, "ftruncate", never)
+        writer.flush()
+    put(writer, b"d\n")
+    writer.flush()
+    assert results == {"written": 2, "failed": 1}
+    assert path.read_bytes().splitlines()[1:] == [b"policy 1", b"d"]
 
 
 def test_a_file_that_its_server_has_forgotten_is_begun_again_and_that_is_said(
