@@ -222,25 +222,24 @@ class Builder:
 
     def row(self, span: Span, parts: list[Any]) -> tree.Row:
         name, *cells = parts
-        values = tuple(cell.value if isinstance(cell, tree.Text | tree.Truth) else cell for cell in cells)
-        return tree.Row(span=span, name=str(name), cells=values)
+        made = (cell if isinstance(cell, tree.Cell) else tree.Cell(span=cell.span, value=cell.value) for cell in cells)
+        return tree.Row(span=span, name=str(name), cells=tuple(made))
 
-    def plain(self, span: Span, parts: list[Any]) -> float:
+    def plain(self, span: Span, parts: list[Any]) -> tree.Cell:
         sign, literal = parts
-        return -number_of(literal) if sign else number_of(literal)
+        return tree.Cell(span=span, value=-number_of(literal) if sign else number_of(literal))
 
-    def span(self, span: Span, parts: list[Any]) -> float:
-        return number_of(parts[0])
+    def span(self, span: Span, parts: list[Any]) -> tree.Cell:
+        return tree.Cell(span=span, value=number_of(parts[0]), unit="seconds")
 
-    def strings(self, span: Span, parts: list[Any]) -> frozenset[str]:
-        found: frozenset[str] = parts[0]
-        return found
+    def strings(self, span: Span, parts: list[Any]) -> tree.Cell:
+        return tree.Cell(span=span, value=parts[0])
 
     def set_(self, span: Span, parts: list[Any]) -> frozenset[str]:
         return frozenset(str(token)[1:-1] for token in parts if token is not None)
 
-    def unknown(self, span: Span, parts: list[Any]) -> None:
-        return tree.UNKNOWN
+    def unknown(self, span: Span, parts: list[Any]) -> tree.Cell:
+        return tree.Cell(span=span, value=tree.UNKNOWN)
 
     def expect(self, span: Span, parts: list[Any]) -> tree.Expect:
         outcome, rule, failing = parts

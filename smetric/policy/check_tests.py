@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from smetric.policy import tree
@@ -16,14 +15,13 @@ from smetric.policy.suggestion import did_you_mean
 from smetric.policy.unit import parse_unit
 from smetric.policy.vocabulary import NEVER, Feature, Kind, RequestField, Vocabulary
 
-_CELL_EDGE = re.compile(r'"[^"\n]*"|(?P<edge>\|)')
 _KINDS = {
     Kind.NUMBER: (float, "a number"),
     Kind.BOOL: (bool, "true or false"),
     Kind.STRING: (str, "a string"),
     Kind.SET: (frozenset, 'a set such as {"a"}'),
 }
-_AGE = Feature(name="age", doc="", high=NEVER, source="", staleness="")
+_AGE = Feature(name="age", doc="", unit="seconds", high=NEVER, source="", staleness="")
 
 
 class Tests:
@@ -99,12 +97,8 @@ class Tests:
                     "unknown-field", _name(setting), f"a request has no `{setting.name}`", help_text
                 )  # fmt: skip
                 continue
-            self._value(field, setting.value, setting.span, f"`{setting.name}`")
-            if setting.unit:
-                given = self._units.of_words(setting.unit, setting.span)
-                if given is not None and given != parse_unit(field.unit):
-                    message = f"`{setting.name}` is in {field.unit or 'plain numbers'}, not {given}"
-                    self._findings.error("units", setting.span, message)
+            self._value(field, setting.value, setting.span)
+            self._unit(field, setting.unit, setting.span)
 
     def _rows(self, test: tree.Test) -> set[str]:
         words = [self._column(column) for column in test.columns]
@@ -123,10 +117,10 @@ class Tests:
                 message = f"this row has {len(row.cells)} cells for {len(words)} columns"
                 self._findings.error("row", row.span, message, "write `?` where nobody knows the value")
                 continue
-            places = self._cells(row)
-            for word, cell, place in zip(words, row.cells, places, strict=True):
-                if word is not None and cell is not tree.UNKNOWN:
-                    self._value(word, cell, place, f"`{word.name}`")
+            for word, cell in zip(words, row.cells, strict=True):
+                if word is not None:
+                    self._value(word, cell.value, cell.span)
+                    self._unit(word, cell.unit, cell.span)
         return names
 
     def _column(self, column: tree.Column) -> Feature | None:
@@ -142,20 +136,16 @@ class Tests:
         self._findings.error("unknown-feature", column.span, f"unknown feature `{clip(column.feature)}`", help_text)
         return None
 
-    def _cells(self, row: tree.Row) -> list[Span]:
-        """The places of a row's cells."""
-        text = self._findings.text
-        edges = [m.start() for m in _CELL_EDGE.finditer(text, row.span.start, row.span.end) if m["edge"]]
-        ends = [*edges[1:], row.span.end]
-        places = []
-        for start, end in zip(edges, ends, strict=True):
-            cell = text[start + 1 : end]
-            first = start + 1 + len(cell) - len(cell.lstrip())
-            places.append(Span(first, first + len(cell.strip())))
-        return places
+    def _unit(self, word: Feature | RequestField, unit: str, span: Span) -> None:
+        """Check the unit that a value is written with, if any, against that of the feature or field it is for."""
+        given = self._units.of_words(unit, span) if unit else None
+        if given is not None and given != parse_unit(word.unit):
+            message = f"`{word.name}` is in {word.unit or 'plain numbers'}, not {given}"
+            self._findings.error("units", span, message, "write it without a unit")
 
-    def _value(self, word: Feature | RequestField, value: object, span: Span, shown: str) -> None:
+    def _value(self, word: Feature | RequestField, value: object, span: Span) -> None:
         """Check one value against the feature or field it is for."""
+        shown = f"`{word.name}`"
         kind, description = _KINDS[word.kind]
         if value is tree.UNKNOWN:
             if isinstance(word, RequestField) and not word.may_be_unknown:

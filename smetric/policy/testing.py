@@ -145,7 +145,7 @@ def situation_of(test: tree.Test) -> Situation:
     cells: dict[str, list[Any]] = {}
     ages: dict[str, list[float | None]] = {}
     for at, column in enumerate(test.columns):
-        values: list[Any] = [row.cells[at] for row in test.rows]
+        values: list[Any] = [row.cells[at].value for row in test.rows]
         if column.of_age:
             ages[column.feature] = values
         else:

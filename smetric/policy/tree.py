@@ -266,11 +266,19 @@ class Column(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class Cell(Node):
+    """One value of a test table, None for `?`; `unit` is `seconds` where it is written as a duration, else empty."""
+
+    value: float | str | bool | frozenset[str] | None
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Row(Node):
     """One instance of a test table; one cell per column."""
 
     name: str
-    cells: tuple[float | str | bool | frozenset[str] | None, ...]
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)

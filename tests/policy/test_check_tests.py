@@ -40,6 +40,8 @@ def test_sound_test_blocks_pass() -> None:
         ("given last = c instance | requests\na | 1\nexpect a", "`c` is not in the table"),
         ("given turn = 1, turn = 2 instance | requests\na | 1\nexpect a", "`turn` is given twice"),
         ("with N = 1, N = 2 instance | requests\na | 1\nexpect a", "`N` is given twice"),
+        ("instance | requests\na | 5m\nexpect a", "`requests` is in requests, not seconds"),
+        ("instance | kv_usage | age(hit_len)\na | 1s | 1s\nexpect a", "`kv_usage` is in plain numbers, not seconds"),
         ("instance | requests | requests\na | 1 | 2\nexpect a", "this column is there already"),
         ("instance | requests\na | 1\na | 2\nexpect a", "`a` is in the table already"),
         ("instance | requests\na | true\nexpect a", "`requests` is a number"),
@@ -53,3 +55,8 @@ def test_sound_test_blocks_pass() -> None:
 )
 def test_test_blocks_are_held_against_the_file(body: str, message: str) -> None:
     assert errors(_test(body)) == [message]
+
+
+def test_a_row_goes_on_below_a_comment_with_a_bar() -> None:
+    body = "instance | requests | waiting\na | 1 # two | three\n | 2\nb | 3 | 1.5 # |\nexpect a or b"
+    assert checked(_test(body)).warnings == ()

@@ -107,10 +107,11 @@ def test_a_test_block_becomes_rows_cells_and_expectation() -> None:
     assert next((s.name, s.value, s.unit) for s in statement.settings) == ("A", 2.0, "seconds")
     assert statement.given[0].value is tree.UNKNOWN
     assert [(c.feature, c.of_age) for c in statement.columns][1] == ("hit_len", True)
-    assert [row.cells for row in statement.rows] == [
-        (None, 1.5, "x", frozenset({"l"})),
-        (3.0, 2.0, "y", frozenset()),
+    assert [[cell.value for cell in row.cells] for row in statement.rows] == [
+        [None, 1.5, "x", frozenset({"l"})],
+        [3.0, 2.0, "y", frozenset()],
     ]
+    assert [cell.unit for cell in statement.rows[1].cells] == ["", "seconds", "", ""]
     expect = statement.expect
     assert [name.name for name in expect.instances] == ["a", "b"]
     assert isinstance(expect.failing, tree.Text)
