@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from smetric.telemetry import logs
-from smetric.telemetry.access_log import AccessLog
+from smetric.telemetry.access_log import AccessLine, AccessLog
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def out() -> io.StringIO:
 
 def test_a_line_is_what_the_loggers_would_have_written(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
-    AccessLog().write({"path": "/v1/models", "status": 200})
+    AccessLog().write(AccessLine(path="/v1/models", status=200))
     structlog.get_logger().info("request", path="/v1/models", status=200)
     ours, theirs = map(orjson.loads, out.getvalue().splitlines())
     assert ours.keys() == theirs.keys()
@@ -27,7 +27,7 @@ def test_a_line_is_what_the_loggers_would_have_written(out: io.StringIO) -> None
 
 def test_a_line_says_nothing_of_what_there_is_not(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
-    AccessLog().write({"path": "/v1/models", "status": 404, "cached_tokens": None})
+    AccessLog().write(AccessLine(path="/v1/models", status=404, cached_tokens=None))
     line = orjson.loads(out.getvalue())
     assert line.keys() == {"path", "status", "cached_tokens", "event", "level", "timestamp"}
 
@@ -36,13 +36,13 @@ def test_the_level_leaves_it_out(out: io.StringIO) -> None:
     logs.configure("warning", "json", out)
     access = AccessLog()
     assert not access.is_on
-    access.write({"status": 200})
+    access.answered_here("/v1/models", 200, 10, "", 0.1)
     assert out.getvalue() == ""
 
 
 def test_it_is_written_for_people_where_that_is_asked_for(out: io.StringIO) -> None:
     logs.configure("info", "console", out)
-    AccessLog().write({"status": 200})
+    AccessLog().write(AccessLine(status=200))
     assert "status=200" in out.getvalue()
 
 
@@ -50,6 +50,6 @@ def test_it_can_be_captured_like_any_other_line(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
     access = AccessLog()
     with structlog.testing.capture_logs() as lines:
-        access.write({"status": 200})
+        access.write(AccessLine(status=200))
     assert [line["status"] for line in lines] == [200]
     assert out.getvalue() == ""
