@@ -187,7 +187,8 @@ class LibraryHandler(logging.Handler):
             fields["kept_back"] = kept_back
         if record.exc_info:
             fields["exc_info"] = record.exc_info
-        structlog.get_logger("smetric.library").log(record.levelno, names.LIBRARY_EVENT.name, **fields)
+        level = min(50, record.levelno // 10 * 10)  # a library may have levels of its own between ours
+        structlog.get_logger("smetric.library").log(level, names.LIBRARY_EVENT.name, **fields)
 
 
 def _without_text(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -84,6 +84,16 @@ def test_library_records_are_limited_and_lose_their_arguments(out: io.StringIO) 
     assert "test_logs.py:" in str(second["raised_at"])
 
 
+def test_a_library_may_have_levels_of_its_own(out: io.StringIO) -> None:
+    logs.configure("info", "json", out)
+    for level in (35, 60):
+        logging.getLogger("library").log(level, f"of level {level}")
+    assert [(line["message"], line["level"]) for line in lines(out)] == [
+        ("of level 35", "warning"),
+        ("of level 60", "critical"),
+    ]
+
+
 def test_of_a_warning_its_place_and_kind_are_written(out: io.StringIO) -> None:
     logs.configure("info", "json", out)
     logging.getLogger("py.warnings").warning("/lib/x.py:3: UserWarning: a prompt: with\ntwo lines\n  its source\n")
