@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from smetric.request import Api, InferenceRequest
+from smetric.unreadable import UNREADABLE
 
 
 class _Block(msgspec.Struct):
@@ -47,7 +48,7 @@ def root_of(request: InferenceRequest) -> int | None:
         return None
     try:
         body = _decode(request.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None  # whether it is a fault is the engine's business
     if isinstance(body.input, str):
         return _hash(b"text", body.input) if body.input else None

@@ -23,7 +23,7 @@ LAYERS = (
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.
-GROUND = {"config", "errors", "resources", "file_bytes", "file_watch"}
+GROUND = {"config", "errors", "resources", "file_bytes", "file_watch", "unreadable"}
 #: Beside the layers: the paper's model of an engine, and what speaks vLLM on the wire with it.
 ASIDE = {
     "sim": {"sim", "policy", "features", "fleet", "request", "records", *GROUND},

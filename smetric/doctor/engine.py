@@ -13,6 +13,7 @@ from smetric.config.settings import InstanceSettings
 from smetric.doctor.wire import MAX_BYTES, Answer, NoAnswer, Wire
 from smetric.sources.vllm import MAX_PAGE_BYTES
 from smetric.sources.vllm_page import Page, parse_page
+from smetric.unreadable import UNREADABLE
 
 #: Seconds an instance has for anything but its metrics.
 ANSWER_S = 5.0
@@ -132,7 +133,7 @@ def _cards(answer: Answer | str) -> tuple[Sequence[Card], str]:
         return (), f"/v1/models says {answer.status}"
     try:
         return _CARDS.decode(answer.body).data, ""
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return (), "/v1/models is no list of models"
 
 
@@ -141,5 +142,5 @@ def _version(answer: Answer | str) -> str:
         return ""
     try:
         return _VERSION.decode(answer.body).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return ""

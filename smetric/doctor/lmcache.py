@@ -23,6 +23,7 @@ from smetric.sources.lmcache_client import Service
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_holdings import Holdings, Question, UnreadableError
+from smetric.unreadable import UNREADABLE
 
 #: Seconds the service has for one answer.
 ANSWER_S = 5.0
@@ -111,7 +112,7 @@ def _entries(answer: Answer, mode: str) -> Sequence[_Entry] | None:
         return None
     try:
         read = _LIST.decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     return read.instances if mode == "coordinator" else read.workers
 

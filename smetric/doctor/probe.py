@@ -22,6 +22,7 @@ from smetric.fleet.instance import Instance
 from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry.record import Usage
+from smetric.unreadable import UNREADABLE
 
 #: Characters of a prompt, unless the model is too small for it.
 CHARACTERS = 6144
@@ -102,7 +103,7 @@ async def send(site: Site, engine: Engine, probe: Probe) -> Usage:
         raise ProbeFailed(f"status {answer.status}")
     try:
         usage = _ANSWER.decode(answer.body).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise ProbeFailed("an answer without usage") from None
     details = usage.prompt_tokens_details
     return Usage(usage.prompt_tokens, None, details.cached_tokens if details is not None else None)

@@ -9,6 +9,7 @@ from smetric.doctor.check import Skipped
 from smetric.doctor.finding import Finding, info, shown, warning
 from smetric.doctor.site import Site
 from smetric.doctor.wire import NoAnswer
+from smetric.unreadable import UNREADABLE
 
 #: Seconds the router has to answer.
 ANSWER_S = 3.0
@@ -71,7 +72,7 @@ async def traffic(site: Site) -> list[Finding]:
         )
     try:
         report = _REPORT.decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise Skipped("what runs at admin.port tells nothing of caches") from None
     found = [
         warning(

@@ -20,6 +20,7 @@ from smetric.routes import Route, Routes
 from smetric.telemetry import names
 from smetric.telemetry.decisions import KEPT, DecisionLog
 from smetric.trial import candidate_of, trial
+from smetric.unreadable import UNREADABLE
 
 T = TypeVar("T")
 
@@ -210,5 +211,5 @@ def _candidate(body: bytes) -> _Candidate:
 def _read(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise HTTPException(400, f"the body does not say what is wanted: {error}") from error

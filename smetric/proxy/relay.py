@@ -12,6 +12,7 @@ import msgspec
 
 from smetric.request import Api
 from smetric.telemetry.record import Usage
+from smetric.unreadable import UNREADABLE
 
 #: Bytes of the tail in which usage is looked for (sometimes a few more), and of the head in which the response id is.
 TAIL_BYTES = 4096
@@ -142,7 +143,7 @@ class Observer:
             return None
         try:
             return _decode_whole(self._tail).usage
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return None
 
     def finish_reason(self) -> str:

@@ -19,6 +19,7 @@ from smetric.reading.screening import encoding_problem
 #: fifteen bytes each.
 MAX_MEMBERS = 1024
 MAX_NAMES_BYTES = 16 * 1024
+TOO_DEEP = "the body nests objects and lists too deeply; send a flatter one"
 
 _DECODER = msgspec.json.Decoder(dict[str, Raw])
 _NULL = Raw(b"null")
@@ -37,7 +38,7 @@ def members(body: bytes) -> dict[str, Raw]:
     try:
         found = _DECODER.decode(body)
     except RecursionError:
-        raise RequestError("the body nests objects and lists too deeply; send a flatter one") from None
+        raise RequestError(TOO_DEEP) from None
     except msgspec.ValidationError:
         raise RequestError("the body must be a JSON object, such as {...}, at its top level") from None
     except msgspec.DecodeError as error:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from smetric.reading.rendering import Message
+from smetric.unreadable import UNREADABLE
 
 #: Smaller bodies are read twice as soon.
 LEAST_BYTES = 24 * 1024
@@ -69,7 +70,7 @@ def excerpt(body: bytes, field: str) -> Excerpt | None:
         return None
     try:
         messages = _DECODERS[field].decode(body).listed
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None  # what is wrong is told by who reads all of it
     kept: list[bytes] = []
     start, at = 0, opening.end()

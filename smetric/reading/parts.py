@@ -19,6 +19,7 @@ import xxhash
 from msgspec import Raw, Struct
 
 from smetric.reading.json_text import Text
+from smetric.unreadable import UNREADABLE
 
 #: Hashes of two processes cannot be compared, nor can those of a guessed text with ours.
 _SALT = int.from_bytes(os.urandom(8))
@@ -224,7 +225,7 @@ def _tools(text: Text) -> Sequence[Raw | Text]:
     try:
         _OBJECTS.decode(text)
         return _RAWS.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return (text,)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from smetric.errors import RequestError
-from smetric.reading.body import beginning, is_null, members
+from smetric.reading.body import TOO_DEEP, beginning, is_null, members
 from smetric.reading.carried import MOST_ENDS, Carried, Carrying, Memory, Unfit
 from smetric.reading.completions import read_prompts
 from smetric.reading.conversation import render
@@ -108,11 +108,14 @@ def parse(
     if carried is not None:
         try:
             _read_body(request, screened, turn, ratio, reading, carried)
-        except (Unfit, RequestError):
+        except (Unfit, RequestError, RecursionError):
             pass  # what is wrong is found again, and told of the whole body
         else:
             return request
-    _read_body(request, screened, turn, ratio, reading, None)
+    try:
+        _read_body(request, screened, turn, ratio, reading, None)
+    except RecursionError:  # its parts are read with less room on the stack than the whole
+        raise RequestError(TOO_DEEP) from None
     return request
 
 

@@ -16,6 +16,7 @@ import msgspec
 from smetric.errors import ConfigError
 from smetric.records.compression import whole_lines
 from smetric.records.line import VERSION, DecisionLine, Header, Line, PolicyLine
+from smetric.unreadable import UNREADABLE
 
 _EXPECTED = "expected a file that the setting `record` made"
 _DECODE = msgspec.json.Decoder(Line).decode
@@ -66,7 +67,7 @@ class Reading:
         for number, text in enumerate(whole_lines(path, self.progressed, self.cut_short.append), 1):
             try:
                 line = _DECODE(text)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise _bad(path, number, f"no line of a record ({error})") from error
             if isinstance(line, DecisionLine):
                 policy = policies.get(line.generation)

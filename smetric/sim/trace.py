@@ -15,6 +15,7 @@ import msgspec
 from smetric.errors import ConfigError
 from smetric.records.compression import whole_lines
 from smetric.sim.engine import SequenceRequest
+from smetric.unreadable import UNREADABLE
 
 #: Tokens of a block of a trace: Mooncake's by definition, about as many in our own.
 BLOCK_TOKENS = 512
@@ -90,7 +91,7 @@ def _answered(path: Path, unknown_output: int | None) -> Iterator[tuple[float, i
     for number, text in enumerate(whole_lines(path), 1):
         try:
             line = _decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise ConfigError(
                 f"{path}:{number}: no line of a trace ({error}); expected what `record.trace` writes"
             ) from error

@@ -13,6 +13,7 @@ import msgspec
 import xxhash
 
 from smetric.reading.prompt import BLOCK_BYTES
+from smetric.unreadable import UNREADABLE
 
 #: Goes up whenever the form changes, or what is hashed and how: hashes of two versions never match.
 VERSION = 2
@@ -98,7 +99,7 @@ def decode(data: bytes | bytearray) -> IndexImage:
         raise UnreadableImage("its checksum does not fit: it is damaged or cut off")
     try:
         image = _DECODER.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise UnreadableImage("its content has another form") from None
     if image.block_bytes != BLOCK_BYTES:
         raise UnreadableImage(f"its blocks are not of {BLOCK_BYTES} bytes")

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from smetric.unreadable import UNREADABLE
+
 #: A block's name within one engine.
 EngineHash: TypeAlias = int | bytes
 #: Most blocks of a piece of an event: a millisecond's work.
@@ -125,7 +127,7 @@ _MAP = msgspec.msgpack.Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 _ROW = msgspec.msgpack.Decoder(_StoredRow | _RemovedRow | _ClearedRow)
 _MAP_TYPE = msgspec.msgpack.Decoder(_Typed)
 _ROW_TYPE = msgspec.msgpack.Decoder(list[Any])
-_NO_EVENT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
+_NO_EVENT = (*UNREADABLE, OverflowError)
 _TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 

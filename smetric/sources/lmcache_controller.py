@@ -24,6 +24,7 @@ import msgspec
 import orjson
 
 from smetric.sources.lmcache_holdings import NOTHING, Holdings, InstanceId, Question, UnreadableError
+from smetric.unreadable import UNREADABLE
 
 #: Where an instance keeps chunks of its own: in host memory, on its disk.
 HOST, DISK = "LocalCPUBackend", "LocalDiskBackend"
@@ -63,7 +64,7 @@ class Controller:
         """
         try:
             layout = _ANSWER.decode(body).layout_info
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise UnreadableError("the answer is no layout") from error
         if not layout:
             return NOTHING

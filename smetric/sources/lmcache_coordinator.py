@@ -12,6 +12,7 @@ import msgspec
 import orjson
 
 from smetric.sources.lmcache_holdings import Holdings, InstanceId, Question, UnreadableError
+from smetric.unreadable import UNREADABLE
 
 #: The tier in an instance's host memory; every other tier of its own lies on its disk.
 HOST_TIER = "l1"
@@ -83,7 +84,7 @@ class Coordinator:
         """
         try:
             answer = _ANSWER.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise UnreadableError("the answer is no directory listing") from error
         asked = len(question.tokens) // self._chunk_size
         if answer.chunks != asked:

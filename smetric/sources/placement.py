@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from smetric.sources.index_image import VERSION
+from smetric.unreadable import UNREADABLE
 
 #: Most bytes of a batch that is taken.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -72,7 +73,7 @@ def decode(data: bytes) -> Batch:
     """
     try:
         batch = _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise UnreadableBatch("it is no batch of placements") from None
     if batch.version != VERSION:
         raise UnreadableBatch(f"it is of version {batch.version}, this router speaks {VERSION}; run the same release")

@@ -26,6 +26,7 @@ from smetric.sources.pace import next_turn
 from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
 from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
+from smetric.unreadable import UNREADABLE
 
 #: Largest page and largest model list that are read, in bytes. Real pages are 50 to 75 KB for each engine.
 MAX_PAGE_BYTES = 4 * 1024 * 1024
@@ -230,7 +231,7 @@ class VllmSource:
         seen.models_due = self._clock() + MODELS_INTERVAL_S
         try:
             cards = _CARDS.decode(await self._get(instance, "/v1/models", MAX_MODELS_BYTES))
-        except (_Unreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (_Unreadable, *UNREADABLE) as error:
             reason = str(error) if isinstance(error, _Unreadable) else "bad_page"
             if reason != seen.models_problem:
                 log.warning("smetric.models.unreadable", instance=instance.id, result=reason)

@@ -28,6 +28,7 @@ from smetric.sources.breaker import Breaker
 from smetric.sources.instance_session import InstanceSession
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text
 from smetric.tokenize.encoder import Unavailable
+from smetric.unreadable import UNREADABLE
 
 #: Longest answer that is read, in bytes: two million tokens.
 MAX_ANSWER = 16 << 20
@@ -165,7 +166,7 @@ class EngineEncoder:
 def _ids(answer: bytearray) -> array[int]:
     try:
         read = _ANSWER.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise Unavailable from None
     if not read.tokens or read.count != len(read.tokens):
         raise Unavailable

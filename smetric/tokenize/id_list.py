@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from smetric.tokenize.chat import Refused
+from smetric.unreadable import UNREADABLE
 
 #: Bytes of the list's text that are read before others have their turn: about a millisecond.
 PIECE_BYTES = 32 * 1024
@@ -36,7 +37,7 @@ async def body_of_ids(body: bytes) -> dict[str, Any]:
         if _NESTED.match(prompt):
             prompt = bytes(_LISTS.decode(prompt)[0])
         return {name: msgspec.json.decode(value) for name, value in found.items()} | {"prompt": await _ids(prompt)}
-    except (msgspec.DecodeError, OverflowError):
+    except (*UNREADABLE, OverflowError):
         raise Refused from None
 
 

@@ -240,6 +240,7 @@ route rr_argmin(0)
         (b"", 422, ""),
         (b"\xff", 400, "neither JSON nor"),
         (b'{"policy": 3}', 400, "does not say what is wanted"),
+        (b'{"policy": %b}' % (b"[" * 9_000), 400, "does not say what is wanted"),
         (b'{"policy": "policy p", "last": 0}', 400, "last=0"),
         (b'{"policy": "policy p", "lsat": 1}', 400, "unknown field"),
         (b"#" * 70_000, 413, "65536 bytes"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
+from smetric.reading.body import TOO_DEEP
 from smetric.reading.fields import MAX_STRING
 from smetric.reading.reader import MAX_PROMPTS, Reading, parse
 from smetric.request import Api, InferenceRequest
@@ -277,6 +279,25 @@ def test_a_field_of_the_wrong_type_is_named_and_not_quoted(api: Api, body: dict[
 def test_a_priority_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="`priority` must be a number"):
         chat(priority=value)
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (Api.CHAT, b'{"messages":[{"role":"user","content":%b}]}'),
+        (Api.MESSAGES, b'{"messages":[{"role":"user","content":"x"}],"system":[{"text":"x","more":%b}]}'),
+        (Api.RESPONSES, b'{"input":[{"role":"user","content":"x","more":%b}]}'),
+    ],
+)
+def test_a_body_whose_parts_alone_nest_too_deeply_is_refused(api: Api, body: bytes) -> None:
+    """What fits the stack where the whole is read need not where its parts are."""
+    refused = set()
+    for depth in (*range(sys.getrecursionlimit() - 100, sys.getrecursionlimit()), 30_000):
+        try:
+            read(api, body % (b"[" * depth + b"]" * depth))
+        except RequestError as error:
+            refused.add(str(error))
+    assert refused == {TOO_DEEP}
 
 
 def test_other_apis_need_no_json() -> None:

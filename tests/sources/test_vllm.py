@@ -425,6 +425,7 @@ async def test_models_with_a_parent_are_adapters() -> None:
         ok(b"not json"),
         ok(b'{"data":[{"id":5}]}'),
         ok(b'{"data":"' + b"x" * 2_000_000 + b'"}'),
+        ok(b'{"data":[],"more":' + b"[" * 9_000),
     ],
 )
 async def test_a_model_list_that_cannot_be_read_leaves_the_last_one(answer: bytes) -> None:

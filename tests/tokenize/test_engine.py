@@ -153,6 +153,7 @@ async def test_a_prompt_that_the_engine_refuses_is_refused_and_nobody_else_is_as
         failing(404),
         failing(500),
         failing(200, b"not json"),
+        failing(200, b'{"more":' + b"[" * 9_000),
         failing(200, b'{"count":1,"tokens":[-1]}'),
         failing(200, b'{"count":1,"tokens":[4294967296]}'),
         failing(200, b'{"count":0,"tokens":[]}'),

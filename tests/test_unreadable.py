@@ -1,0 +1,47 @@
+"""JSON from outside may nest more deeply than the stack has room for: whoever reads it says what it says of no JSON."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+
+from smetric.errors import ConfigError
+from smetric.proxy.relay import Observer
+from smetric.records.reader import Reading
+from smetric.request import Api, InferenceRequest
+from smetric.root import root_of
+from smetric.sim.trace import arrivals
+from smetric.sources.lmcache_client import Service
+from smetric.sources.lmcache_controller import Controller
+from smetric.sources.lmcache_coordinator import Coordinator
+from smetric.sources.lmcache_holdings import Question, UnreadableError
+from smetric.telemetry.record import Usage
+
+DEEP = b'{"x":%b}' % (b"[" * 100_000 + b"]" * 100_000)
+
+
+@pytest.mark.parametrize("service", [Controller(), Coordinator(256, 1)])
+def test_an_answer_that_nests_too_deeply_is_none(service: Service) -> None:
+    with pytest.raises(UnreadableError):
+        service.read(DEEP, Question(array("I", range(256)), "m", ""))
+
+
+def test_files_that_nest_too_deeply_are_named_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(DEEP + b"\n")
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:1: no line of a trace"):
+        arrivals([path])
+    with pytest.raises(ConfigError, match=r"trace\.jsonl.*:1: no line of a record"):
+        list(Reading([path]))
+
+
+def test_usage_beside_what_nests_too_deeply_is_found_by_its_name() -> None:
+    observer = Observer(Api.CHAT, is_stream=False)
+    observer.passed(b'{"x":%b,"usage":{"prompt_tokens":7,"completion_tokens":2}}' % (b"[" * 1500 + b"]" * 1500))
+    assert observer.usage() == Usage(7, 2, None)
+
+
+def test_a_body_that_nests_too_deeply_has_no_root() -> None:
+    assert root_of(InferenceRequest(api=Api.CHAT, body=DEEP)) is None
