@@ -143,10 +143,7 @@ def _lookups(policy: Policy) -> dict[str, str]:
 def _param(item: tuple[str, Parameter]) -> str:
     """As it would be declared: `OVERLOAD = 2`, `FLOOR = 16 requests`, `QUEUED = false`."""
     name, param = item
-    if isinstance(param.value, bool):
-        return f"{name} = {str(param.value).lower()}"
-    value = f"{param.value:g}" if isinstance(param.value, float) else param.value
-    return f"{name} = {value} {param.unit}".rstrip()
+    return f"{name} = {param.show(param.value)} {param.unit}".rstrip()
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────

@@ -259,7 +259,7 @@ class Builder:
         return tree.Expect(span=span, kind="route", instances=tuple(_name(token) for token in parts))
 
     def expect_reject(self, span: Span, parts: list[Any]) -> tree.Expect:
-        return tree.Expect(span=span, kind="reject", status=int(number_of(parts[0])))
+        return tree.Expect(span=span, kind="reject", status=number_of(parts[0]))
 
     def expect_hold(self, span: Span, parts: list[Any]) -> tree.Expect:
         return tree.Expect(span=span, kind="hold")

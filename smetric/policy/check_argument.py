@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from smetric.policy import tree
 from smetric.policy.builtin import Builtin
 from smetric.policy.check_unit import Units, describe
+from smetric.policy.figure import exact
 from smetric.policy.span import Span
 from smetric.policy.suggestion import comparison
 from smetric.policy.types import Sort, Type
@@ -93,7 +94,7 @@ def need_share(given: Given, pair: Pair) -> None:
         message = f"`{given.builtin.name}` needs a share in 0..1, and this {found.interval.place}"
         help_text = "keep it there: clamp(…, 0, 1); a parameter: `in 0..1`"
         if found.interval.low == found.interval.high and 1 < found.interval.high <= 100:
-            help_text = f"write {found.interval.high / 100:g} for {found.interval.high:g} %"
+            help_text = f"write {exact(found.interval.high / 100)} for {exact(found.interval.high)} %"
         raise Bad("range", argument.value.span, message, help_text)
 
 

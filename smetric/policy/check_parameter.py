@@ -12,6 +12,7 @@ from dataclasses import replace
 from smetric.policy import tree
 from smetric.policy.check_unit import Units, describe
 from smetric.policy.diagnostic import clip
+from smetric.policy.figure import exact
 from smetric.policy.findings import Findings
 from smetric.policy.parameter import Parameter, Settings, Value
 from smetric.policy.parser import read
@@ -264,5 +265,5 @@ def _shown(given: object, unit: str) -> str:
     if isinstance(given, bool):
         return "true" if given else "false"
     if isinstance(given, int | float):
-        return f"{given:g} {unit}".rstrip() if abs(given) <= LARGEST or given != given else clip(str(given)[:80])
+        return f"{exact(given)} {unit}".rstrip() if abs(given) <= LARGEST or given != given else clip(str(given)[:80])
     return f'"{clip(given)}"' if isinstance(given, str) else f"a {type(given).__name__}"

@@ -12,6 +12,7 @@ from smetric.policy import tree
 from smetric.policy.check_expression import Expressions
 from smetric.policy.check_parameter import Parameters
 from smetric.policy.diagnostic import position, quote
+from smetric.policy.figure import exact
 from smetric.policy.findings import Findings
 from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.interval import TRUE
@@ -216,8 +217,8 @@ class Statements:
 
     def _reject(self, statement: tree.Reject) -> None:
         status = statement.status.value
-        if not (400 <= status <= 599 and status == int(status)):
-            message = f"{status:g} is not an error status"
+        if not is_error_status(status):
+            message = f"{exact(status)} is not an error status"
             help_text = "use 429 to shed and 503 when nobody can serve"
             self.findings.error("status", statement.status.span, message, help_text)
         retry = Type(Sort.NUMBER) if statement.retry is None else self.expressions.seconds(statement.retry)
@@ -284,3 +285,8 @@ class Statements:
             if isinstance(found.statement, tree.Def) and found.origin is None:
                 definition = found.statement
                 self.expressions.body(definition, {argument.name: BROKEN for argument in definition.arguments})
+
+
+def is_error_status(status: float) -> bool:
+    """Whether a request can be turned away with it."""
+    return 400 <= status <= 599 and status % 1 == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from smetric.policy import tree
-from smetric.policy.check_statement import Statements
+from smetric.policy.check_statement import Statements, is_error_status
 from smetric.policy.diagnostic import clip
+from smetric.policy.figure import exact
 from smetric.policy.findings import Findings
 from smetric.policy.guard import NOBODY, one_line
 from smetric.policy.interval import Interval
@@ -163,8 +164,8 @@ class Tests:
             if instance.name not in names:
                 help_text = did_you_mean(instance.name, names)
                 self._findings.error("expect", instance.span, f"`{instance.name}` is not in the table", help_text)
-        if expect.kind == "reject" and not 400 <= expect.status <= 599:
-            self._findings.error("expect", expect.span, f"{expect.status} is not an error status")
+        if expect.kind == "reject" and not is_error_status(expect.status):
+            self._findings.error("expect", expect.span, f"{exact(expect.status)} is not an error status")
         if not self._statements.complete:
             return
         labels = self._statements.labels

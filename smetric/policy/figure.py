@@ -1,4 +1,4 @@
-"""How numbers and other values are printed in explanations."""
+"""How numbers and other values are printed: short in explanations, in full where somebody may copy them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def figure(value: Any, digits: int = 4) -> str:
     if float(shown) == 0:
         return f"{value:.{digits - 1}g}"
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
+def exact(value: float) -> str:
+    """A number with all its figures, as the language writes it."""
+    return f"{value:.15g}"
 
 
 def clipped(text: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smetric.policy.figure import exact
+
 #: No expression of a policy may pass this.
 MAX_VALUE = 1e300
 #: Candidates a decision may have, for the bounds of sums and counts.
@@ -45,12 +47,12 @@ class Interval:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"{self.low:g}..{self.high:g}"
+        return f"{exact(self.low)}..{exact(self.high)}"
 
     @property
     def place(self) -> str:
         """Where it is, in words."""
-        return f"is {self.low:g}" if self.low == self.high else f"lies in {self}"
+        return f"is {exact(self.low)}" if self.low == self.high else f"lies in {self}"
 
     @property
     def bounded(self) -> bool:

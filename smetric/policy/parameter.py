@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from smetric.policy.diagnostic import clip
+from smetric.policy.figure import exact
 from smetric.policy.interval import Interval
 from smetric.policy.types import Sort, Type
 from smetric.policy.vocabulary import LARGEST
@@ -52,7 +53,7 @@ class Parameter:
             return "{" + ", ".join(self.show(choice) for choice in self.choices) + "}"
         if self.low is None:
             return ""
-        return f"{self.low:g}.." if self.high is None else f"{self.low:g}..{self.high:g}"
+        return f"{exact(self.low)}.." if self.high is None else f"{exact(self.low)}..{exact(self.high)}"
 
     def show(self, value: Value) -> str:
         """A value of this parameter, as the language writes it."""
@@ -60,7 +61,7 @@ class Parameter:
             return "true" if value else "false"
         if isinstance(value, str):
             return clip(value) if self.is_feature else f'"{clip(value)}"'
-        return f"{value:g}"
+        return exact(value)
 
     def outside(self, value: Value) -> bool:
         """Whether *value*, of the right kind, is none of those allowed."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smetric.policy.figure import exact
 from smetric.policy.policy import Policy
 from smetric.policy.properties import Broken, Property
 from smetric.policy.situation import Situation
@@ -109,4 +110,4 @@ def _written(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, frozenset):
         return "{" + ", ".join(f'"{text}"' for text in sorted(value)) + "}"
-    return f'"{value}"' if isinstance(value, str) else f"{value:.15g}"
+    return f'"{value}"' if isinstance(value, str) else exact(value)

@@ -164,7 +164,7 @@ def mismatch(decision: Decision, expect: tree.Expect) -> str:
         if decision.outcome is not Outcome.HOLD:
             return f"expected hold, got {_got(decision)}"
     elif decision.outcome is Outcome.ROUTE or decision.status != expect.status:
-        return f"expected reject {expect.status}, got {_got(decision)}"
+        return f"expected reject {expect.status:g}, got {_got(decision)}"
     if expect.rule is not None and decision.rule != expect.rule.name:
         return f"expected rule {expect.rule.name}, got {decision.rule}"
     if expect.failing is not None:

@@ -287,7 +287,7 @@ class Expect(Node):
 
     kind: str  # route | reject | hold
     instances: tuple[Name, ...] = ()
-    status: int = 0
+    status: float = 0
     rule: Name | None = None
     failing: Name | Text | None = None
 

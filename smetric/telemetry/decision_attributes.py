@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from smetric.policy.figure import exact
 from smetric.telemetry import candidates as candidate_rows
 from smetric.telemetry import names, shadowed
 from smetric.telemetry.candidates import LIMIT
@@ -158,7 +159,7 @@ def bounded(attributes: dict[str, Any]) -> dict[str, Any]:
 def params_of(policy: Policy) -> str:
     """The values of a policy's parameters, `*` where configuration set one, e.g. `OVERLOAD=1.5* LOAD=requests`."""
     return " ".join(
-        f"{name}={one.value:g}{'*' * one.configured}"
+        f"{name}={exact(one.value)}{'*' * one.configured}"
         if isinstance(one.value, float)
         else f"{name}={str(one.value).lower() if isinstance(one.value, bool) else one.value}{'*' * one.configured}"
         for name, one in policy.params.items()

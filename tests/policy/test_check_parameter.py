@@ -55,6 +55,7 @@ def test_a_number_set_in_the_unit_of_a_feature_has_that_of_the_one_chosen_with_i
     ("declaration", "given", "message"),
     [
         ("N = 2 in 1..8", 9, "configuration sets `N` to 9, outside 1..8"),
+        ("N = 2 in 1..1048576", 1_048_577, "configuration sets `N` to 1048577, outside 1..1048576"),
         ("N = 2 in {1, 2}", 3, "configuration sets `N` to 3, outside {1, 2}"),
         ("N = 2", True, "configuration sets `N` to true, but it is a number"),
         ("N = 2", "two", 'configuration sets `N` to "two", but it is a number'),

@@ -51,6 +51,7 @@ def test_sound_test_blocks_pass() -> None:
         ("instance | requests\na | 1\nexpect a failing held", "no guard is called `held`"),
         ('instance | requests\na | 1\nexpect a failing "req.turn == 0"', "no guard is called `req.turn == 0`"),
         ("instance | requests\na | 1\nexpect reject 200", "200 is not an error status"),
+        ("instance | requests\na | 1\nexpect reject 429.5", "429.5 is not an error status"),
     ],
 )
 def test_test_blocks_are_held_against_the_file(body: str, message: str) -> None:
