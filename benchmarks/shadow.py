@@ -27,7 +27,7 @@ from smetric.request import Api, InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.shadow import Shadow, Shadows
 from smetric.sources.lookups import LookupDeadline, Lookups
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry import names
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.record import DecisionRecord
@@ -38,22 +38,14 @@ AT_ONCE = 10
 SHADOWS = ("bailian", "lmetric", "load_only")
 
 
-class AtOnce:
+class AtOnce(Source):
     """A source that knows all hit lengths and takes no time: what is measured is what surrounds it."""
 
     name = "at_once"
     fills = frozenset({"hit_len"})
 
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
     def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         return {"hit_len": [0.0] * len(instances)}
-
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None: ...
-
-    def forget(self, instance: Instance) -> None: ...
 
 
 def fleet_of(size: int) -> Fleet:

@@ -20,7 +20,7 @@ from smetric.resources import shipped_policies
 from smetric.router import Router
 from smetric.routes import Routes
 from smetric.sources.lookups import LookupDeadline
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import Usage
 
 
@@ -32,7 +32,7 @@ class Clock:
         return self.now
 
 
-class FakeSource:
+class FakeSource(Source):
     """Answers look-ups from a table of instance id to hit length; asynchronously when *delay_s* is given."""
 
     fills = frozenset({"hit_len"})
@@ -44,10 +44,6 @@ class FakeSource:
         self.asked = 0
         self.seen: list[tuple[str, Instance]] = []
         self.forgotten: list[Instance] = []
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]

@@ -8,31 +8,19 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
 from smetric.fleet.measure import Measured
 from smetric.request import InferenceRequest
-from smetric.sources.source import Cells
+from smetric.sources.source import Source
 
 
-class Follower:
-    """A `Source` that learns from where requests go and when they are answered, and a `Measure`.
+class Follower(Source):
+    """A source that learns from where requests go and when they are answered, and a `Measure`.
 
     What it keeps is bounded, and has an age.
     """
 
-    name = ""
-    fills: frozenset[str] = frozenset()
     #: Features that it fills at once.
     measures: frozenset[str] = frozenset()
     #: Fields of requests that it fills before they are decided.
     describes: frozenset[str] = frozenset()
-
-    async def start(self) -> None:
-        """Nothing to begin."""
-
-    async def stop(self) -> None:
-        """Nothing to end."""
-
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
-        """Nothing is looked up here."""
-        return {}
 
     def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
         """One of the features it measures, over *instances*, now."""
@@ -46,9 +34,3 @@ class Follower:
 
     def first_token(self, lease: Lease, seconds: float) -> None:
         """The stream of a charged request began *seconds* after it was sent."""
-
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Nothing is kept of prompts."""
-
-    def forget(self, instance: Instance) -> None:
-        """*instance* restarted."""

@@ -22,7 +22,7 @@ from smetric.sources.kv_index import KvIndex
 from smetric.sources.kv_publisher import Publisher
 from smetric.sources.kv_stream import State, Stream
 from smetric.sources.kv_subscriber import Subscriber
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.kv_gauges import CacheFigures, KvFigures
 from smetric.telemetry.log_limit import LogLimit
 from smetric.token_ids import TokenIds
@@ -33,8 +33,8 @@ RETRY_S = 5.0
 log = structlog.get_logger("smetric.kv_events")
 
 
-class KvEvents:
-    """A `Source` that knows as soon as it has the token ids.
+class KvEvents(Source):
+    """A source that knows as soon as it has the token ids.
 
     An instance whose contents are known has an exact cell: whole blocks, and always less than the prompt, whose last
     token engines compute again. While contents are not complete, what is certain of them is a lower bound; it stands
@@ -140,9 +140,6 @@ class KvEvents:
 
     def _streams(self, instance: Instance) -> list[Stream]:
         return [stream for one in self._subscribers.get(instance, ()) for stream in list(one.streams.by_rank.values())]
-
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """The engine says so itself."""
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted: its contents are learnt anew."""

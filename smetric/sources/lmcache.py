@@ -19,7 +19,7 @@ from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_holdings import Holdings
 from smetric.sources.lmcache_lookup import Lookup
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.names import LOOKUP_LATE
 from smetric.token_ids import TokenIds
@@ -28,8 +28,8 @@ from smetric.token_ids import TokenIds
 Length = Callable[[Holdings, str], int | None]
 
 
-class LmcacheTier:
-    """A `Source` that fills *features* from one reading of the service's answers.
+class LmcacheTier(Source):
+    """A source that fills *features* from one reading of the service's answers.
 
     Args:
         tier: its name in traces is `lmcache:` and this.

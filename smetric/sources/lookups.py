@@ -19,7 +19,7 @@ from smetric.fleet.lease import Lease
 from smetric.policy.snapshot import Origins
 from smetric.request import InferenceRequest
 from smetric.sources.follower import Follower
-from smetric.sources.source import Cells, Learner, Source
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.record import Usage
 
@@ -60,14 +60,17 @@ class Lookups:
         limit = LogLimit(clock)
         known = [(source, _Failures(source.name, on_failed, limit)) for source in sources]
         followers = [(source, failures) for source, failures in known if isinstance(source, Follower)]
-        self._forgetful = [(one, failures) for one, failures in known if one.fills or isinstance(one, Follower)]
+        self._known = known
         self._sources = [(source, failures) for source, failures in known if source.fills]
         self._describers = [(follower, failures) for follower, failures in followers if follower.describes]
         self._described = frozenset[str]().union(*[follower.describes for follower, _ in self._describers])
-        # Most followers follow one thing only, and most requests pass them all.
-        self._sent = [(one.sent, failures) for one, failures in followers if _has_own(one, "sent")]
-        self._first_token = [(one.first_token, failures) for one, failures in followers if _has_own(one, "first_token")]
-        self._learners = [(source, failures) for source, failures in known if isinstance(source, Learner)]
+        # Most want to be told of one thing only, and most requests pass them all.
+        self._sent = [(one.sent, failures) for one, failures in followers if _has_own(one, Follower.sent)]
+        self._first_token = [
+            (one.first_token, failures) for one, failures in followers if _has_own(one, Follower.first_token)
+        ]
+        self._prefilled = [(one.prefilled, failures) for one, failures in known if _has_own(one, Source.prefilled)]
+        self._settled = [(one.settled, failures) for one, failures in known if _has_own(one, Source.settled)]
         self._deadline = deadline
 
     def of(
@@ -134,23 +137,23 @@ class Lookups:
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """*instance* has prefilled *request*."""
-        for source, failures in self._sources:
+        for tell, failures in self._prefilled:
             try:
-                source.prefilled(request, instance)
+                tell(request, instance)
             except Exception as error:
                 failures.add(error)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """*instance* has answered *request* to the end."""
-        for learner, failures in self._learners:
+        for tell, failures in self._settled:
             try:
-                learner.settled(request, instance, usage)
+                tell(request, instance, usage)
             except Exception as error:
                 failures.add(error)
 
     def forget(self, instance: Instance) -> None:
         """*instance* restarted."""
-        for source, failures in self._forgetful:
+        for source, failures in self._known:
             try:
                 source.forget(instance)
             except Exception as error:
@@ -199,9 +202,9 @@ def _fill(
             columns[name] = Column(candidates, cells, source.name)
 
 
-def _has_own(follower: Follower, name: str) -> bool:
-    """Whether *follower* does anything when it is told of *name*."""
-    return getattr(type(follower), name) is not getattr(Follower, name)
+def _has_own(source: Source, told: Callable[..., None]) -> bool:
+    """Whether *source* does anything when it is *told*, a method of what it derives from."""
+    return getattr(type(source), told.__name__) is not told
 
 
 class _Failures:

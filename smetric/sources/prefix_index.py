@@ -24,7 +24,7 @@ from smetric.sources.cut import Cut, Cutting, TextCutting
 from smetric.sources.holdings import Holdings
 from smetric.sources.index_image import IndexImage, InstanceImage, pack
 from smetric.sources.restoring import Restoring
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import Usage
 from smetric.tokens import INITIAL
 
@@ -36,8 +36,8 @@ WARM_UP_S = 600.0
 log = structlog.get_logger("smetric.index")
 
 
-class PrefixIndex:
-    """A `Source` that knows at once, and a `Learner`.
+class PrefixIndex(Source):
+    """A source that knows at once, and learns from answers.
 
     Losing knowledge is not eviction: where this index may have missed or forgotten something, an instance of which it
     knows no hit is unknown, not 0. It misses nothing of an instance that it saw empty or saw restart. Of any other it
@@ -100,12 +100,6 @@ class PrefixIndex:
     def is_restoring(self) -> bool:
         """Whether something waits for an instance to say which process it is."""
         return bool(self._restoring.waiting)
-
-    async def start(self) -> None:
-        """Nothing to begin."""
-
-    async def stop(self) -> None:
-        """Nothing to end."""
 
     def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         """Hit lengths in tokens, by one walk along the prompt for all instances.

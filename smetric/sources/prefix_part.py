@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 
 
-class PrefixPart:
-    """A `Source`, to be asked after all others.
+class PrefixPart(Source):
+    """A source to be asked after all others.
 
     Args:
-        index: what learns, and forgets.
+        index: what learns, and forgets; it is told itself.
     """
 
     name = "prefix_index:part"
@@ -27,18 +27,6 @@ class PrefixPart:
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
 
-    async def start(self) -> None:
-        """Nothing to begin."""
-
-    async def stop(self) -> None:
-        """Nothing to end."""
-
     def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         """The tokens that each instance is known to hold, None where that is none."""
         return {"hit_len": [hit or None for hit in self._index.least(request, instances)]}
-
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """The index is told itself."""
-
-    def forget(self, instance: Instance) -> None:
-        """The index is told itself."""

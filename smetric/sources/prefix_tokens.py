@@ -19,7 +19,7 @@ from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.cut import TokenCutting
 from smetric.sources.prefix_index import PrefixIndex, is_part
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import Usage
 from smetric.token_ids import TokenIds
 
@@ -40,8 +40,8 @@ class _Late:
     usage: Usage | None = None
 
 
-class PrefixTokens:
-    """A `Source` that knows as soon as it has the token ids, and a `Learner`.
+class PrefixTokens(Source):
+    """A source that knows as soon as it has the token ids, and learns from answers.
 
     It speaks where it knows as much of the prompt to be held as the index of text does, to a block of text; or less,
     where it has missed nothing and the session's last prompt was entered here. Else the index of text speaks: for what
@@ -81,9 +81,6 @@ class PrefixTokens:
         #: others, may be in the index of text alone.
         self._entered: LRUCache[int, None] = LRUCache(MOST_ENTERED)
         self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Nothing to begin."""
 
     async def stop(self) -> None:
         """Give up what has no ids yet."""

@@ -1,9 +1,9 @@
-"""The protocol behind which everything that knows something about instances stands, and what some add to it."""
+"""What stands before everything that knows something about instances, and what works beside the requests."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
@@ -23,13 +23,16 @@ class Background(Protocol):
         """End background work and close what was opened."""
 
 
-class Source(Protocol):
-    """Fills features: by writing to the instances in the background, by answering look-ups, or both."""
+class Source:
+    """Fills features by answering look-ups. What one that derives from it leaves out, it has no use for.
 
-    #: As it appears in traces and configuration.
-    name: str
-    #: The look-up features it fills; empty for one that only polls.
-    fills: frozenset[str]
+    Attributes:
+        name: as it appears in traces and configuration.
+        fills: the look-up features it fills; empty for one that is never asked.
+    """
+
+    name: str = ""
+    fills: frozenset[str] = frozenset()
 
     async def start(self) -> None:
         """Begin background work; returns at once."""
@@ -45,17 +48,13 @@ class Source(Protocol):
         A source that knows at once returns the mapping itself; one that must ask returns an awaitable, which the
         router bounds by its deadline. Failure and lateness are unknown cells, never 0.
         """
+        return {}
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """*instance* sent the first body byte of its answer: the prompt is in its cache now."""
 
-    def forget(self, instance: Instance) -> None:
-        """*instance* restarted: nothing known of its cache holds any more."""
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """A source that learns from whole answers too."""
-
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """*instance* has answered *request* to the end, and reported *usage* if it did."""
+
+    def forget(self, instance: Instance) -> None:
+        """*instance* restarted: nothing known of its cache holds any more."""

@@ -92,7 +92,7 @@ def source_stack(
         on_restart=on_restart,
         on_scrape=lambda instance, result, seconds: metrics.scraped(instance.id, result, seconds),
     )
-    sources: list[Source] = [scraper]
+    sources: list[Source] = []
     if settings.kv_events.enabled:
         sources.append(_kv_events(settings, fleet.instances, token_ids, metrics))
     prefixes = _prefix_sources(settings, token_ids) if settings.prefix_index.enabled else []
@@ -114,7 +114,7 @@ def source_stack(
         timeout_s=settings.health.timeout,
         resolve=resolve,
     )
-    background: list[Background] = [prober, *sources]
+    background: list[Background] = [prober, scraper, *sources]
     peers: Peers | None = None
     if indexes and settings.prefix_index.folder:
         folder = Path(settings.prefix_index.folder)

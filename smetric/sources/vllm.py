@@ -18,12 +18,10 @@ import msgspec
 import structlog
 
 from smetric.fleet.instance import CacheConfig, Instance, Scrape
-from smetric.request import InferenceRequest
 from smetric.sources.addresses import Resolve, resolve
 from smetric.sources.answer_body import is_plain, read_within
 from smetric.sources.instance_session import InstanceSession
 from smetric.sources.pace import next_turn
-from smetric.sources.source import Cells
 from smetric.sources.vllm_page import Page, parse_page
 from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 from smetric.unreadable import UNREADABLE
@@ -70,7 +68,7 @@ class _Unreadable(Exception):
 
 
 class VllmSource:
-    """A `Source` that only polls: it writes scrapes, cache configuration and model names to the instances.
+    """A background part that writes scrapes, cache configuration and model names to the instances.
 
     Args:
         instances: those to poll.
@@ -82,9 +80,6 @@ class VllmSource:
             seconds it took.
         clock: monotonic seconds, the fleet's.
     """
-
-    name = "vllm"
-    fills: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -132,16 +127,6 @@ class VllmSource:
         await asyncio.gather(*self._loops, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
-
-    def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
-        """Nothing is looked up here."""
-        return {}
-
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Nothing is kept of requests."""
-
-    def forget(self, instance: Instance) -> None:
-        """What is known of an instance here is about its counters, not its cache."""
 
     async def _poll(self, instance: Instance, offset_s: float) -> None:
         """Scrape for ever, at a steady pace; the first one at once, so that a cold start knows its instances."""

@@ -16,7 +16,7 @@ from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router, Routing
 from smetric.routes import Routes
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import DecisionRecord
 from tests.fakes import until
 from tests.records.drive import policy
@@ -25,7 +25,7 @@ BAILIAN = policy(shipped_policies()["bailian"].read_text())
 BY_USAGE = policy("policy by_usage\nroute argmin(kv_usage + running / 100 requests)\n")
 
 
-class Index:
+class Index(Source):
     """A source that knows what it was told: hits by instance, after *delay_s* seconds."""
 
     name = "index"
@@ -37,10 +37,6 @@ class Index:
         self.may_answer.set()
         self.asked = 0
 
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
     async def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         self.asked += 1
         await self.may_answer.wait()
@@ -48,8 +44,6 @@ class Index:
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         self.hits[instance.id] = 1e9
-
-    def forget(self, instance: Instance) -> None: ...
 
 
 def fleet_of(names: str = "abc") -> Fleet:

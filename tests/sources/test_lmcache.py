@@ -25,7 +25,7 @@ from smetric.router import Router, Routing
 from smetric.routes import Routes
 from smetric.sources.lmcache import LmcacheTier, lmcache_tiers
 from smetric.sources.lookups import LookupDeadline
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.metrics import Metrics
 from tests.fakes import FakeEngine, hang
 from tests.sources.lmcache_captures import exchange
@@ -163,7 +163,7 @@ def long_request() -> Any:
     return request(messages=[{"role": "user", "content": "x" * 5000}])
 
 
-class Better:
+class Better(Source):
     """A source that stands before LMCache and knows of *hits* only."""
 
     name = "better"

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.lookups import LookupDeadline, Lookups
-from smetric.sources.source import Cells
+from smetric.sources.source import Cells, Source
 from smetric.telemetry.log_limit import EVERY_S
 from smetric.telemetry.record import Usage
 
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-class Table:
+class Table(Source):
     """A source that knows the same of every prompt."""
 
     fills = HIT
@@ -35,10 +35,6 @@ class Table:
         self.name = name
         self.cells = cells
         self.told: list[str] = []
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]

@@ -13,7 +13,6 @@ import pytest
 import structlog
 
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
 from smetric.sources import addresses
 from smetric.sources.vllm import MAX_PAGE_BYTES, VllmSource
 from tests.resolver import Resolver
@@ -443,9 +442,3 @@ async def test_configured_models_are_never_asked_for() -> None:
         await one.scrape()
         assert set(one.engine.asked) == {"/metrics"}
         assert one.models() == {"fixed"}
-
-
-async def test_it_answers_no_lookups() -> None:
-    async with bench() as one:
-        assert one.source.fills == frozenset()
-        assert one.source.lookup(InferenceRequest(), [one.instance]) == {}
