@@ -143,6 +143,7 @@ class AsgiClient:
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.answered = True
         await self._send(message)
+        self.watchdog.disarm()
 
     def _drain(self) -> None:
         """Read and drop what is left of the body, so that the server can go on reading the connection."""

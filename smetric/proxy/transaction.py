@@ -193,6 +193,8 @@ class Transaction:
         """ASGI `receive`: all that has arrived of the body, then `http.disconnect` once the client leaves."""
         if not await self.arrival():
             return {"type": "http.disconnect"}
+        if self.complete:
+            self.watchdog.disarm()  # what the app does with it has no deadline
         return {"type": "http.request", "body": b"".join(self.take()), "more_body": not self.complete}
 
     async def body(self, room: Room) -> bytes:
@@ -262,6 +264,7 @@ class Transaction:
         """Wait, within a deadline, until the client has taken most of what it was sent, or has left."""
         self.watchdog.arm(self._limits.send_timeout_s, "send")
         await self._wire.drained()
+        self.watchdog.disarm()
 
     async def send(self, message: Message) -> None:
         """ASGI `send`; returns once the client has taken most of what it was sent, or has left.
@@ -270,7 +273,7 @@ class Transaction:
             RuntimeError: the message is out of place, or more than the answer's Content-Length announced.
             ValueError: a header field would break the answer's framing.
         """
-        self.watchdog.arm(self._limits.send_timeout_s, "send")
+        self.watchdog.disarm()
         kind = message["type"]
         if kind == "http.response.body":
             self.write(message.get("body", b""), is_last=not message.get("more_body", False))
@@ -279,7 +282,7 @@ class Transaction:
         else:
             raise RuntimeError(f"{kind} is out of place: the answer is {self.stage.name.lower()}")
         if self._wire.is_full:
-            await self._wire.drained()
+            await self.drained()
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, is_held: bool = False) -> None:
         """Send the head of the answer; *is_held*: together with the piece that `write` is given in the same tick.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 from smetric.proxy.asgi import Message
 from smetric.proxy.asgi_client import AsgiClient
@@ -25,6 +26,7 @@ async def test_an_answer_goes_out_in_its_order_while_it_is_waited_for() -> None:
     assert client.status == 201
     assert client.pass_on(b"two", is_last=True)
     await client.drained()
+    assert client.watchdog.at == inf
     client.close()
     assert sent == [
         {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b")]},

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -161,3 +162,28 @@ async def test_an_app_may_give_its_fields_as_any_pairs_and_those_of_the_framing_
     await transaction.send({"type": "http.response.start", "status": 200, "headers": map(pair, fields)})
     head = b"HTTP/1.1 200 OK\r\nx-a: 1\r\nx-a: 2\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
     assert connection.writes == [(head,)]
+
+
+async def test_a_deadline_ends_with_what_it_was_for() -> None:
+    """An app may take as long as it likes with a body that has come, and between two pieces of its answer."""
+    deadlines: list[float] = []
+
+    class Slow(Connection):
+        async def drained(self) -> None:
+            deadlines.append(transaction.watchdog.at)
+
+    connection = Slow()
+    transaction = asked(connection)
+    transaction.watchdog.arm(60.0, "body")
+    transaction.feed(b"{")
+    assert (await transaction())["more_body"]
+    assert transaction.watchdog.at < inf
+    transaction.feed(b"}")
+    transaction.end_body()
+    assert not (await transaction())["more_body"]
+    assert transaction.watchdog.at == inf
+    connection.is_full = True
+    await transaction.send({"type": "http.response.start", "status": 200})
+    await transaction.drained()
+    assert max(deadlines) < inf
+    assert (len(deadlines), transaction.watchdog.at) == (2, inf)
