@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
 from smetric.telemetry.metrics import MOST_INSTANCES
+from smetric.telemetry.scraped import Scraped, family
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
 
 
-class CacheGauges(Collector):
+class CacheGauges(Scraped):
     """Collects per instance, while there are few of them.
 
     Args:
@@ -32,27 +31,18 @@ class CacheGauges(Collector):
         self._instances = instances
         self._disagreements = disagreements
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is asked for at registration: the parts may not have started yet."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All series, now. Runs in a thread, so it works on copies."""
         instances = list(self._instances())
         if len(instances) > MOST_INSTANCES:
             return
-        tokens = CounterMetricFamily(
-            names.PREFIX_TOKENS.name, names.PREFIX_TOKENS.doc, labels=names.PREFIX_TOKENS.labels
+        yield family(
+            names.PREFIX_TOKENS,
+            {
+                (instance.id, where): getattr(found, where)
+                for instance in instances
+                if (found := instance.prefix_tokens) is not None
+                for where in ("local", "external", "missed")
+            },
         )
-        for instance in instances:
-            found = instance.prefix_tokens
-            if found is not None:
-                tokens.add_metric([instance.id, "local"], found.local)
-                tokens.add_metric([instance.id, "external"], found.external)
-                tokens.add_metric([instance.id, "missed"], found.missed)
-        disagrees = GaugeMetricFamily(
-            names.HIT_DISAGREES.name, names.HIT_DISAGREES.doc, labels=names.HIT_DISAGREES.labels
-        )
-        for (instance_id, source), is_wrong in self._disagreements().items():
-            disagrees.add_metric([instance_id, source], is_wrong)
-        yield from (tokens, disagrees)
+        yield family(names.HIT_DISAGREES, self._disagreements())

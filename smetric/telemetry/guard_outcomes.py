@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
+from smetric.telemetry.scraped import Scraped, family
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
@@ -21,7 +20,7 @@ MOST_POLICIES = 32
 MOST_GUARDS = 1024
 
 
-class GuardOutcomes(Collector):
+class GuardOutcomes(Scraped):
     """Counts them. A decision costs one addition for each statement visited."""
 
     def __init__(self) -> None:
@@ -48,21 +47,13 @@ class GuardOutcomes(Collector):
         rows = self._stops[policy] = [[0] * (len(step.guards) + 2) for step in policy.plan.steps]
         return rows
 
-    def describe(self) -> Iterable[Metric]:
-        """Its name, for the registry."""
-        return [CounterMetricFamily(names.GUARD_OUTCOMES.name, names.GUARD_OUTCOMES.doc)]
-
     def collect(self) -> Iterator[Metric]:
         """All of them, now; may run in another thread."""
         total: Counter[tuple[str, str, str, str]] = Counter()
         for policy, rows in reversed(list(self._stops.items())):
             total.update(_summed(policy, rows))
         total.update(dict(self._past))
-        metric = names.GUARD_OUTCOMES
-        family = CounterMetricFamily(metric.name, metric.doc, labels=metric.labels)
-        for labels, count in list(total.items())[: 2 * MOST_GUARDS]:
-            family.add_metric(labels, count)
-        yield family
+        yield family(names.GUARD_OUTCOMES, dict(list(total.items())[: 2 * MOST_GUARDS]))
 
 
 def _summed(policy: Policy, rows: list[list[int]]) -> dict[tuple[str, str, str, str], int]:

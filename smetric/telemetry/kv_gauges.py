@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
 from smetric.telemetry.metrics import MOST_INSTANCES
+from smetric.telemetry.scraped import Scraped, family
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +45,25 @@ class KvFigures:
     instances: Mapping[str, CacheFigures]
 
 
-class KvGauges(Collector):
+class KvGauges(Scraped):
     """Collects the state of the source of KV events; *figures* may be called from any thread."""
 
     def __init__(self, figures: Callable[[], KvFigures]) -> None:
         self._figures = figures
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is asked for at registration."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All series, now; those of single instances only while there are few of them."""
         figures = self._figures()
-        for metric, value in ((names.KV_INDEX_BLOCKS, figures.blocks), (names.KV_INDEX_BYTES, figures.memory_bytes)):
-            gauge = GaugeMetricFamily(metric.name, metric.doc, labels=metric.labels)
-            gauge.add_metric([], value)
-            yield gauge
-        yield CounterMetricFamily(names.KV_INDEX_REFUSED.name, names.KV_INDEX_REFUSED.doc, value=figures.refused)
-        if len(figures.instances) > MOST_INSTANCES:
+        yield family(names.KV_INDEX_BLOCKS, figures.blocks)
+        yield family(names.KV_INDEX_BYTES, figures.memory_bytes)
+        yield family(names.KV_INDEX_REFUSED, figures.refused)
+        of = figures.instances
+        if len(of) > MOST_INSTANCES:
             return
-        known, lag = (
-            GaugeMetricFamily(metric.name, metric.doc, labels=metric.labels)
-            for metric in (names.KV_KNOWN, names.KV_LAG)
-        )
-        messages, gaps, missed, orphans = (
-            CounterMetricFamily(metric.name, metric.doc, labels=metric.labels)
-            for metric in (names.KV_EVENTS, names.KV_GAPS, names.KV_MISSED, names.KV_ORPHANS)
-        )
-        for id, caches in figures.instances.items():
-            known.add_metric([id], caches.is_known)
-            if caches.lag_s is not None:
-                lag.add_metric([id], caches.lag_s)
-            for result, count in caches.messages.items():
-                messages.add_metric([id, result], count)
-            gaps.add_metric([id], caches.gaps)
-            missed.add_metric([id], caches.missed)
-            orphans.add_metric([id], caches.orphans)
-        yield from (known, lag, messages, gaps, missed, orphans)
+        yield family(names.KV_KNOWN, {id: one.is_known for id, one in of.items()})
+        yield family(names.KV_LAG, {id: one.lag_s for id, one in of.items() if one.lag_s is not None})
+        messages = {(id, result): count for id, one in of.items() for result, count in one.messages.items()}
+        yield family(names.KV_EVENTS, messages)
+        yield family(names.KV_GAPS, {id: one.gaps for id, one in of.items()})
+        yield family(names.KV_MISSED, {id: one.missed for id, one in of.items()})
+        yield family(names.KV_ORPHANS, {id: one.orphans for id, one in of.items()})

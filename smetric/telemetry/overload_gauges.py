@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
+from smetric.telemetry.scraped import Scraped, family
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class OverloadFigures:
     saturation: Mapping[str, float]
 
 
-class OverloadGauges(Collector):
+class OverloadGauges(Scraped):
     """Collects them.
 
     Args:
@@ -43,26 +42,12 @@ class OverloadGauges(Collector):
     def __init__(self, figures: Callable[[], OverloadFigures]) -> None:
         self._figures = figures
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is asked for at registration: the parts may not have started yet."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All series, now."""
         figures = self._figures()
-        for metric, value in (
-            (names.QUEUE_REQUESTS, figures.queue_requests),
-            (names.QUEUE_BYTES, figures.queue_bytes),
-            (names.BODY_BYTES, figures.body_bytes),
-            (names.CONNECTIONS, figures.connections),
-        ):
-            yield GaugeMetricFamily(metric.name, metric.doc, value=value)
-        yield _labelled(names.OVERLOAD_LEVEL, figures.levels)
-        yield _labelled(names.SATURATION, figures.saturation)
-
-
-def _labelled(metric: names.Metric, values: Mapping[str, float]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(metric.name, metric.doc, labels=metric.labels)
-    for label, value in values.items():
-        family.add_metric([label], value)
-    return family
+        yield family(names.QUEUE_REQUESTS, figures.queue_requests)
+        yield family(names.QUEUE_BYTES, figures.queue_bytes)
+        yield family(names.BODY_BYTES, figures.body_bytes)
+        yield family(names.CONNECTIONS, figures.connections)
+        yield family(names.OVERLOAD_LEVEL, figures.levels)
+        yield family(names.SATURATION, figures.saturation)
