@@ -155,7 +155,7 @@ class EmulatedServer:
         except EngineError as error:
             body = error.body(anthropic=exchange.path.startswith("/v1/messages"))
             await exchange.reply(error.status, body, JSON)
-        except UnreadableBodyError:
+        except (UnreadableBodyError, RecursionError):
             await exchange.reply(400, b'{"detail":"There was an error parsing the body"}', JSON)
         except ConnectionResetError:
             # Nobody is left to answer.

@@ -12,7 +12,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from xxhash import xxh3_64_digest
 
 from smetric.emulator import tokenizer
@@ -130,7 +129,7 @@ def _piece(part: Any, at: str) -> str | bytes | None:
         return text if isinstance(text, str) else None
     # Anything that is no text takes an image's room, named by what it holds.
     named = {key: value for key, value in part.items() if key != "cache_control"}
-    return xxh3_64_digest(orjson.dumps(named)) * (IMAGE_TOKENS // 2)
+    return xxh3_64_digest(_json(named).encode()) * (IMAGE_TOKENS // 2)
 
 
 def _call(call: dict[str, Any]) -> str:

@@ -321,3 +321,22 @@ async def test_a_prompt_text_is_never_repeated_in_an_error(url: str) -> None:
             async with client.post(url + path, json=body) as response:
                 assert response.status == 400, path
                 assert "secret" not in await response.text()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"messages":[{"role":"user","content":[{"type":"image_url","image_url":%s}]}]}',
+        '{"messages":[{"role":"user","content":"x"}],"tools":[{"function":{"name":"f","parameters":%s}}]}',
+    ],
+)
+async def test_a_body_of_any_depth_is_served_or_cannot_be_read(url: str, body: str) -> None:
+    headers = {"content-type": "application/json"}
+    told = {}
+    async with aiohttp.ClientSession() as client:
+        for depth in (1, 300, *range(980, 1030, 2), 200_000):
+            data = body % ("[" * depth + "]" * depth)
+            async with client.post(url + "/v1/chat/completions", data=data, headers=headers) as response:
+                told[depth] = response.status, "detail" in await response.json()
+    assert (told[1], told[300]) == ((200, False), (200, False))
+    assert set(told.values()) == {(200, False), (400, True)}
