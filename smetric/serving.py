@@ -142,6 +142,7 @@ async def serve_ports(
             return FORCED
         return CUT if application.under_way.cut else 0
     finally:
+        shutdown.draining.set()  # where one port fails, the other has to end, too
         drained.set()
         forced.cancel()
         deadline.cancel()

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from smetric.app import Application
+from smetric.config.settings import InstanceSettings, Settings
+from smetric.proxy.server import listen
+from smetric.serving import serve_ports
 from tests.fakes import Call, FakeEngine, RawClient, Response, healthy, request, until
 from tests.faults.harness import chat
 from tests.faults.process import Process, process
@@ -50,6 +54,23 @@ async def ask(router: Process, trusting: ssl.SSLContext) -> Response:
     async with await connected(router, trusting) as client:
         await client.send(request("POST", "/v1/chat/completions", chat()))
         return await client.response()
+
+
+@pytest.mark.parametrize("is_admin_shared", [False, True])
+@pytest.mark.parametrize("broken", ["start", "admin_app"])
+async def test_a_port_that_fails_ends_the_other(
+    broken: str, is_admin_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),))
+    application = Application(settings, environ={})
+
+    def fail() -> None:
+        raise OSError(broken)
+
+    monkeypatch.setattr(application, broken, fail)
+    with listen("127.0.0.1", 0) as data, listen("127.0.0.1", 0) as admin, pytest.raises(Exception, match=broken):
+        async with asyncio.timeout(10):
+            await serve_ports(application, data, admin, is_admin_shared=is_admin_shared)
 
 
 async def test_a_hangup_has_changed_files_read_again_at_once_and_ends_nothing(tmp_path: Path) -> None:
