@@ -167,6 +167,6 @@ def inspect_head(scope: Scope, limits: Limits, received: float = inf) -> HttpErr
 def has_body(scope: Scope) -> bool:
     """Whether the head announces a body."""
     return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
         for name, value in scope["headers"]
     )

@@ -91,7 +91,7 @@ async def test_the_scope_is_what_asgi_says() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["in one piece", "byte by byte"])
-@pytest.mark.parametrize("framing", ["length", "chunked", "none", "empty"])
+@pytest.mark.parametrize("framing", ["length", "chunked", "none", "empty", "zeros"])
 async def test_an_upgrade_is_ignored_and_the_requests_body_is_still_its_body(framing: str, whole: bool) -> None:
     """Java's HTTP client asks for h2c with every request; the parser by itself would take the body for another one."""
     head = b"POST /first HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
@@ -100,6 +100,7 @@ async def test_an_upgrade_is_ignored_and_the_requests_body_is_still_its_body(fra
         "chunked": b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
         "none": b"\r\n",
         "empty": b"Content-Length: 0\r\n\r\n",
+        "zeros": b"Content-Length: 00\r\n\r\n",
     }[framing]
     body = "hello" if framing in ("length", "chunked") else ""
     raw = head + framed + request("POST", "/second", b"more")
