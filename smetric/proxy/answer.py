@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from smetric.proxy.headers import Headers
+from smetric.proxy.headers import MOST_DIGITS, Headers
 
 if TYPE_CHECKING:
     from smetric.proxy.wire import Wire
@@ -171,6 +171,8 @@ class Answer:
             return  # a trailer; these are dropped
         self.headers.append((name, value))
         if length == 14 and name.lower() == b"content-length":
+            if len(value) > MOST_DIGITS:
+                raise _Refused
             self._has_length = True
         elif length == 17 and name.lower() == b"transfer-encoding":
             # Nobody asked for any other coding, and a second one would have to be undone.

@@ -32,6 +32,8 @@ RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
 #: The routers that a request has passed, so that it does not go round in circles; most of them in a row.
 VIA = b"x-smetric-via"
 MOST_ROUTERS = 8
+#: A Content-Length of more digits is no number: parsers skip zeros before it, and Python converts no thousands of them.
+MOST_DIGITS = 20
 
 
 def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> Headers:

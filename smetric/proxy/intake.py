@@ -18,6 +18,7 @@ from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.asgi_client import AsgiClient
 from smetric.proxy.client import Client, ClientGone, too_large
 from smetric.proxy.error_response import FAULT, send_error
+from smetric.proxy.headers import MOST_DIGITS
 from smetric.proxy.limits import Limits
 from smetric.proxy.transaction import Transaction
 from smetric.proxy.watchdog import Timer
@@ -157,7 +158,7 @@ def inspect_head(scope: Scope, limits: Limits, received: float = inf) -> HttpErr
         if coding.lower() != b"chunked":
             return RequestError("the only Transfer-Encoding taken is `chunked`", status=501, kind="not_implemented")
     if length is not None:
-        if not length.isdigit():
+        if not length.isdigit() or len(length) > MOST_DIGITS:
             return RequestError("Content-Length must be one number")
         if int(length) > limits.body_bytes:
             return too_large(limits)

@@ -107,6 +107,7 @@ LENGTHS = (
     "Content-Length: 3 3",
     "Content-Length: ",
     f"Content-Length: {10**24}",
+    f"Content-Length: {3:05000}",
 )
 CODINGS = (
     "Transfer-Encoding: identity",

@@ -176,6 +176,7 @@ async def test_interim_answers_are_swallowed() -> None:
         head(200, (b"content-length", b"-2")) + b"ok",
         head(200, (b"content-length", b"2, 2")) + b"ok",
         head(200, (b"content-length", b"9" * 25)) + b"ok",
+        head(200, (b"content-length", b"0" * 5000 + b"2")) + b"ok",
         head(200, (b"transfer-encoding", b"gzip")) + b"ok",
         head(200, (b"transfer-encoding", b"gzip, chunked")) + chunk(b"ok"),
         head(200, (b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"chunked")) + chunk(b"ok"),
