@@ -1,4 +1,4 @@
-"""Prometheus metrics: one registry per app, bound children kept, the page rendered off the event loop.
+"""Prometheus metrics: one registry per app, the page rendered off the event loop.
 
 What is counted as requests pass is here; what is read when somebody scrapes is in `gauges.py`. Names and help are
 those of `names`. No label value comes from a client.
@@ -10,17 +10,16 @@ import asyncio
 import platform
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 import smetric
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Usage
-from smetric.telemetry.series import OTHER, Count, Counts, Histograms, Series
-from smetric.telemetry.series import Histogram as Observations
+from smetric.telemetry.series import OTHER, Count, Counts, Histogram, Histograms, Series
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
@@ -60,28 +59,30 @@ class Metrics:
         #: The first attempt of a request is about to be sent, so many seconds after its arrival.
         self.sent = self._histograms(names.OVERHEAD_SECONDS)[()].observe
         self._attempts = self._counts(names.ATTEMPTS)
-        self._ejections = _Children(self._counter(names.EJECTIONS))
+        self._ejections = self._counts(names.EJECTIONS)
         #: Requests in progress.
         self._in_progress = 0
         self._gauge(names.IN_PROGRESS).set_function(lambda: self._in_progress)
-        self._source_failures = _Children(self._counter(names.SOURCE_FAILURES))
-        self._tokenizations = _Children(self._counter(names.TOKENIZATIONS))
-        self._tokenize_seconds = _Children(self._histogram(names.TOKENIZE_SECONDS))
-        self._tokenize_checks = _Children(self._counter(names.TOKENIZE_CHECKS))
-        self._retries_refused = self._counter(names.RETRIES_REFUSED)
-        self._refused = _Children(self._counter(names.REFUSED))
-        self._client_retries = _Children(self._counter(names.CLIENT_RETRIES))
-        self._hold_seconds = self._histogram(names.HOLD_SECONDS)
-        self._loop_lag = self._histogram(names.LOOP_LAG)
-        self._scrapes = _Children(self._counter(names.SCRAPES))
-        self._scrape_seconds = self._histogram(names.SCRAPE_SECONDS)
+        self._source_failures = self._counts(names.SOURCE_FAILURES)
+        self._tokenizations = self._counts(names.TOKENIZATIONS)
+        self._tokenize_seconds = self._histograms(names.TOKENIZE_SECONDS)
+        self._tokenize_checks = self._counts(names.TOKENIZE_CHECKS)
+        self._retries_refused = self._counts(names.RETRIES_REFUSED)[()]
+        self._refused = self._counts(names.REFUSED)
+        self._client_retries = self._counts(names.CLIENT_RETRIES)
+        self._hold_seconds = self._histograms(names.HOLD_SECONDS)[()]
+        self._loop_lag = self._histograms(names.LOOP_LAG)[()]
+        self._scrapes = self._counts(names.SCRAPES)
+        self._scrape_seconds = self._histograms(names.SCRAPE_SECONDS)[()]
         self._prompt_tokens = self._counts(names.PROMPT_TOKENS_TOTAL)
         self._hit_tokens = self._counts(names.HIT_TOKENS_TOTAL)
         self._actual_hit_tokens = self._counts(names.ACTUAL_HIT_TOKENS_TOTAL)
         self._hit_checks = self._counts(names.HIT_CHECKS)
         self._hit_wrong_tokens = self._counts(names.HIT_WRONG_TOKENS)
-        self._cache_breaks = _Children(self._counter(names.CACHE_BREAKS))
-        self._record_lines = _Children(self._counter(names.RECORD_LINES))
+        self._cache_breaks = self._counts(names.CACHE_BREAKS)
+        # Counted from other threads as well, as the loop's own counts must not be.
+        lines = names.RECORD_LINES
+        self._record_lines = Counter(lines.name, lines.doc, lines.labels, registry=self.registry)
         self._shadow_decisions = self._counts(names.SHADOW_DECISIONS)
         self._shadow_regret = self._histograms(names.SHADOW_REGRET_RATIO)
         self._shadow_sessions = self._counts(names.SHADOW_SESSIONS)
@@ -90,8 +91,8 @@ class Metrics:
         self._arm_requests = self._counts(names.ARM_REQUESTS)
         self._arm_first_chunk_seconds = self._histograms(names.ARM_FIRST_CHUNK_SECONDS)
         self._guardrail_restores = self._counts(names.GUARDRAIL_RESTORES)
-        self._policy_errors = _Children(self._counter(names.POLICY_ERRORS))
-        self._policy_reloads = _Children(self._counter(names.POLICY_RELOADS))
+        self._policy_errors = self._counts(names.POLICY_ERRORS)
+        self._policy_reloads = self._counts(names.POLICY_RELOADS)
         build = self._gauge(names.BUILD_INFO)
         build.labels(smetric.__version__, platform.python_version()).set(1)
 
@@ -108,7 +109,7 @@ class Metrics:
         policy = record.policy.name
         self._decisions[policy, record.outcome, record.reason].value += 1
         if record.outcome == names.ERROR:
-            self._policy_errors.of(policy).inc()
+            self._policy_errors[policy].value += 1
         if record.decision is not None:
             self._decision_seconds[policy].observe(record.evaluate_s)
             if record.lookup_s:
@@ -129,15 +130,15 @@ class Metrics:
 
     def retry_refused(self) -> None:
         """A failed request was not tried elsewhere, for one of `names.NOT_RETRIED`."""
-        self._retries_refused.inc()
+        self._retries_refused.value += 1
 
     def refused(self, reason: str) -> None:
         """A request was refused before anything was decided, for *reason*, one of `names.REFUSALS`."""
-        self._refused.of(reason).inc()
+        self._refused[reason].value += 1
 
     def client_retried(self, admitted: bool) -> None:
         """A client sent a request again; it was let in, or refused."""
-        self._client_retries.of(names.RETRY_ADMITTED if admitted else names.RETRY_REFUSED).inc()
+        self._client_retries[names.RETRY_ADMITTED if admitted else names.RETRY_REFUSED].value += 1
 
     def held(self, seconds: float) -> None:
         """A request left the queue after so long."""
@@ -149,7 +150,7 @@ class Metrics:
 
     def ejected(self, instance: Instance, reason: str) -> None:
         """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""
-        self._ejections.of(self._instance(instance.id), reason).inc()
+        self._ejections[self._instance(instance.id), reason].value += 1
 
     def ended(
         self,
@@ -183,7 +184,7 @@ class Metrics:
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
         """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
-        self._scrapes.of(self._instance(instance), result).inc()
+        self._scrapes[self._instance(instance), result].value += 1
         self._scrape_seconds.observe(duration_s)
 
     def looked_up(self, source: str, result: str) -> None:
@@ -192,7 +193,7 @@ class Metrics:
 
     def source_failed(self, source: str) -> None:
         """*source* raised."""
-        self._source_failures.of(source).inc()
+        self._source_failures[source].value += 1
 
     def suspended(self, source: str, is_suspended: bool) -> None:
         """The service behind *source* began to count as failing, or as well again."""
@@ -200,13 +201,13 @@ class Metrics:
 
     def tokenized(self, source: str, result: str, duration_s: float) -> None:
         """The ids of a prompt were wanted of *source*; *result* is one of `names.TOKENIZE_RESULTS`."""
-        self._tokenizations.of(source, result).inc()
+        self._tokenizations[source, result].value += 1
         if result == "ok":
-            self._tokenize_seconds.of(source).observe(duration_s)
+            self._tokenize_seconds[source].observe(duration_s)
 
     def ids_compared(self, equal: bool) -> None:
         """An instance counted a prompt whose ids were known: as many tokens, or not."""
-        self._tokenize_checks.of("equal" if equal else "different").inc()
+        self._tokenize_checks["equal" if equal else "different"].value += 1
 
     def hit_checked(self, instance: str, source: str, result: str, wrong_tokens: int) -> None:
         """A predicted hit was reported to be *result* (one of `names.HIT_RESULTS`), wrong by *wrong_tokens*."""
@@ -216,15 +217,15 @@ class Metrics:
 
     def cache_broke(self, part: str, change: str) -> None:
         """A follow-up missed the cache because of *part*, one of `names.BROKEN_PARTS`; *change* of `names.CHANGES`."""
-        self._cache_breaks.of(part, change).inc()
+        self._cache_breaks[part, change].value += 1
 
     def recorded(self, record: str, result: str, lines: int) -> None:
         """*lines* of *record* came to *result*, one of `names.RECORD_RESULTS`. From any thread."""
-        self._record_lines.of(record, result).inc(lines)
+        self._record_lines.labels(record, result).inc(lines)
 
     def reloaded(self, result: str) -> None:
         """A policy file changed, or was undone: *result* is one of `names.RELOADS`."""
-        self._policy_reloads.of(result).inc()
+        self._policy_reloads[result].value += 1
 
     def restored(self, route: str, reason: str) -> None:
         """The guardrail restored the policy of *route* for *reason*, one of `names.OUT_OF_BAND`."""
@@ -273,33 +274,10 @@ class Metrics:
         self.registry.register(counts)
         return counts.series
 
-    def _histograms(self, metric: names.Metric) -> Series[Observations]:
+    def _histograms(self, metric: names.Metric) -> Series[Histogram]:
         histograms = Histograms(metric)
         self.registry.register(histograms)
         return histograms.series
 
-    def _counter(self, metric: names.Metric) -> Counter:
-        return Counter(metric.name, metric.doc, metric.labels, registry=self.registry)
-
     def _gauge(self, metric: names.Metric) -> Gauge:
         return Gauge(metric.name, metric.doc, metric.labels, registry=self.registry)
-
-    def _histogram(self, metric: names.Metric) -> Histogram:
-        return Histogram(metric.name, metric.doc, metric.labels, registry=self.registry, buckets=metric.buckets)
-
-
-class _Children:
-    """A metric's labelled children, bound once: `labels()` costs four times the increment."""
-
-    __slots__ = ("_bound", "_metric")
-
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
-        self._bound: dict[tuple[str, ...], Any] = {}
-
-    def of(self, *labels: str) -> Any:
-        """The child with these label values."""
-        child = self._bound.get(labels)
-        if child is None:
-            child = self._bound[labels] = self._metric.labels(*labels)
-        return child
