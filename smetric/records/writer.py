@@ -94,10 +94,10 @@ class Writer:
 
     async def start(self) -> None:
         """Begin to write."""
-        folder = next(folder for folder in self._file.path.absolute().parents if folder.exists())
         try:
             # Whoever configured it learns at once, not when the record is wanted.
             self._file.require_file()
+            folder = next(folder for folder in self._file.path.absolute().parents if folder.exists())
             if not os.access(folder, os.W_OK):
                 raise PermissionError(errno.EACCES, "Permission denied")
         except OSError as error:

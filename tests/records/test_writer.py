@@ -258,10 +258,11 @@ async def test_what_is_no_file_is_said_at_the_start_and_never_renamed(tmp_path: 
     assert os.listdir(tmp_path) == [path.name]
 
 
-async def test_a_folder_that_cannot_be_made_is_said_and_nothing_else_happens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["file", "n" * 300])
+async def test_a_folder_that_cannot_be_made_is_said_and_nothing_else_happens(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
     results: dict[str, int] = {}
-    writer = make_writer(tmp_path / "file" / "decisions.jsonl", results)
+    writer = make_writer(tmp_path / folder / "decisions.jsonl", results)
     with capture_logs() as logs:
         await writer.start()
         put(writer, b"a\n")
