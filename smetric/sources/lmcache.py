@@ -48,14 +48,6 @@ class LmcacheTier(Source):
         self._lookup = lookup
         self._ids = ids
 
-    async def start(self) -> None:
-        """Open the service's connections."""
-        await self._lookup.start()
-
-    async def stop(self) -> None:
-        """Close them."""
-        await self._lookup.stop()
-
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
     ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
@@ -71,19 +63,11 @@ class LmcacheTier(Source):
         cells = [self._length(holdings, self._ids.get(instance.id, instance.id)) for instance in instances]
         return dict.fromkeys(self.fills, cells)
 
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """LMCache learns of it from the instance itself; what it said before is out of date."""
-        self._lookup.prefilled(request)
 
-    def forget(self, instance: Instance) -> None:
-        """*instance* restarted: what was answered before may not hold any more."""
-        self._lookup.forget()
-
-
-def lmcache_tiers(
+def lmcache_sources(
     settings: Settings, tokens: TokenIds, deadline: Callable[[int], float], metrics: Metrics
-) -> list[LmcacheTier]:
-    """The sources for all tiers of the service that `settings.lmcache` names, best first.
+) -> list[Source]:
+    """The sources for all tiers of the service that `settings.lmcache` names, best first, and what they share.
 
     Args:
         settings: everything that can be set.
@@ -113,24 +97,9 @@ def lmcache_tiers(
     )
     ids = settings.lmcache.instances
     return [
-        LmcacheTier("host", frozenset({"hit_len", "host_hit_len"}), _host, lookup, ids),
-        LmcacheTier("disk", frozenset({"disk_hit_len"}), _own, lookup, ids),
-        LmcacheTier("store", frozenset({"store_hit_len"}), _shared, lookup, ids),
-        LmcacheTier("likely", frozenset({"hit_len"}), _likely, lookup, ids),
+        LmcacheTier("host", frozenset({"hit_len", "host_hit_len"}), lambda held, id: held.host.get(id), lookup, ids),
+        LmcacheTier("disk", frozenset({"disk_hit_len"}), lambda held, id: held.own.get(id), lookup, ids),
+        LmcacheTier("store", frozenset({"store_hit_len"}), lambda held, id: held.shared, lookup, ids),
+        LmcacheTier("likely", frozenset({"hit_len"}), lambda held, id: held.likely.get(id), lookup, ids),
+        lookup,
     ]
-
-
-def _host(holdings: Holdings, id: str) -> int | None:
-    return holdings.host.get(id)
-
-
-def _own(holdings: Holdings, id: str) -> int | None:
-    return holdings.own.get(id)
-
-
-def _shared(holdings: Holdings, id: str) -> int | None:
-    return holdings.shared
-
-
-def _likely(holdings: Holdings, id: str) -> int | None:
-    return holdings.likely.get(id)

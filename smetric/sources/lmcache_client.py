@@ -83,17 +83,16 @@ class Client:
         self._suspended = False
 
     async def start(self) -> None:
-        """Open the pool of connections, once."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                # Servers on uvicorn close idle connections after 5 s; a POST on a closed one is lost.
-                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=3, ttl_dns_cache=10),
-                timeout=aiohttp.ClientTimeout(total=None),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-                trust_env=False,
-            )
+        """Open the pool of connections."""
+        self._session = aiohttp.ClientSession(
+            # Servers on uvicorn close idle connections after 5 s; a POST on a closed one is lost.
+            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=3, ttl_dns_cache=10),
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            trust_env=False,
+        )
 
     async def stop(self) -> None:
         """Close the connections."""

@@ -13,9 +13,11 @@ import msgspec
 import xxhash
 from cachetools import TTLCache
 
+from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.lmcache_client import Client
 from smetric.sources.lmcache_holdings import MAX_TOKENS, NOTHING, Holdings, Question
+from smetric.sources.source import Source
 from smetric.telemetry import names
 from smetric.token_ids import TokenIds
 
@@ -25,8 +27,10 @@ MAX_LENGTHS = 262_144
 _SALT = msgspec.json.Decoder(str | None)
 
 
-class Lookup:
+class Lookup(Source):
     """Looks prompts up; failure of any kind, lateness included, is an answer that says nothing.
+
+    It fills nothing itself, but is told what becomes of requests, once for all tiers.
 
     Args:
         client: asks the service.
@@ -40,6 +44,8 @@ class Lookup:
         on_result: called with the result of each look-up, one of `names.LOOKUP_RESULTS`.
         clock: monotonic seconds.
     """
+
+    name = "lmcache"
 
     def __init__(
         self,
@@ -69,8 +75,6 @@ class Lookup:
         #: The request asked for last and what came of it: several features, and a second pass of the policy, want the
         #: same, and should cost neither tokens nor hashes again.
         self._last: tuple[InferenceRequest, float, Holdings] | None = None
-        #: The request whose prefill was told last: each tier tells of it.
-        self._told_of: InferenceRequest | None = None
 
     async def start(self) -> None:
         """Open the service's connections."""
@@ -80,18 +84,17 @@ class Lookup:
         """Close them."""
         await self._client.stop()
 
-    def forget(self) -> None:
-        """Answers given so far may not hold any more."""
+    def forget(self, instance: Instance) -> None:
+        """*instance* restarted: what was answered before may not hold any more."""
         self._answers.clear()
         self._last = None
 
-    def prefilled(self, request: InferenceRequest) -> None:
-        """An instance has computed *request*'s prompt: an answer about the same chunks from before says too little."""
+    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
+        """LMCache learns of it from *instance* itself: an answer about the same chunks from before says too little."""
         if self._last is not None and self._last[0] is request:
             self._last = None
-        if not self._answers or request.token_ids is None or self._told_of is request:
+        if not self._answers or request.token_ids is None:
             return
-        self._told_of = request
         named = self._key_of(request)
         if named is not None:
             question = Question(_packed(request.token_ids, self._chunk_size), *named)

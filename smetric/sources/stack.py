@@ -19,7 +19,7 @@ from smetric.sources.fetch_rate import FetchRates
 from smetric.sources.follower import Follower
 from smetric.sources.index_file import IndexFile
 from smetric.sources.kv_publisher import publishers
-from smetric.sources.lmcache import lmcache_tiers
+from smetric.sources.lmcache import lmcache_sources
 from smetric.sources.peers import Peers
 from smetric.sources.prefill_rate import PrefillRates
 from smetric.sources.prefill_times import PrefillTimes
@@ -99,7 +99,7 @@ def source_stack(
     sources += prefixes
     indexes = PrefixIndexes(one if isinstance(one, PrefixIndex) else one.index for one in prefixes)
     if settings.lmcache.url:
-        sources += lmcache_tiers(settings, token_ids, deadline, metrics)
+        sources += lmcache_sources(settings, token_ids, deadline, metrics)
         sources += [PrefixPart(one) for one in prefixes if isinstance(one, PrefixIndex)]
     prefill_times = PrefillTimes()
     followers = _followers(settings, fleet, prefill_times)

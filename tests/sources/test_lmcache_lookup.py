@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from smetric.fleet.instance import Instance
 from smetric.sources import lmcache_lookup
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_holdings import MAX_TOKENS, NOTHING, Holdings
@@ -16,6 +17,7 @@ from tests.fakes import hang
 from tests.sources.lmcache_captures import exchange
 from tests.sources.lmcache_fakes import answering, asking, request
 
+INSTANCE = Instance("mpA", "http://mpA")
 #: Both A's and B's prefixes of 1,024 tokens.
 BOTH = exchange("coordinator_20_lookup_both")[2]
 HELD = Holdings(host={"mpA": 1024, "mpB": 512}, own={"mpA": 1024, "mpB": 512}, shared=1024)
@@ -42,7 +44,7 @@ async def test_an_answer_is_used_again_for_the_same_leading_chunks_until_it_is_o
         assert asked.results == [names.LOOKUP_OK, names.LOOKUP_CACHED]
         asked.clock.now += 1.0
         await asked.lookup.of(request())
-        asked.lookup.forget()
+        asked.lookup.forget(INSTANCE)
         await asked.lookup.of(request())
         assert len(asked.service.calls) == 3
         asked.ids.ids = range(1001, 2025)
@@ -57,13 +59,13 @@ async def test_once_an_instance_has_computed_a_prompt_what_was_answered_before_i
         first, other = request(), request()
         await asked.lookup.of(first)
         first.token_ids = array("I", range(1000, 2024))
-        asked.lookup.prefilled(first)
+        asked.lookup.prefilled(first, INSTANCE)
         assert asked.lookup.recent(first) is None
         asked.ids.ids = [*range(1000, 2024), 7, 8, 9]  # a follow-up that adds less than a chunk
         await asked.lookup.of(other)
         assert asked.results == [names.LOOKUP_OK, names.LOOKUP_OK]
         other.token_ids = array("I", range(5000, 6024))  # of another prompt: what is known stays
-        asked.lookup.prefilled(other)
+        asked.lookup.prefilled(other, INSTANCE)
         await asked.lookup.of(request())
         assert asked.results[-1] == names.LOOKUP_CACHED
 
