@@ -249,13 +249,12 @@ class Statements:
 
     def _guards(self, when: tree.Expr | None) -> list[Guard]:
         definitions = self._names.definitions()
-        guards = [
-            Guard(label_of(part, self.findings.text, definitions), part.span, self.expressions.condition(part))
-            for part in conjuncts(when)
-        ]
-        for guard in guards:
-            if guard.type.decided:
-                self.expressions.same(guard.span, guard.type, "this condition is the same in every decision")
+        guards = []
+        for part in conjuncts(when):
+            found = self.expressions.condition(part)  # which refuses what nests too deep to look for calls in
+            if found.decided:
+                self.expressions.same(part.span, found, "this condition is the same in every decision")
+            guards.append(Guard(label_of(part, self.findings.text, definitions), part.span, found))
         return guards
 
     def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, may_end: bool) -> None:

@@ -16,11 +16,11 @@ NOBODY = "nobody"
 
 def conjuncts(when: tree.Expr | None) -> list[tree.Expr]:
     """The guards of a condition, left to right; none without one."""
-    if when is None:
-        return []
-    if isinstance(when, tree.Binary) and when.op == "and":
-        return conjuncts(when.left) + conjuncts(when.right)
-    return [when]
+    found: list[tree.Expr] = []
+    while isinstance(when, tree.Binary) and when.op == "and":  # of any length: nothing has counted it yet
+        found = conjuncts(when.right) + found
+        when = when.left
+    return found if when is None else [when, *found]
 
 
 def label_of(guard: tree.Expr, text: str, definitions: Container[str]) -> str:

@@ -5,6 +5,7 @@ The terminals are the grammar's; what their order means is the parser's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -105,10 +106,8 @@ def cut(found: Tokens) -> list[Piece]:
         pieces[-1].tokens.append(token)
         previous = token
     starts = [piece.tokens[0].start for piece in pieces]
-    for offset in found.skipped:
-        owner = max((index for index, start in enumerate(starts) if start <= offset), default=0)
-        if pieces:
-            pieces[owner].broken = True
+    for offset in found.skipped if pieces else ():
+        pieces[max(0, bisect_right(starts, offset) - 1)].broken = True
     return pieces
 
 

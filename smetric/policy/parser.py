@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from bisect import bisect_right
 from pathlib import Path
 
 from lark import Lark
@@ -115,13 +116,14 @@ def _without_tests(
 ) -> tuple[list[int], list[Piece], list[Diagnostic]]:  # fmt: skip
     """Where the `test` blocks start, the pieces that are none, and the errors outside of them."""
     starts = [_start(piece) for piece in pieces]
-    tests = {start for start, piece in zip(starts, pieces, strict=True) if piece.word == "test"}
     kept = [piece for piece in pieces if piece.word != "test"]
 
-    def owner(error: Diagnostic) -> int:
-        return max((start for start in starts if start <= error.span.start), default=0)
+    def in_test(error: Diagnostic) -> bool:
+        owner = bisect_right(starts, error.span.start) - 1
+        return owner >= 0 and pieces[owner].word == "test"
 
-    return sorted(tests), kept, [error for error in errors if owner(error) not in tests]
+    tests = [start for start, piece in zip(starts, pieces, strict=True) if piece.word == "test"]
+    return tests, kept, [error for error in errors if not in_test(error)]
 
 
 @functools.cache

@@ -68,10 +68,27 @@ def test_any_configured_value_raises_nothing_but_policy_errors(value: float | st
     _survives(SOUND, {"OVERLOAD": value, "LOAD": value, "MODE": value, "RATE": value, "FAR": value})
 
 
-@pytest.mark.parametrize("unit", ["(", "!a", "let x = 1\n", "a + ", "not ", '"', "| ", "def f(x) = x\n", "1 per "])
-def test_the_largest_texts_are_refused(unit: str) -> None:
+@pytest.mark.parametrize("start", ["let x =", "route argmin(0) when"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "(",
+        "!a",
+        "let x = 1\n",
+        "a + ",
+        "a and ",
+        "a if b else ",
+        "not ",
+        '"',
+        "| ",
+        "def f(x) = x\n",
+        "1 per ",
+        "let .5\n",
+    ],
+)
+def test_the_largest_texts_are_refused(start: str, unit: str) -> None:
     body = unit * ((MAX_BYTES - 40) // len(unit))
-    assert not _survives(f"policy p\nlet x = {body}")
+    assert not _survives(f"policy p\n{start} {body}a")
 
 
 def test_a_text_that_is_no_utf_8_is_refused() -> None:
