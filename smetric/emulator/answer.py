@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from smetric.emulator.generation import Choice
+from smetric.emulator.generation import Choice, Generation
 
 #: As vLLM 0.32.0 signs its answers.
 FINGERPRINT = "vllm-0.32.0-emulated"
@@ -33,6 +33,13 @@ class Answer(Protocol):
 
     def closing(self) -> Iterable[bytes]:
         """The events after everything has ended."""
+
+
+def counts(generation: Generation) -> dict[str, int]:
+    """What `usage` begins with in the OpenAI APIs."""
+    prompt_tokens, output_tokens = generation.prompt_tokens, generation.output_tokens
+    total = prompt_tokens + output_tokens
+    return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": output_tokens}
 
 
 def data_event(value: dict[str, Any]) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smetric.emulator import template, tokenizer
-from smetric.emulator.answer import DONE, FINGERPRINT, data_event
+from smetric.emulator.answer import DONE, FINGERPRINT, counts, data_event
 from smetric.emulator.call import Call, Limits, check_model, parse_call, replies
 from smetric.emulator.fields import Fields
 from smetric.emulator.generation import Choice, Generation
@@ -34,10 +34,9 @@ class ChatAnswer:
 
     eager = False
 
-    def __init__(self, generation: Generation, block_size: int) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._call = generation.call
-        self._block_size = block_size
         self._unfinished = len(generation.choices)
 
     def body(self) -> dict[str, Any]:
@@ -52,7 +51,7 @@ class ChatAnswer:
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
             "usage": {
-                **self._counts(),
+                **counts(self._generation),
                 "prompt_tokens_details": {**self._details(), "multimodal_tokens": None},
                 "completion_tokens_details": None,
             },
@@ -94,7 +93,7 @@ class ChatAnswer:
     def closing(self) -> Iterator[bytes]:
         """Usage, if it was asked for, and the end."""
         if self._call.include_usage:
-            usage = {**self._counts(), "prompt_tokens_details": self._details()}
+            usage = {**counts(self._generation), "prompt_tokens_details": self._details()}
             yield data_event(self._chunk([], {"usage": usage, "system_fingerprint": FINGERPRINT}))
         yield DONE
 
@@ -129,14 +128,9 @@ class ChatAnswer:
         usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + output_tokens}
         return {"usage": {**usage, "completion_tokens": output_tokens, "completion_tokens_details": None}}
 
-    def _counts(self) -> dict[str, int]:
-        prompt_tokens, output_tokens = self._generation.prompt_tokens, self._generation.output_tokens
-        total = prompt_tokens + output_tokens
-        return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": output_tokens}
-
     def _details(self) -> dict[str, int]:
         generation = self._generation
         return {
             "cached_tokens": generation.cached_tokens,
-            "created_cache_tokens": generation.created_tokens(self._block_size),
+            "created_cache_tokens": generation.created_tokens,
         }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smetric.emulator import tokenizer
-from smetric.emulator.answer import DONE, FINGERPRINT, data_event
+from smetric.emulator.answer import DONE, FINGERPRINT, counts, data_event
 from smetric.emulator.call import Call, Limits, check_model, parse_call, replies
 from smetric.emulator.error import InvalidBodyError, bad_request
 from smetric.emulator.fields import Fields
@@ -58,14 +58,14 @@ class CompletionAnswer:
 
     eager = False
 
-    def __init__(self, generation: Generation, _: int) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._call = generation.call
 
     def body(self) -> dict[str, Any]:
         """One `text_completion`."""
         usage = {
-            **self._counts(),
+            **counts(self._generation),
             "prompt_tokens_details": {
                 "cached_tokens": self._generation.cached_tokens,
                 "created_cache_tokens": None,
@@ -103,13 +103,16 @@ class CompletionAnswer:
         }
         extra = {}
         if self._call.continuous_usage:
-            extra["usage"] = self._counts()
+            extra["usage"] = counts(self._generation)
         yield data_event({**self._head([told]), **extra})
 
     def closing(self) -> Iterator[bytes]:
         """Usage, if it was asked for, and the end."""
         if self._call.include_usage:
-            usage = {**self._counts(), "prompt_tokens_details": {"cached_tokens": self._generation.cached_tokens}}
+            usage = {
+                **counts(self._generation),
+                "prompt_tokens_details": {"cached_tokens": self._generation.cached_tokens},
+            }
             yield data_event({**self._head([]), "usage": usage, "system_fingerprint": FINGERPRINT})
         yield DONE
 
@@ -134,8 +137,3 @@ class CompletionAnswer:
 
     def _prompt_ids(self, choice: Choice) -> list[int] | None:
         return tokenizer.to_ids(choice.prompt) if self._call.return_token_ids else None
-
-    def _counts(self) -> dict[str, int]:
-        prompt_tokens, output_tokens = self._generation.prompt_tokens, self._generation.output_tokens
-        total = prompt_tokens + output_tokens
-        return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": output_tokens}

@@ -7,8 +7,6 @@ from typing import Any
 import orjson
 
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-
-
 #: The type of an error of a body that does not validate.
 INVALID = "Bad Request"
 

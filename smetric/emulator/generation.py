@@ -69,13 +69,14 @@ class Generation:
         block_size: of the engine, tokens.
     """
 
-    __slots__ = ("_news", "call", "choices", "told_at")
+    __slots__ = ("_block_size", "_news", "call", "choices", "told_at")
 
     def __init__(self, call: Call, limits: Limits, block_size: int) -> None:
         self.call = call
         self.choices: list[Choice] = []
         #: When news was last given, seconds of the loop's clock.
         self.told_at = 0.0
+        self._block_size = block_size
         self._news = asyncio.Event()
         root = root_key(call.salt)
         for prompt in call.prompts:
@@ -111,10 +112,11 @@ class Generation:
         """Prompt tokens of the first prompt that were in the cache."""
         return self.choices[0].sequence.hit_len or 0
 
-    def created_tokens(self, block_size: int) -> int:
+    @property
+    def created_tokens(self) -> int:
         """Prompt tokens of the first prompt that entered the cache, in full blocks."""
         prompt_len = self.choices[0].sequence.prompt_len
-        return max(0, prompt_len // block_size * block_size - self.cached_tokens)
+        return max(0, prompt_len // self._block_size * self._block_size - self.cached_tokens)
 
     def wake(self) -> None:
         """There is news."""

@@ -75,6 +75,8 @@ class EmulatedInstance:
     def reset(self) -> None:
         """Restart: what runs is aborted, the cache is empty, the counters and the start time are new."""
         self.abort_all()
+        if self._timer is not None:
+            self._timer.cancel()
         self._start_anew()
 
     def generate(self, call: Call) -> Generation:
@@ -116,9 +118,6 @@ class EmulatedInstance:
         """Stop everything, as an engine does that is told to end; streams finish with the reason `abort`."""
         for generation in tuple(self._active):
             self.abort(generation)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _now(self) -> float:
         return (time.monotonic() - self._origin) * self.settings.time_scale
@@ -129,11 +128,9 @@ class EmulatedInstance:
         self._step_took = duration or 0.0
 
     def _arm(self) -> None:
-        if self._step_ends is None:
-            self._timer = None
-            return
-        wait = (self._step_ends - self._now()) / self.settings.time_scale
-        self._timer = asyncio.get_running_loop().call_later(max(TICK_S, wait), self._tick)
+        if self._step_ends is not None:
+            wait = (self._step_ends - self._now()) / self.settings.time_scale
+            self._timer = asyncio.get_running_loop().call_later(max(TICK_S, wait), self._tick)
 
     def _tick(self) -> None:
         now = self._now()

@@ -162,9 +162,8 @@ class EmulatedLmcache:
         held = []
         for id, instance in self._instances:
             if model is None or model in instance.limits.names:
-                block_size = instance.settings.engine.block_size
-                keys = block_keys(tokens, block_size, root_key(salt))
-                held.append((id, instance, instance.engine.cache.match(keys) * block_size // CHUNK_SIZE))
+                keys = block_keys(tokens, instance.settings.engine.block_size, root_key(salt))
+                held.append((id, instance, instance.engine.hit_length(keys) // CHUNK_SIZE))
         return held
 
 

@@ -52,10 +52,9 @@ class MessageAnswer:
 
     eager = False
 
-    def __init__(self, generation: Generation, block_size: int) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._call = generation.call
-        self._block_size = block_size
 
     def body(self) -> dict[str, Any]:
         """One `message`."""
@@ -98,7 +97,7 @@ class MessageAnswer:
 
     def _usage(self) -> dict[str, int]:
         generation = self._generation
-        cached, created = generation.cached_tokens, generation.created_tokens(self._block_size)
+        cached, created = generation.cached_tokens, generation.created_tokens
         return {
             "input_tokens": generation.prompt_tokens - cached - created,
             "output_tokens": generation.output_tokens,

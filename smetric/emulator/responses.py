@@ -37,11 +37,10 @@ class ResponseAnswer:
 
     eager = True
 
-    def __init__(self, generation: Generation, block_size: int) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._call = generation.call
         self._choice = generation.choices[0]
-        self._block_size = block_size
         self._item_id = new_id("msg_")
         self._events = 0
 
@@ -109,7 +108,7 @@ class ResponseAnswer:
             "input_tokens": prompt_tokens,
             "input_tokens_details": {
                 "cached_tokens": generation.cached_tokens,
-                "cache_write_tokens": generation.created_tokens(self._block_size),
+                "cache_write_tokens": generation.created_tokens,
                 "input_tokens_per_turn": [],
                 "cached_tokens_per_turn": [],
             },

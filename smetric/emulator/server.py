@@ -41,7 +41,7 @@ class Api:
     """One API that generates: how its requests are read, its answers written, and its ids begin."""
 
     parse: Callable[[Fields, Limits], Call]
-    answer: Callable[[Generation, int], Answer]
+    answer: Callable[[Generation], Answer]
     id_prefix: str
 
 
@@ -172,7 +172,7 @@ class EmulatedServer:
         gone = asyncio.create_task(self._until_gone(exchange, generation))
         instance.open_requests += 1
         try:
-            answer = api.answer(generation, instance.settings.engine.block_size)
+            answer = api.answer(generation)
             if call.stream:
                 await self._stream(exchange, generation, answer)
             else:
