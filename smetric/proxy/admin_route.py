@@ -7,9 +7,11 @@ from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from smetric.sources.placement import MAX_BATCH_BYTES
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
@@ -40,6 +42,23 @@ class AdminRoute(Route):
             return await endpoint(request)
 
         super().__init__(path, understood, methods=methods)
+
+
+async def body_of(request: Request) -> bytes:
+    """The body of *request*; nothing on the admin port is longer than what routers tell each other.
+
+    Raises:
+        HTTPException: 413, it is longer all the same; 400, the client left before it was whole.
+    """
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BATCH_BYTES:
+                raise HTTPException(413, f"a body has at most {MAX_BATCH_BYTES} bytes here")
+    except ClientDisconnect:
+        raise HTTPException(400, "the client left before its request was whole") from None
+    return bytes(body)
 
 
 def as_json(data: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from smetric.proxy.admin_route import AdminRoute
+from smetric.proxy.admin_route import AdminRoute, body_of
 from smetric.sources.peer import OWN, PATH
 from smetric.sources.peers import Peers, Reception
-from smetric.sources.placement import MAX_BATCH_BYTES, UnreadableBatch
+from smetric.sources.placement import UnreadableBatch
 
 #: Longest time a batch may take to arrive, seconds.
 ARRIVAL_S = 5.0
@@ -24,8 +24,8 @@ def placement_routes(peers: Peers) -> list[AdminRoute]:
         _admit(request)
         try:
             async with asyncio.timeout(ARRIVAL_S):
-                body = await _body(request)
-        except (TimeoutError, ClientDisconnect):
+                body = await body_of(request)
+        except TimeoutError:
             raise HTTPException(408, f"the batch did not arrive within {ARRIVAL_S:g} s") from None
         try:
             reception = await peers.receive(body)
@@ -42,12 +42,3 @@ def placement_routes(peers: Peers) -> list[AdminRoute]:
             raise HTTPException(403, "placements are for peers; set the same peers.token everywhere")
 
     return [AdminRoute(PATH, take, methods=["POST"]), AdminRoute(PATH, give, methods=["GET"])]
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BATCH_BYTES:
-            raise HTTPException(413, f"a batch has at most {MAX_BATCH_BYTES} bytes")
-    return bytes(body)

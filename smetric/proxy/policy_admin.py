@@ -15,7 +15,7 @@ from starlette.responses import Response
 from smetric.policy import Policy, PolicyError
 from smetric.policy.parser import MAX_BYTES
 from smetric.policy_file import Generation, NoGeneration, Origin, PolicyFile
-from smetric.proxy.admin_route import AdminRoute, as_json
+from smetric.proxy.admin_route import AdminRoute, as_json, body_of
 from smetric.routes import Route, Routes
 from smetric.telemetry import names
 from smetric.telemetry.decisions import KEPT, DecisionLog
@@ -90,7 +90,7 @@ def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Even
 
     async def rollback(request: Request) -> Response:
         route, file = find(request)
-        wanted = _read(await request.body() or b"{}", _Wanted)
+        wanted = _read(await body_of(request) or b"{}", _Wanted)
         try:
             file.restore(Origin.ROLLBACK, wanted.generation)
         except NoGeneration as error:
@@ -99,7 +99,7 @@ def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Even
 
     async def attempt(request: Request) -> Response:
         route, file = find(request)
-        candidate = _candidate(await request.body())
+        candidate = _candidate(await body_of(request))
         arms = {arm.file: arm.name for of, arm in routes.acting() if of is route}
         if file not in arms:
             raise HTTPException(409, f"{file.name} is in shadow and decides nothing; try it against {route.name}")

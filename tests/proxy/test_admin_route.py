@@ -8,7 +8,8 @@ from urllib.parse import quote
 import orjson
 import pytest
 
-from tests.fakes import FakeEngine, Response, fetch
+from smetric.sources.placement import MAX_BATCH_BYTES
+from tests.fakes import FakeEngine, RawClient, Response, chunk, fetch, request
 from tests.faults.harness import Running, running
 
 #: Each path, and what may be asked for there; ID and NAME are put in.
@@ -111,3 +112,23 @@ async def test_what_is_not_served_leads_to_what_is() -> None:
         assert error_of(wrong) in {
             f"this path does not take DELETE; it takes {allowed}" for allowed in ("GET, HEAD", "HEAD, GET")
         }
+
+
+READING = [path.removeprefix("POST ") for path in PATHS if path.endswith(("/rollback", "/try"))]
+
+
+@pytest.mark.parametrize("path", READING)
+async def test_a_body_is_bounded_though_its_length_is_not_announced(path: str) -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.admin_url) as client:
+        await client.send(request("POST", path, headers=[("Transfer-Encoding", "chunked")]))
+        await client.send(chunk(b" " * MAX_BATCH_BYTES) + chunk(b" "))
+        answer = await client.response()
+        assert (answer.status, error_of(answer)) == (413, f"a body has at most {MAX_BATCH_BYTES} bytes here")
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_fault_of_the_router() -> None:
+    async with running(FakeEngine()) as router:
+        for path in READING:
+            async with await RawClient.connect(router.admin_url) as client:
+                await client.send(request("POST", path, headers=[("Content-Length", "2")]) + b"{")
+    assert "smetric.request.failed" not in router.log.getvalue()
