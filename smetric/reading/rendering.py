@@ -50,6 +50,7 @@ class Message(Struct, gc=False):
     type: str | None = None
     name: Raw = Raw()
     arguments: Raw = Raw()
+    input: Raw = Raw()
     output: Raw = Raw()
     summary: Raw = Raw()
 
@@ -165,7 +166,7 @@ class Rendering:
             if message.type is not None:
                 if turn == "assistant":
                     turn = "item"
-                for field in (message.summary, message.name, message.arguments, message.output):
+                for field in (message.summary, message.name, message.arguments, message.input, message.output):
                     if field:
                         self._add_content(field, [], 0)
             if turn != "other":

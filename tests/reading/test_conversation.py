@@ -127,6 +127,7 @@ def test_a_string_and_one_text_part_render_alike(type_: str) -> None:
         ),
         (FUNCTION_CALL, [b"f", b"{}"]),
         (FUNCTION_OUTPUT, [b"result"]),
+        ({"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}, [b"patch", b"*** Begin"]),
         (THOUGHT, [b"hm"]),
         ({"role": "user", "content": "x", "invented": {"deep": [1]}}, [b"x"]),
         ({"role": "user", "content": {"shape": "nobody knows"}}, [b"nobody knows"]),
