@@ -142,9 +142,9 @@ def _check(
     tests: tuple[tree.Test, ...],
 ) -> Checked:
     linked = link(file, libraries)
-    choices = feature_choices(file, linked, vocabulary)
+    choices = feature_choices(file, linked, vocabulary, settings)
     done: list[Pass] = []
-    for choice in combinations(choices, settings):
+    for choice in combinations(choices):
         one = Pass(file, linked, vocabulary, settings, choice, beside, tests)
         one.run()
         done.append(one)

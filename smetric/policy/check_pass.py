@@ -14,7 +14,7 @@ from smetric.policy.check_tests import Tests
 from smetric.policy.diagnostic import Diagnostic, Source
 from smetric.policy.feature_choice import Choice
 from smetric.policy.findings import Findings, Stop
-from smetric.policy.library import Linked
+from smetric.policy.library import Linked, taken
 from smetric.policy.parameter import Settings
 from smetric.policy.vocabulary import Vocabulary
 
@@ -39,12 +39,7 @@ class Pass:
         self._linked = linked
         self._vocabulary = vocabulary
         self._settings = settings
-        self._taken = {
-            (use.library.name, name.name)
-            for use in file.statements
-            if isinstance(use, tree.Use)
-            for name in use.names
-        }  # fmt: skip
+        self._taken = taken(file)
         findings = Findings(file.text)
         own = {name: feature for name, feature in choice.items() if "." not in name}
         self.statements = Statements(file, vocabulary, settings, own, findings, self._library)
@@ -78,7 +73,7 @@ class Pass:
             file = self._linked.files[name]
             features = {key.partition(".")[2]: word for key, word in self.choice.items() if key.startswith(f"{name}.")}
             # Configuration reaches the parameters that the policy itself takes.
-            settings = self._settings.only({taken for library, taken in self._taken if library == name})
+            settings = self._settings.only({own for library, own in self._taken if library == name})
             findings = Findings(file.text, Source(file.text, file.path), self.statements.findings.calls)
             made = Statements(file, self._vocabulary, settings, features, findings, self._library)
             self.libraries[name] = made

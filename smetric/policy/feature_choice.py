@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from smetric.policy import tree
-from smetric.policy.library import Linked
+from smetric.policy.library import Linked, taken
 from smetric.policy.parameter import Settings
 from smetric.policy.vocabulary import Kind, Vocabulary
 
@@ -20,32 +20,37 @@ MAX_COMBINATIONS = 16
 Choice = Mapping[str, str]
 
 
-def feature_choices(file: tree.File, linked: Linked, vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
-    """The choices of each feature parameter, its default first; those that are no features left out."""
+def feature_choices(
+    file: tree.File, linked: Linked, vocabulary: Vocabulary, settings: Settings
+) -> dict[str, tuple[str, ...]]:
+    """The choices of each feature parameter, that of *settings* or else its default first; what is no feature left out.
+
+    Settings reach the parameters of a library that the policy itself takes.
+    """
     found: dict[str, tuple[str, ...]] = {}
-    for prefix, statement in _parameters(file, linked):
+    own = taken(file)
+    for library, statement in _parameters(file, linked):
         if isinstance(statement.value, tree.Name):
             listed = statement.domain.items if isinstance(statement.domain, tree.Choices) else ()
             names = dict.fromkeys(item.name for item in (statement.value, *listed) if isinstance(item, tree.Name))
             features = tuple(
                 name for name in names if name in vocabulary.features and vocabulary.features[name].kind is Kind.NUMBER
             )
+            chosen = settings.values.get(statement.name) if not library or (library, statement.name) in own else None
+            if chosen in features:
+                features = (str(chosen), *(name for name in features if name != chosen))
             if features:
-                found[prefix + statement.name] = features
+                found[f"{library}.{statement.name}" if library else statement.name] = features
     return found
 
 
 def _parameters(file: tree.File, linked: Linked) -> Iterator[tuple[str, tree.Param]]:
-    """The `param`s of a policy and its libraries, with what goes before their names in a `Choice`."""
-    for prefix, each in (("", file), *((f"{name}.", library) for name, library in linked.files.items())):
-        yield from ((prefix, statement) for statement in each.statements if isinstance(statement, tree.Param))
+    """The `param`s of a policy and its libraries, each with the name of its library, empty for the policy."""
+    for library, each in (("", file), *linked.files.items()):
+        yield from ((library, statement) for statement in each.statements if isinstance(statement, tree.Param))
 
 
-def combinations(choices: Mapping[str, tuple[str, ...]], settings: Settings) -> list[Choice]:
-    """All choices of features, the configured one first, cut at `MAX_COMBINATIONS`."""
-    ordered = {
-        name: sorted(features, key=lambda feature, name=name: feature != settings.values.get(name.rpartition(".")[2]))  # type: ignore[misc]
-        for name, features in choices.items()
-    }
-    products = itertools.islice(itertools.product(*ordered.values()), MAX_COMBINATIONS)
-    return [dict(zip(ordered, product, strict=True)) for product in products]
+def combinations(choices: Mapping[str, tuple[str, ...]]) -> list[Choice]:
+    """All choices of features, those that stand first in all of *choices* first, cut at `MAX_COMBINATIONS`."""
+    products = itertools.islice(itertools.product(*choices.values()), MAX_COMBINATIONS)
+    return [dict(zip(choices, product, strict=True)) for product in products]

@@ -40,6 +40,12 @@ class Linked:
     errors: list[Diagnostic] = field(default_factory=list)
 
 
+def taken(file: tree.File) -> set[tuple[str, str]]:
+    """The names that *file* takes, each behind that of its library."""
+    uses = (statement for statement in file.statements if isinstance(statement, tree.Use))
+    return {(use.library.name, name.name) for use in uses for name in use.names}
+
+
 def link(file: tree.File, reader: Reader) -> Linked:
     """Find and parse all libraries that *file* uses, directly or not."""
     linked = Linked()

@@ -115,6 +115,13 @@ def test_a_feature_parameter_of_a_library_is_typed_for_each_choice() -> None:
     ]
 
 
+def test_a_feature_parameter_that_is_not_taken_keeps_its_default_beside_one_of_its_name() -> None:
+    library = {"load": "library load\nparam LOAD = requests in {requests, running}\ndef load(k) = LOAD * k\n"}
+    body = "use load (load)\nparam LOAD = waiting in {waiting, running}\nroute argmin(LOAD + load(2))"
+    assert policy(body, library).reads == {"requests", "waiting"}
+    assert policy(body, library, LOAD="running").reads == {"requests", "running"}
+
+
 def test_a_feature_parameter_that_is_taken_is_a_unit_too() -> None:
     library = {"load": "library load\nparam LOAD = requests in {requests, unprefilled}\n"}
     body = (
