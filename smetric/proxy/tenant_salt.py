@@ -47,7 +47,7 @@ class TenantSalt:
             raise RequestError(
                 f"a trusted proxy must name the tenant, once, in `{self._shown}`", status=403, kind="permission_error"
             )
-        if api is Api.OTHER and not (first(headers, b"content-type") or b"").startswith(b"application/json"):
+        if api is Api.OTHER and (first(headers, b"content-type") or b"").lower().startswith(b"multipart/"):
             return body  # a file to transcribe: there is no prefix to share
         found = members(screen(body).body)
         try:

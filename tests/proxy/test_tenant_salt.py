@@ -56,6 +56,13 @@ def test_a_salt_that_is_no_text_is_refused() -> None:
         salted(b'{"cache_salt": 1}')
 
 
+@pytest.mark.parametrize("kind", [b"Application/JSON", b"application/json;charset=utf-8", b"application/x+json", b""])
+def test_what_engines_may_take_for_json_is_salted_whatever_it_calls_itself(kind: bytes) -> None:
+    """They compare without case, or do not look: who found one that is not known here would be without a tenant."""
+    headers = [(b"x-tenant", b"red"), (b"content-type", kind)]
+    assert json.loads(salted(b"{}", headers, Api.OTHER)) == json.loads(salted(b"{}"))
+
+
 def test_a_file_to_transcribe_passes_as_it_is() -> None:
     headers = [(b"x-tenant", b"red"), (b"content-type", b"multipart/form-data; boundary=x")]
     assert salted(b"--x--", headers, Api.OTHER) == b"--x--"
