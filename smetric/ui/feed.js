@@ -33,7 +33,6 @@ export class Feed {
       const answer = await get(`decisions/stream?history=${history}${this.query}`, abort.signal);
       this.failures = 0;
       this.on.link("live", true);
-      this.on.begin();
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       const giveUp = () => {
         why = "the router says nothing";

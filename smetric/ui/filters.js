@@ -35,7 +35,7 @@ export class Filters {
     const field = this.form.elements[name];
     if (field.type === "checkbox") field.checked = value;
     else {
-      if (field.tagName === "SELECT") this.offer(name, [value]);
+      if (field.tagName === "SELECT") add(field, value);
       field.value = value;
     }
     this.changed();
@@ -50,7 +50,7 @@ export class Filters {
     const select = this.form.elements[name];
     for (const value of new Set(values)) {
       if (select.options.length > MOST) return;
-      if (![...select.options].some((option) => option.value === value)) select.add(new Option(value, value));
+      add(select, value);
     }
   }
 
@@ -68,4 +68,8 @@ export class Filters {
     this.clearer.hidden = query === "";
     this.onChange();
   }
+}
+
+function add(select, value) {
+  if (![...select.options].some((option) => option.value === value)) select.add(new Option(value, value));
 }

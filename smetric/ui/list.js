@@ -102,7 +102,8 @@ export class List {
     this.waiting.clear();
     this.missed = 0;
     this.select(null);
-    this.read(false);
+    this.isRead = false;
+    this.held();
     put(this.empty, why);
     this.empty.hidden = false;
   }

@@ -30,7 +30,6 @@ let shown = 0;
 let policiesTold = "";
 
 const feed = new Feed({
-  begin: () => list.add([]),
   link: (text, isUp) => {
     put(byId("link"), text);
     byId("link").classList.toggle("up", isUp);

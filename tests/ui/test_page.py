@@ -145,6 +145,17 @@ async def test_an_instance_is_chosen_by_its_name(shown: Shown) -> None:
     assert await shown.texts("#fleet tr.picked th button") == ["vllm-03"]
 
 
+async def test_of_a_large_fleet_any_instance_can_be_chosen(shown: Shown) -> None:
+    chosen = await shown.page.run("""(async () => {
+        const { Filters } = await import(`${location.href}/filters.js`);
+        const filters = new Filters(() => {});
+        filters.offer("instance", Array.from({ length: 400 }, (_, i) => `vllm-${i}`));
+        filters.set("instance", "vllm-399");
+        return filters.get("instance");
+    })()""")
+    assert chosen == "vllm-399"
+
+
 async def test_a_later_turn_is_opened_by_keys_and_explained(shown: Shown) -> None:
     page = shown.page
     await shown.filter_by("stick")
@@ -229,6 +240,17 @@ async def test_space_pauses_and_goes_on(shown: Shown) -> None:
     await page.press(" ")
     await page.until(f"document.getElementById('pause').textContent === 'Pause' && {ROWS}[0].innerText.length")
     assert (await shown.texts(".row .at"))[0] != newest
+
+
+async def test_a_filter_counts_anew_what_waits(shown: Shown) -> None:
+    page = shown.page
+    await page.press(" ")
+    shown.decide(4)
+    await page.until("document.getElementById('pause').textContent === 'Go on (4 newer)'")
+    await page.press("/")
+    await page.type("no such thing")
+    await page.press("Enter")
+    await page.until(f"{ROWS}.length === 0 && document.getElementById('pause').textContent === 'Go on'")
 
 
 async def test_the_list_stands_still_while_a_decision_is_read_and_goes_on_when_it_is_closed(shown: Shown) -> None:
