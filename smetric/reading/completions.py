@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec import Raw
 
@@ -11,6 +13,8 @@ from smetric.reading.json_text import text_of
 from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 
+#: A string, or a list and what comes first in it.
+_START = re.compile(rb'"|\[[ \t\r\n]*+(.)')
 _RAWS = msgspec.json.Decoder(list[Raw])
 
 
@@ -45,19 +49,16 @@ def read_prompts(
     """
     if value is None or is_null(value):
         return 1
-    start = bytes(memoryview(value)[:64])
-    if start.startswith(b'"'):
-        given = [value]
-    elif not start.startswith(b"["):
+    start = _START.match(value)
+    if start is None:
         raise RequestError("`prompt` must be a string, a list of strings or lists of token ids", param="prompt")
-    else:
-        first = start[1:].lstrip()[:1]
-        given = _several(value, _PROMPTS[first]) if first in _PROMPTS else [value]
-        if first != b'"':
-            return _read_token_ids(request, list(map(bytes, given)), key)
+    first = start[1]
+    given = _several(value, _PROMPTS[first]) if first in _PROMPTS else [value]
+    if first not in (None, b'"'):
+        return _read_token_ids(request, list(map(bytes, given)), key)
     texts = [text_of(one, is_plain) for one in given]
-    request.prompt = Prompt([texts[0]], bytes_per_token, key=key)
-    request.prompt_len = sum(max(1, int(len(one) / bytes_per_token)) for one in texts)
+    request.prompt = prompt = Prompt([texts[0]], bytes_per_token, key=key)
+    request.prompt_len = sum(prompt.tokens(len(one)) or 1 for one in texts)
     return len(texts)
 
 

@@ -172,6 +172,20 @@ def test_a_salt_that_is_no_string_is_bounded_too() -> None:
         chat(cache_salt=["x" * MAX_STRING])
 
 
+def test_a_prompt_is_as_long_alone_and_in_a_batch_whatever_the_ratio() -> None:
+    ratio = TokenRatio()
+    ratio.learn("m", 900, 700)  # 9 / (9 / 7) is less than 7
+    one, two = (read(Api.COMPLETIONS, {"model": "m", "prompt": ["x" * 9] * n}, ratio=ratio) for n in (1, 2))
+    assert one.prompt is not None
+    assert (one.prompt.length, one.prompt_len, two.prompt_len) == (7, 7, 14)
+
+
+@pytest.mark.parametrize("spaces", [b"", b" ", b"\n" * 99])
+def test_spaces_before_the_first_prompt_of_a_list_do_not_matter(spaces: bytes) -> None:
+    assert read(Api.COMPLETIONS, b'{"prompt":[%b"%b"]}' % (spaces, b"x" * 400)).prompt_len == 100
+    assert read(Api.COMPLETIONS, b'{"prompt":[%b[1,2],[3]]}' % spaces).prompts == 2
+
+
 @pytest.mark.parametrize("prompt", [["x", 1], ["x", [1]], ["x", None], [[1], 1], [[1], "x"], [[1], None]])
 def test_prompts_of_several_kinds_are_refused(prompt: list[Any]) -> None:
     with pytest.raises(RequestError, match="strings only, or of lists of token ids only"):
