@@ -19,7 +19,7 @@ export async function get(path, signal) {
 }
 
 /** An answer other than 2xx. */
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;

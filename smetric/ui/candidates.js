@@ -4,21 +4,22 @@ import { make, seconds } from "./text.js";
 
 export function candidates(table) {
   const columns = table.columns;
+  const hasScore = table.score && !columns.some((column) => column.name === table.score);
   const head = make(
     "tr",
     {},
     make("th", { scope: "col" }, "instance"),
     ...columns.map((column, i) => make("th", { scope: "col", class: "n", title: `${column.doc} ${column.staleness}` }, column.name, make("small", {}, columnNote(table, i)))),
-    table.score && !columns.some((column) => column.name === table.score) ? make("th", { scope: "col", class: "n" }, table.score, make("small", {}, `${table.direction === "max" ? "highest" : "lowest"} wins`)) : null,
+    hasScore ? make("th", { scope: "col", class: "n" }, table.score, make("small", {}, `${table.direction === "max" ? "highest" : "lowest"} wins`)) : null,
     make("th", { scope: "col" }, ""),
   );
   const body = table.rows.map((row) =>
     make(
       "tr",
-      { class: row.chosen ? "chosen" : row.left_out_by ? "out" : "" , "data-id": row.id },
+      { class: row.chosen ? "chosen" : row.left_out_by ? "out" : "" },
       make("th", { scope: "row" }, row.id),
       ...row.cells.map(cell),
-      table.score && !columns.some((column) => column.name === table.score) ? make("td", { class: "n" }, row.score ?? "") : null,
+      hasScore ? make("td", { class: "n" }, row.score ?? "") : null,
       make("td", { class: "mark" }, ...marks(row)),
     ),
   );

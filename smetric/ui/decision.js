@@ -133,7 +133,7 @@ function verdict(data) {
   if (!data.instance) return [make("strong", { class: "no" }, `${data.outcome.replace("_", " ")} `), ...rule];
   const left = data.left_behind === null ? "" : `, where ${count(data.left_behind)} more cached tokens lie`;
   const moved = data.moved_from ? make("span", { class: "no" }, `; ${mover(data) ? `${mover(data)} took it away` : "moved"} from ${data.moved_from}${data.moved_by === "left out" ? ", left out" : ""}${left}`) : null;
-  return [data.status === null ? "was chosen by rule " : data.error_type ? "was chosen by rule " : "served it, by rule ", ...rule, moved];
+  return [data.status === null || data.error_type ? "was chosen by rule " : "served it, by rule ", ...rule, moved];
 }
 
 /** An id, to be copied by a click. */
