@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from smetric.proxy.admin_route import AdminRoute, body_of
-from smetric.sources.peer import OWN, PATH
-from smetric.sources.peers import Peers, Reception
+from smetric.sources.peer import OWN, PATH, OwnBatch
+from smetric.sources.peers import Peers
 from smetric.sources.placement import UnreadableBatch
 
 #: Longest time a batch may take to arrive, seconds.
@@ -28,10 +28,12 @@ def placement_routes(peers: Peers) -> list[AdminRoute]:
         except TimeoutError:
             raise HTTPException(408, f"the batch did not arrive within {ARRIVAL_S:g} s") from None
         try:
-            reception = await peers.receive(body)
+            await peers.receive(body)
         except UnreadableBatch as error:
             raise HTTPException(400, f"the batch cannot be read: {error}") from None
-        return Response(status_code=OWN if reception is Reception.OWN else 204)
+        except OwnBatch:
+            return Response(status_code=OWN)
+        return Response(status_code=204)
 
     async def give(request: Request) -> Response:
         _admit(request)

@@ -89,6 +89,6 @@ class CatchUp:
         for one in image.instances:
             instance, index = self._fleet.get(one.id), self._indexes.of(one.tokens)
             if instance is not None and index is not None:
-                index.restore(IndexImage(image.taken_at, image.block_bytes, [one]))
+                index.restore([one])
                 index.take_in(instance)
                 await asyncio.sleep(0)

@@ -51,8 +51,7 @@ class IndexFile:
         else:
             if image is not None:
                 # Without a start time nobody can say whether it is still the same process.
-                image.instances = [one for one in image.instances if one.started_at is not None]
-                self._indexes.restore(image)
+                self._indexes.restore([one for one in image.instances if one.started_at is not None])
         try:
             # Whoever configured it learns at once that it cannot be kept, not when it is lost.
             await asyncio.to_thread(self._try_out)

@@ -29,7 +29,7 @@ log = structlog.get_logger("smetric.peers")
 
 
 class OwnBatch(Exception):
-    """The peer is this router itself."""
+    """A batch that came to the router that sent it."""
 
 
 class Peer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import hmac
 import secrets
 import time
@@ -50,14 +49,6 @@ LONGEST_PAUSE_S = 5.0
 STRETCH = 4096
 
 log = structlog.get_logger("smetric.peers")
-
-
-class Reception(enum.Enum):
-    """What became of a batch."""
-
-    TAKEN = "taken"
-    #: This router sent it itself.
-    OWN = "own"
 
 
 class Peers:
@@ -149,15 +140,16 @@ class Peers:
         """The whole index, for a peer that has just started."""
         return await asyncio.to_thread(index_image.encode, await self._indexes.image())
 
-    async def receive(self, data: bytes) -> Reception:
+    async def receive(self, data: bytes) -> None:
         """Take in a batch from a peer.
 
         Raises:
             UnreadableBatch: *data* is none.
+            OwnBatch: this router sent it itself.
         """
         batch = placement.decode(data)
         if batch.sender == self._sender:
-            return Reception.OWN
+            raise OwnBatch
         if self._senders.heard(batch.sender, batch.number, is_last=batch.is_last):
             self._missed()
             self._catch_up.begin()
@@ -182,7 +174,6 @@ class Peers:
         if is_stranger:
             # It may be one of those here, under another id.
             self._missed()
-        return Reception.TAKEN
 
     def _tell_refused(self, instance: str, problem: str) -> None:
         if (kept_back := self._log_limit.passes(problem)) is not None:

@@ -22,7 +22,7 @@ from smetric.sources.belief import Belief
 from smetric.sources.beliefs import Beliefs
 from smetric.sources.cut import Cut, Cutting, TextCutting
 from smetric.sources.holdings import Holdings
-from smetric.sources.index_image import IndexImage, InstanceImage, pack
+from smetric.sources.index_image import InstanceImage, pack
 from smetric.sources.restoring import Restoring
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import Usage
@@ -217,12 +217,12 @@ class PrefixIndex(Source):
                 yield InstanceImage(instance.id, instance.started_at, pack(blocks), runs, self.cutting.tokens)
         yield from self._restoring.latest()
 
-    def restore(self, image: IndexImage) -> None:
-        """Take in what *image* says of each instance that is still the same process, as older than what is known here.
+    def restore(self, images: Iterable[InstanceImage]) -> None:
+        """Take in those of *images* whose instance is still the same process, as older than what is known here.
 
         Whether it is is settled when the instance is next looked at and has said when it started.
         """
-        self._restoring.add(one for one in image.instances if one.tokens == self.cutting.tokens)
+        self._restoring.add(one for one in images if one.tokens == self.cutting.tokens)
 
     async def recall(self, instances: Collection[Instance]) -> None:
         """Take in what waits for *instances* that have said when they started; they are all there are."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from smetric.fleet.instance import Instance
 from smetric.reading.prompt import BLOCK_BYTES
-from smetric.sources.index_image import IndexImage
+from smetric.sources.index_image import IndexImage, InstanceImage
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.telemetry.gauges import IndexFigures
 
@@ -73,10 +73,10 @@ class PrefixIndexes:
                 await asyncio.sleep(0)
         return IndexImage(time.time(), BLOCK_BYTES, instances)
 
-    def restore(self, image: IndexImage) -> None:
-        """Take in what *image* says, once its instances have said which process they are."""
+    def restore(self, images: Collection[InstanceImage]) -> None:
+        """Take in what *images* say, once their instances have said which process they are."""
         for index in self:
-            index.restore(image)
+            index.restore(images)
 
     async def recall(self, instances: Collection[Instance]) -> None:
         """Take in what was learnt before of those of all *instances* that have said which process they are."""

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import CacheConfig
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.sources.index_image import IndexImage
 from smetric.sources.prefix_index import PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, instances, request
 
@@ -59,7 +57,7 @@ def test_kept_or_found_anew_it_is_the_same(
             case "empty":
                 instance.seen_empty = True
             case "restore":
-                index.restore(IndexImage(0.0, BLOCK_BYTES, list(index.images())))
+                index.restore(list(index.images()))
         for asked in (request(blocks), request("xy")):
             kept = index.lookup(asked, fleet.candidates(""))
             assert kept == index.lookup(asked, list(fleet.instances))

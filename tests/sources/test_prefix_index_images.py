@@ -14,8 +14,8 @@ from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, req
 PROMPT = st.text("xyz", max_size=7)
 
 
-def image_of(index: PrefixIndex) -> IndexImage:
-    return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(index.images()))))
+def image_of(index: PrefixIndex) -> list[InstanceImage]:
+    return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(index.images())))).instances
 
 
 @settings(deadline=None)
@@ -77,9 +77,9 @@ def test_images_of_instances_nobody_knows_do_not_pile_up() -> None:
     again = PrefixIndex()
     for number in range(50):
         strangers = [InstanceImage(f"{number}-{i}", 1000.0, known.packed, known.runs) for i in range(100)]
-        again.restore(IndexImage(0.0, BLOCK_BYTES, strangers))
+        again.restore(strangers)
     assert len(again._restoring.waiting) <= MAX_INSTANCES_WAITING
-    again.restore(IndexImage(0.0, BLOCK_BYTES, [known] * 50))
+    again.restore([known] * 50)
     assert sum(map(len, again._restoring.waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.reading.prompt import BLOCK_BYTES
-from smetric.sources.index_image import IndexImage, decode, encode
+from smetric.sources.index_image import IndexImage, InstanceImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.telemetry.record import Usage
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, request
@@ -63,7 +63,7 @@ class Site:
         for prompt in before:
             self.engines[0].run(prompt)
         self.started_at = [1.0, 2.0]
-        self.images: list[IndexImage] = []
+        self.images: list[list[InstanceImage]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -80,8 +80,8 @@ class Site:
             if self.is_sized:
                 instance.cache = CacheConfig(TOKENS_PER_BLOCK, self.blocks)
 
-    def image(self) -> IndexImage:
-        return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(self.index.images()))))
+    def image(self) -> list[InstanceImage]:
+        return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(self.index.images())))).instances
 
     def step(self, what: str, which: int, prompt: str) -> None:
         instance, asked = self.fleet[which], request(prompt)

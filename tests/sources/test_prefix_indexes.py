@@ -52,7 +52,7 @@ async def test_what_is_in_an_image_is_restored_to_blocks_of_the_same_kind() -> N
     assert [(one.id, one.tokens, len(one.blocks)) for one in image.instances] == [("a", 16, 3), ("a", 0, 2)]
     tokens, text, again = both()
     waits = [again.is_restoring]
-    again.restore(image)
+    again.restore(image.instances)
     waits.append(again.is_restoring)
     await again.recall([engine()])
     waits.append(again.is_restoring)

@@ -13,7 +13,6 @@ from smetric.fleet.instance import Instance
 from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.cut import TokenCutting
-from smetric.sources.index_image import IndexImage
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_tokens import ASKED_S, PrefixTokens
 from smetric.telemetry.record import Usage
@@ -228,7 +227,7 @@ async def test_both_kinds_of_blocks_are_told_to_others_and_taken_by_their_own_ki
     images = [*pair.tokens.index.images(), *pair.text.images()]
     assert [one.tokens for one in images] == [BLOCK, 0]
     for index in (other.tokens.index, other.text):
-        index.restore(IndexImage(0.0, 1024, images))
+        index.restore(images)
     assert await other.look_up(asked(spelt(1000))) == [992, None]
     assert other.by_text(asked(spelt(1000))) == [768, None]
 
