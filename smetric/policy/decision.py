@@ -12,7 +12,7 @@ from smetric.policy.contest import best_other, count_tied, foremost
 from smetric.policy.guard import NOBODY
 from smetric.policy.outcome import OUTCOMES, Outcome
 from smetric.policy.plan import StatementKind, Step
-from smetric.policy.term import features_of
+from smetric.policy.term import Shape, features_of
 from smetric.policy.trace import FilterTrace, RuleTrace
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Decision:
         if pick is None:
             return self.survivors[-1] if self.survivors else range(len(self.snapshot.ids))
         left = self.survivors[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
-        if pick.where is None:
+        if pick.where is None or pick.where.shape is Shape.SCALAR:  # one for all is true of all, as somebody was picked
             return left
         mask = self.policy.probe(self, self.step_index, pick.where)
         return [i for i in left if mask[i]]

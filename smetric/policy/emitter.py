@@ -280,7 +280,7 @@ class Emitter:
 
     def _reduce(self, term: Reduce) -> ast.expr:
         function, where, default = term.function, term.where, term.default
-        if function == "count" and where is None and isinstance(term.value, Const):
+        if function == "count" and where is None and isinstance(term.value, Const) and term.value.value:
             return self.size(term.level)
         values = self.over(term.value, term.level, where)
         if default is None:

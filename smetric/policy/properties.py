@@ -138,7 +138,7 @@ def _not_kept(policy: Policy, vocabulary: Vocabulary, situation: Situation) -> B
         if step.kind is StatementKind.KEEP and stop == len(step.guards):
             assert step.value is not None
             mask = policy.probe(decision, at, step.value)
-            if not mask[decision.index]:
+            if mask is not True and not mask[decision.index]:
                 why = f"{decision.instance} is picked, which `{step.label}` removes"
                 return Broken(situation, why, tuple(decision.snapshot.ids[i] for i, kept in enumerate(mask) if kept))
     return None

@@ -231,10 +231,12 @@ class Resolver:
                 quotient = op("/", span, dividend, shared(span))
                 return op("if", span, op("divides", span, shared(span)), quotient, named["default"])
             case Family.PICK | Family.ROTATION | Family.LOTTERY:
-                # Where all tie anyway, neither `within:` nor `temperature:` is looked at.
-                extra = next(iter(named.values()), None) if plain[0].shape is Shape.VECTOR else None
+                value, extra = plain[0], next(iter(named.values()), None)
+                if value.shape is not Shape.VECTOR:
+                    # All tie: neither what they have nor `within:` or `temperature:` is looked at.
+                    value, extra = Const(0.0, span=value.span, shape=Shape.SCALAR), None
                 site = self._picks.add(self._owner)
-                pick = Pick(name, plain[0], thens, extra, where, self._level, site, span=span, shape=Shape.PICK)
+                pick = Pick(name, value, thens, extra, where, self._level, site, span=span, shape=Shape.PICK)
                 binding = Binding(self._picks.keys[site], pick)
                 self._bindings.append(binding)
                 return Ref(binding, span=span, shape=Shape.PICK)

@@ -45,16 +45,20 @@ WIDE = Vocabulary(
 class Author:
     """Writes random policies that are valid, and in which no constant settles what is read.
 
-    With *literals* of its own, what it writes may be refused: a product too large, a share above 1.
+    With *literals* of its own, what it writes may be refused: a product too large, a share above 1. With *settled*
+    ones parameters settle conditions, and single values stand where there could be one for each candidate.
     """
 
-    def __init__(self, rng: random.Random, literals: Sequence[str] = ("0", "2", "3.5")) -> None:
+    def __init__(
+        self, rng: random.Random, literals: Sequence[str] = ("0", "2", "3.5"), *, settled: bool = False
+    ) -> None:
         self.rng = rng
         self.literals = literals
         self.vectors: list[str] = []
         self.numbers: list[str] = []
         self.masks: list[str] = []
-        self.truths: list[str] = []
+        self.truths: list[str] = ["ON", "OFF"] if settled else []
+        self.scores: list[str] = ["0", "max(hits)", "req.size"] if settled else ["0"]
         self.picks: list[str] = []
 
     def one_of(self, *makers: Any) -> str:
@@ -150,7 +154,7 @@ class Author:
             then = f", temperature: {self.rng.choice(['0', '0.5', 'abs(' + self.number(1) + ')'])}"
         elif function == "sample":
             then = ""
-        plain = f"{function}({self.one_of(self.vector(depth), '0')}{where}{then})"
+        plain = f"{function}({self.one_of(self.vector(depth), *self.scores)}{where}{then})"
         options = [lambda: plain]
         if not maybe:
             options.append(lambda: f"first({self.pick(1, maybe=True)}, {plain})")
@@ -174,7 +178,8 @@ class Author:
 
     def policy(self) -> str:
         rng = self.rng
-        lines = ["policy random", "param WEIGHT = 1.5", "def scaled(x, y) = x * WEIGHT + y", *self.lets("_a")]
+        lines = ["policy random", "param WEIGHT = 1.5", "param ON = true", "param OFF = false"]
+        lines += ["def scaled(x, y) = x * WEIGHT + y", *self.lets("_a")]
         self.vectors.append(f"scaled({self.vector(1)}, {self.number(1)})")
         for at in range(rng.randint(0, 2)):
             when = f" when {self.when()}" if rng.random() < 0.5 else ""

@@ -48,6 +48,7 @@ def test_a_patience_may_be_computed_and_is_asked_for_behind_the_guards() -> None
         ("route argmin(requests) when req.turn > 3 or max(hit_len) > 0\nroute argmin(running)", {"turn": 1}, True),
         ("route argmin(requests, then: hit_len)", {}, False),
         ("route argmin(0, then: hit_len)", {}, True),
+        ("route rr_argmin(max(hit_len))", {}, False),
         ("route argmin(min(unprefilled where healthy, default: max(hit_len)) + unprefilled)", {}, False),
         ("route argmin(min(unprefilled where draining, default: max(hit_len)) + unprefilled)", {}, True),
         ("param DEEP = false\nroute argmin(unprefilled + (hit_len if DEEP else 0))", {}, False),

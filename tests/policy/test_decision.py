@@ -82,3 +82,10 @@ def test_reads_of_a_decision_are_what_its_visited_statements_ask_for() -> None:
     assert decide(body, turn=0).reads == {"requests"}
     assert decide(body, turn=4).reads == {"waiting", "requests"}
     assert policy(body).reads == {"running", "waiting", "requests"}
+
+
+def test_a_mask_that_a_parameter_settles_is_one_for_all_and_leaves_all() -> None:
+    body = "param OPEN = true\nkeep OPEN or healthy\nroute argmin(requests where OPEN or healthy)\nroute rr_argmin(0)"
+    decision = decide(body)
+    assert (decision.instance, decision.runner_up, decision.tied) == ("b", "c", 1)
+    assert list(decision.candidates) == [0, 1, 2]

@@ -29,6 +29,7 @@ from tests.policy.deciding import COLUMNS, decide, snapshot
         ("requests - mean(requests)", [4 - 8 / 3, 1 - 8 / 3, 3 - 8 / 3]),
         ("requests * count()", [12, 3, 9]),
         ("requests * count(waiting == 0)", [8, 2, 6]),
+        ("requests * (count(true or healthy) + 9 * count(false and healthy))", [12, 3, 9]),
         ("requests + min(running where waiting == 0, default: 50)", [5, 2, 4]),
         ("requests + min(running where waiting > 9, default: 50)", [54, 51, 53]),
         ("requests + sum(running where waiting > 9)", [4, 1, 3]),

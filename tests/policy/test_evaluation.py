@@ -33,6 +33,12 @@ def random_snapshot(rng: random.Random, numbers: Sequence[float] = (0, 1, 2, 3, 
     return Snapshot(ids, columns, known, stamps)
 
 
+def random_request(rng: random.Random, turns: Sequence[int | None]) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        turn=rng.choice(turns), size=rng.randint(1, 5), held=rng.randint(0, 3), key=rng.choice(["", "k"])
+    )
+
+
 def permuted(snapshot: Snapshot, order: list[int]) -> Snapshot:
     known = {name: None if cells is None else [cells[i] for i in order] for name, cells in snapshot.known.items()}
     return Snapshot(
@@ -62,12 +68,7 @@ def test_compiled_lazy_and_restarted_evaluation_agree_with_the_reference(batch: 
         file = parse(source)
         for _ in range(8):
             snapshot = random_snapshot(rng)
-            request = types.SimpleNamespace(
-                turn=rng.choice([None, 0, 1, 3]),
-                size=rng.randint(1, 5),
-                held=rng.randint(0, 3),
-                key=rng.choice(["", "k"]),
-            )
+            request = random_request(rng, [None, 0, 1, 3])
             cursors = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}
             seed = rng.getrandbits(63)
             eager = told(policy.decide(snapshot, request, cursors, seed))
@@ -82,6 +83,19 @@ def test_compiled_lazy_and_restarted_evaluation_agree_with_the_reference(batch: 
                 absent -= lazy.features
             assert told(lazy) == eager, source
             assert not always & absent, source
+
+
+def test_what_parameters_settle_is_what_it_would_have_come_to() -> None:
+    rng = random.Random(17)
+    for _ in range(60):
+        source = Author(rng, settled=True).policy()
+        policy, file = load(source, VOCABULARY), parse(source)
+        for _ in range(4):
+            # Not unknown: a guard that a parameter settles does not fail for what it no longer reads.
+            snapshot, request, seed = random_snapshot(rng), random_request(rng, [0, 1, 3]), rng.getrandbits(63)
+            cursors = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}
+            decision = policy.decide(snapshot, request, cursors, seed)
+            assert told(decision)[:2] == Reference(policy, file, VOCABULARY, snapshot, request, cursors, seed).decide()
 
 
 @pytest.mark.parametrize("batch", range(4))
@@ -114,9 +128,7 @@ def test_the_order_of_the_candidates_plays_no_part() -> None:
         policy = load(Author(rng).policy(), VOCABULARY)
         for _ in range(6):
             snapshot = random_snapshot(rng)
-            request = types.SimpleNamespace(
-                turn=rng.choice([0, 1, 3]), size=rng.randint(1, 5), held=rng.randint(0, 3), key=rng.choice(["", "k"])
-            )
+            request = random_request(rng, [0, 1, 3])
             cursors = {key: rng.choice(snapshot.ids) for key in policy.plan.keys}
             seed = rng.getrandbits(63)
             order = rng.sample(range(len(snapshot.ids)), k=len(snapshot.ids))

@@ -78,6 +78,10 @@ def test_the_search_is_the_same_each_time() -> None:
     assert first.as_test() == second.as_test()
 
 
+def test_a_filter_that_a_parameter_opens_to_all_removes_nobody() -> None:
+    assert search("param OPEN = true\nkeep OPEN or healthy\nroute argmin(requests)", "kept") is None
+
+
 def test_a_filter_that_the_pick_ignored_would_be_found() -> None:
     """`kept` holds by construction; here the decision is made to say otherwise."""
     loaded = policy("keep healthy\nroute argmin(requests)")
