@@ -366,16 +366,17 @@ class Http1(asyncio.Protocol):
         self._is_deaf = True
         self._set_reading()
         broken, self._receiving = self._receiving, None
+        is_seen = broken is not None and broken is self._current
         if broken is not None:
             broken.leave(problem)
-            if broken is self._current:
+            if is_seen:
                 self._current = None
                 if broken.stage is Stage.STARTED:
                     self._close(CLOSE_TIMEOUT_S)
                     return
             else:
                 self._waiting.remove(broken)
-        self._refused(problem, self._scope, broken is not None)
+        self._refused(problem, self._scope, is_seen)
         said = refusal(problem, scope, self._url)
         if self._current is None and not self._waiting:
             self._start(said)

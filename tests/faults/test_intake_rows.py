@@ -89,6 +89,14 @@ async def test_a_body_that_breaks_its_framing_is_logged_and_counted_once() -> No
         assert answered(router, 400, "/v1/chat/completions") == 1
 
 
+async def test_a_body_that_breaks_its_framing_while_its_request_waits_behind_another_is_counted_too() -> None:
+    async with running(FakeEngine()) as router, await RawClient.connect(router.url) as client:
+        await client.send(request("GET", "/healthz") + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert [(await client.response()).status for _ in range(2)] == [200, 400]
+        assert len(router.lines("smetric.request.refused")) == 1
+        assert answered(router, 400) == 1
+
+
 async def test_a_client_that_goes_on_sending_what_is_none_fills_no_log() -> None:
     async with running(FakeEngine()) as router:
         for _ in range(CHANGES_TOLD + 5):
