@@ -22,11 +22,13 @@ def refuse_open_admin(admin: socket.socket, *, has_token: bool) -> None:
 
 def refuse_self(urls: Iterable[str], ports: Sequence[socket.socket]) -> None:
     """Raise ConfigError if one of *urls* leads to one of *ports*: requests would go round in circles."""
-    own = {port.getsockname()[1]: port.getsockname()[0] for port in ports}
+    own = [port.getsockname()[:2] for port in ports]
     for url in urls:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        if port in own and any(_is_served(address, own[port]) for address in _addresses(parts.hostname or "", port)):
+        hosts = [host for host, number in own if number == port]
+        found = _addresses(parts.hostname or "", port) if hosts else ()
+        if any(_is_served(address, host) for address in found for host in hosts):
             raise ConfigError(f"instances: {url} is this router itself; name the engines")
 
 

@@ -144,6 +144,8 @@ def test_a_router_is_not_its_own_instance() -> None:
             with pytest.raises(ConfigError, match=r"is this router itself"):
                 refuse_self([url], [own, everywhere])
         refuse_self([f"http://127.0.0.2:{port}", f"http://192.0.2.1:{wide}", "http://127.0.0.1:1"], [own, everywhere])
+        with listen("127.0.0.2", port) as beside, pytest.raises(ConfigError, match=r"is this router itself"):
+            refuse_self([address_of(own)], [own, beside])
 
 
 async def test_a_request_that_comes_back_is_answered_508_and_stops_there() -> None:
