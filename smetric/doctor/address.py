@@ -14,7 +14,7 @@ async def resolve(url: str) -> tuple[str, int] | None:
     try:
         loop = asyncio.get_running_loop()
         infos = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter where no name could look like this
         return None
     return sorted(str(one[4][0]) for one in infos)[0], port
 

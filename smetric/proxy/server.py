@@ -68,10 +68,9 @@ def listen(host: str, port: int) -> socket.socket:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _, address = infos[0]
         sock = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address"
-        ) from error
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror or error) if isinstance(error, OSError) else "not a host name"
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another address") from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)

@@ -24,6 +24,12 @@ def test_a_port_in_use_is_told_with_the_way_out() -> None:
             listen("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("host", ["router..example", "r" * 64 + ".example", "two words"])
+def test_an_address_that_is_none_is_told_with_the_way_out(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot listen on {host}:0: .*choose another address"):
+        listen(host, 0)
+
+
 def test_an_address_is_told_as_a_url() -> None:
     with listen("127.0.0.1", 0) as sock:
         assert address_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
