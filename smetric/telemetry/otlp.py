@@ -10,9 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, StatusCode
 
 _double = struct.Struct("<d").pack
@@ -49,30 +47,22 @@ class Encoded:
     """An export request, as the SDK's exporter wants it.
 
     Args:
-        spans: of one process.
+        spans: one at least; all of one process and of one scope, as `open_span.py` makes them.
     """
 
     def __init__(self, spans: Sequence[ReadableSpan]) -> None:
-        together: dict[tuple[Resource, InstrumentationScope | None], list[bytes]] = {}
-        for span in spans:
-            together.setdefault((span.resource, span.instrumentation_scope), []).append(_field(b"\x12", _span(span)))
-        self._bytes = b"".join(
-            _field(b"\x0a", _field(b"\x0a", _attributes(b"\x0a", resource.attributes)) + _of_scope(scope, made))
-            for (resource, scope), made in together.items()
-        )
+        resource, scope = spans[0].resource, spans[0].instrumentation_scope
+        assert scope is not None
+        about = _field(b"\x0a", scope.name.encode()) + _field(b"\x12", (scope.version or "").encode())
+        made = b"".join([_field(b"\x12", _span(span)) for span in spans])
+        of_scope = _field(b"\x12", _field(b"\x0a", about) + made)
+        self._bytes = _field(b"\x0a", _field(b"\x0a", _attributes(b"\x0a", resource.attributes)) + of_scope)
 
     def SerializeToString(self) -> bytes:  # noqa: N802
         """The bytes."""
         return self._bytes
 
     SerializePartialToString = SerializeToString
-
-
-def _of_scope(scope: InstrumentationScope | None, spans: list[bytes]) -> bytes:
-    about = b""
-    if scope is not None:
-        about = _field(b"\x0a", scope.name.encode()) + _field(b"\x12", (scope.version or "").encode())
-    return _field(b"\x12", _field(b"\x0a", about) + b"".join(spans))
 
 
 def _span(span: ReadableSpan) -> bytes:
