@@ -27,7 +27,9 @@ _METADATA = frozenset(
 _CLOTHES = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "::ffff:0:0:0/96", "::/96", "64:ff9b::/96")))
 #: What other readers of URLs take for an IPv4 address: 127.1, 2130706433, 0x7f.0.0.1, 0177.0.0.1.
 _NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?\Z", re.IGNORECASE)
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?\Z")
+#: What stands between two dots of a host's name has 1 to 63 characters; others cannot even be looked up.
+LABELS = r"(?!\.|.*(?:\.\.|[^.]{64}))"
+_HOST = re.compile(LABELS + r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?\Z")
 
 
 class BaseUrl(Kind[str]):
@@ -61,7 +63,10 @@ class BaseUrl(Kind[str]):
                 raise wrong(raw, name, f"{self._RULE}; an IPv4 address is four decimal numbers")
             elif host and not _HOST.match(host):
                 raise wrong(
-                    raw, name, f"{self._RULE}; a host is A-Z a-z 0-9 . _ - and begins and ends with a letter or a digit"
+                    raw,
+                    name,
+                    f"{self._RULE}; a host is A-Z a-z 0-9 _ -, 1 to 63 of them between dots, and begins and ends "
+                    "with a letter or a digit",
                 )
         except ValueError as error:
             raise wrong(raw, name, self._RULE) from error

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smetric.config.address import PathRef
+from smetric.config.address import LABELS, PathRef
 from smetric.config.kind import Choice, Integer, Secret, Text
 from smetric.config.quantity import Duration, Size
 from smetric.config.section import setting
 from smetric.config.text import SECRET_FILE
 
-_HOST = Text(r"[A-Za-z0-9.:_-]{1,253}", "a host name or an IP address")
+_HOST = Text(LABELS + r"[A-Za-z0-9.:_-]{1,253}", "a host name or an IP address")
 _PORT = Integer(0, 65535)
 
 

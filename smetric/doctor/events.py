@@ -162,10 +162,10 @@ async def _more_than(source: KvEvents, id: str, before: int) -> bool:
 
 async def _problem_at(address: str) -> str:
     """Why nothing that speaks ZeroMQ is at *address*; empty if it is, or if that cannot be told from here."""
-    parts = urlsplit(address)
-    if parts.scheme != "tcp" or parts.hostname is None or parts.port is None:
-        return ""
     try:
+        parts = urlsplit(address)
+        if parts.scheme != "tcp" or parts.hostname is None or parts.port is None:
+            return ""
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             try:
@@ -176,6 +176,8 @@ async def _problem_at(address: str) -> str:
         return "nothing greets there"
     except asyncio.IncompleteReadError:
         return "the connection is closed at once"
+    except ValueError:  # or a name that no name server can be asked for
+        return "that is no address"
     except OSError as problem:
         return reason_of(problem)
     return "" if greeting == b"\xff" else "what is there does not speak ZeroMQ"

@@ -219,7 +219,8 @@ def test_a_mistake_is_one_line_that_names_the_place_the_rule_and_the_value(load:
 @pytest.mark.parametrize(
     "url",
     ["ftp://a", "file:///etc/passwd", "a:80", "http://", "http://a/v1", "http://a?x", "http://a#x", "http://a:99999",
-     "http://a b", "http://[::1", "http://-a", "http://a\\b", "//a", "http://a:b"],
+     "http://a b", "http://[::1", "http://-a", "http://a\\b", "//a", "http://a:b",
+     "http://a..b", f"http://{'a' * 64}.b"],
 )  # fmt: skip
 def test_an_instance_url_has_a_scheme_and_a_host_and_nothing_else(load: Any, url: str) -> None:
     with pytest.raises(ConfigError, match=r"instances\[0\]\.url: expected an http or https URL without a path"):
@@ -229,6 +230,12 @@ def test_an_instance_url_has_a_scheme_and_a_host_and_nothing_else(load: Any, url
 def test_a_host_with_the_dot_of_an_absolute_name_is_told_what_is_wrong_with_it(load: Any) -> None:
     with pytest.raises(ConfigError, match=r"ends with a letter or a digit, got \"http://gpu-0\.vllm\.svc\.:8000\""):
         load("", {"SMETRIC_INSTANCES": "http://gpu-0.vllm.svc.:8000"})
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64])
+def test_a_name_that_cannot_be_looked_up_is_no_host_to_listen_at(load: Any, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"listen\.host: expected a host name or an IP address"):
+        load(f"listen: {{host: {host}}}")
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown(load: Any) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
@@ -14,17 +15,25 @@ from tests.sources.kv_engine import stored
 _SECOND_RANK = b'\nvllm:num_requests_running{engine="1",model_name="m"} 0.0\nvllm:num_requests_running'
 
 
-async def test_an_endpoint_of_kv_events_that_is_dead_is_found(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("tcp://127.0.0.1:9", "connection refused"),
+        ("tcp://[::1:5557", "that is no address"),
+        ("tcp://gpu..0:5557", "that is no address"),
+    ],
+)
+async def test_an_endpoint_of_kv_events_that_is_dead_is_found(lab: Lab, address: str, why: str) -> None:
     async with publishing(lab.fronts[0]) as one, publishing(lab.fronts[1]) as two:
         settings = listening(lab, one, two)
-        dead = replace(settings.instances[0], kv_events="tcp://127.0.0.1:9")
+        dead = replace(settings.instances[0], kv_events=address)
         no_zmq = replace(settings.instances[1], kv_events=lab.fronts[1].url.replace("http", "tcp"))
         found = told(await examine(replace(settings, instances=(dead, no_zmq)), may_probe=False))
     assert [(check, finding.where) for check, finding in found] == [
         ("kv-events", "instance e0"),
         ("kv-events", "instance e1"),
     ]
-    assert "tcp://127.0.0.1:9: connection refused" in found[0][1].what
+    assert f"{address}: {why}" in found[0][1].what
     assert "nothing greets there" in found[1][1].what
     assert all("--kv-events-config" in finding.remedy for _, finding in found)
 
