@@ -6,6 +6,7 @@ that one of them can be restored in a moment. Deciding is not here, nor is watch
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 from collections import deque
@@ -101,7 +102,8 @@ class PolicyFile:
         self.settings = dict(settings or {})
         #: Reads libraries beside the file.
         self.beside = libraries_beside(path)
-        self._libraries: set[str] = set()
+        #: What the libraries were that the policy asks for, when they were last read; None for one that is not there.
+        self._libraries: dict[str, Source | None] = {}
         self._on_reload = on_reload or (lambda file, error: None)
         try:
             source = read_policy(path)
@@ -113,7 +115,8 @@ class PolicyFile:
         self.generations: deque[Generation] = deque([self.current], MOST_GENERATIONS)
         #: Why the file as it is now is not the acting policy; None when it is.
         self.problem: str | None = None
-        self._seen = self._state(source)
+        self._seen = self.current.policy.digest
+        self._readable = True
         #: The state of the file whose policy an earlier one replaced, and why: it does not act again by being there.
         self._put_aside = self._why_aside = ""
 
@@ -123,26 +126,23 @@ class PolicyFile:
         return {self.path.parent}
 
     def _load(self, source: str) -> Policy:
-        self._libraries.clear()
+        self._libraries = {}
         return language.load(
             source, self._vocabulary, path=str(self.path), settings=self.settings, libraries=self._library
         )
 
     def _library(self, name: str) -> Source | None:
-        """A library that the policy asks for; its name is remembered, so that its changes are seen."""
-        self._libraries.add(name)
-        return self.beside(name)
+        """A library that the policy asks for; what it was is remembered, so that its changes are seen."""
+        try:
+            self._libraries[name] = self.beside(name)
+        except (OSError, ValueError) as error:
+            self._libraries[name] = Source(f"unreadable: {error}", name)
+            raise
+        return self._libraries[name]
 
     def _state(self, source: str) -> str:
-        """What tells one state of the file and its libraries from another."""
-        found = {}
-        for name in self._libraries:
-            try:
-                library = self.beside(name)
-            except (OSError, ValueError) as error:
-                library = Source(f"unreadable: {error}", name)
-            if library is not None:
-                found[name] = library
+        """What tells one state of the file and its libraries, as they were last read, from another."""
+        found = {name: library for name, library in self._libraries.items() if library is not None}
         return language.digest_of(source, found)
 
     def refresh(self) -> bool:
@@ -150,20 +150,25 @@ class PolicyFile:
         try:
             source = read_policy(self.path)
         except (OSError, ConfigError) as error:
-            why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-            self._failed("unreadable", why, why, 1)
+            if self._readable:
+                self._readable = False
+                why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+                self._failed(why, why, 1)
             return False
-        state = self._state(source)
-        if state == self._seen:
+        was_readable, self._readable = self._readable, True
+        for name in self._libraries:
+            with contextlib.suppress(OSError, ValueError):  # what is wrong with it is told when the policy is loaded
+                self._library(name)
+        if was_readable and self._state(source) == self._seen:
             return False
         try:
             policy = self._load(source)
         except PolicyError as error:
             self._seen = self._state(source)
             found = error.diagnostics
-            self._failed(self._seen, str(error), found[0].brief(error.text), len(found))
+            self._failed(str(error), found[0].brief(error.text), len(found))
             return False
-        self._seen = self._state(source)
+        self._seen = policy.digest
         if self._seen == self._put_aside:
             self.problem = self._why_aside
             return False
@@ -239,12 +244,8 @@ class PolicyFile:
         self.current = Generation(policy, number, origin, time.time_ns(), of or number)
         self.generations.append(self.current)
 
-    def _failed(self, state: str, why: str, first: str, errors: int) -> None:
-        """Say once, for each new state of the file, that it cannot be used; the log gets the *first* of *errors*."""
-        if state == "unreadable":
-            if self._seen == state:
-                return
-            self._seen = state
+    def _failed(self, why: str, first: str, errors: int) -> None:
+        """Say that the file cannot be used; the log gets the *first* of *errors*."""
         self.problem = why
         log.error(
             "smetric.policy.kept",

@@ -14,7 +14,7 @@ import structlog
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.file_watch import watch
-from smetric.policy import PolicyError
+from smetric.policy import PolicyError, Source
 from smetric.policy.parser import MAX_BYTES
 from smetric.policy_file import Origin, PolicyFile
 
@@ -183,6 +183,20 @@ def test_what_was_put_aside_stays_there_over_a_file_that_cannot_be_used(
     assert policy_file.problem == why
 
 
+def test_what_was_put_aside_while_its_file_was_away_does_not_act_when_it_is_back(
+    path: Path, policy_file: PolicyFile
+) -> None:
+    path.write_text(BETTER)
+    assert policy_file.refresh()
+    path.unlink()
+    policy_file.refresh()
+    policy_file.restore(Origin.GUARDRAIL)
+    path.write_text(BETTER)
+    assert not policy_file.refresh()
+    assert policy_file.current.policy.source == GOOD
+    assert "was replaced by 1 (guardrail)" in (policy_file.problem or "")
+
+
 def test_restoring_what_the_file_says_leaves_nothing_to_complain_of(path: Path, policy_file: PolicyFile) -> None:
     path.write_text(BETTER)
     assert policy_file.refresh()
@@ -285,3 +299,26 @@ def test_a_library_that_breaks_or_goes_leaves_the_last_good_policy(path: Path, h
     assert not policy_file.problem
     assert policy_file.current.number == 1
     assert len(heard.failures) == 2
+
+
+@pytest.mark.parametrize("written", ["+ 2", "+"])
+def test_a_library_that_changes_while_its_policy_is_loaded_is_read_once_more(path: Path, written: str) -> None:
+    path.write_text(USING)
+    library = path.with_name("common.policy")
+    library.write_text(LIBRARY)
+    policy_file = PolicyFile(path, VOCABULARY)
+    beside = policy_file.beside
+    reads = []
+
+    def late(name: str) -> Source | None:
+        found = beside(name)
+        reads.append(name)
+        if len(reads) == 2:  # the second of a refresh is the policy's own
+            library.write_text(LIBRARY.replace("+ 1", "+ 3"))
+        return found
+
+    policy_file.beside = late
+    library.write_text(LIBRARY.replace("+ 1", written))
+    policy_file.refresh()
+    assert policy_file.refresh()
+    assert policy_file.current.policy.libraries["common"].text == LIBRARY.replace("+ 1", "+ 3")
