@@ -75,10 +75,10 @@ class InferenceRequest(Struct, kw_only=True):
     text_cut: Any = None
     #: Chained keys of the prompt's token blocks by block size, once somebody has asked for them.
     block_keys: dict[int, BlockKeys] | None = None
-    #: The body as received, for whoever tokenises it, till the first byte of the answer; the task that does so, and the
-    #: ids it found in time. None of them is logged or recorded.
+    #: The body as received, for whoever tokenises it, till the first byte of the answer; what comes of that, once
+    #: somebody has asked, and the ids it found in time. None of them is logged or recorded.
     body: bytes | None = None
-    tokenising: asyncio.Task[array[int] | None] | None = None
+    tokenising: asyncio.Future[array[int] | None] | None = None
     token_ids: array[int] | None = None
     _prefix: str | None = None
 

@@ -168,7 +168,7 @@ def _ids(answer: bytearray) -> array[int]:
         read = _ANSWER.decode(answer)
     except UNREADABLE:
         raise Unavailable from None
-    if not read.tokens or read.count != len(read.tokens):
+    if read.count != len(read.tokens):
         raise Unavailable
     return array("I", read.tokens)
 

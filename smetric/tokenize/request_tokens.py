@@ -135,19 +135,21 @@ class RequestTokens:
         task = self._task(request)
         return asyncio.shield(task) if task is not None else None
 
-    def _task(self, request: InferenceRequest) -> asyncio.Task[array[int] | None] | None:
+    def _task(self, request: InferenceRequest) -> asyncio.Future[array[int] | None] | None:
         """What finds the ids of *request*, begun by whoever asks first; None where they will not be known."""
-        task = request.tokenising
-        if task is None:
-            if request.body is None or not self._may_encode(request):
-                return None
-            # What it needs of the request is taken now: the request lets go of its prompt when it is answered.
-            ids = self._tokenise(request.api, request.model, request.body, is_counted=_is_counted(request))
-            task = asyncio.create_task(ids, name="tokenise")
-            request.tokenising = task
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-        return task
+        if request.tokenising is None and request.body is not None and self._is_wanted(request):
+            obstacle = self._obstacle(request)
+            if obstacle:
+                self._on_result(obstacle, 0.0)
+                request.tokenising = asyncio.get_running_loop().create_future()
+                request.tokenising.set_result(None)
+            else:
+                # What it needs of the request is taken now: the request lets go of its prompt when it is answered.
+                ids = self._tokenise(request.api, request.model, request.body, is_counted=_is_counted(request))
+                request.tokenising = task = asyncio.create_task(ids, name="tokenise")
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        return request.tokenising
 
     def answered(self, request: InferenceRequest, usage: Usage) -> None:
         """An engine has counted the prompt of *request*: compare, if its ids were known."""
@@ -157,18 +159,18 @@ class RequestTokens:
             return
         self._on_compared(self._trust.compare(request.model, len(ids), usage.prompt_tokens))
 
-    def _may_encode(self, request: InferenceRequest) -> bool:
-        if _is_counted(request):
-            return True
+    def _is_wanted(self, request: InferenceRequest) -> bool:
         if self._encoder is None or request.api is Api.OTHER or request.pinned_to:
-            return False
-        if not self._trust.believes(request.model):
-            self._on_result("distrusted", 0.0)
-            return False
-        if len(self._running) >= MOST_AT_A_TIME:
-            self._on_result("busy", 0.0)
-            return False
+            return _is_counted(request)
         return True
+
+    def _obstacle(self, request: InferenceRequest) -> str:
+        """Why *request* is not encoded now; empty where it is, or came encoded."""
+        if _is_counted(request):
+            return ""
+        if not self._trust.believes(request.model):
+            return "distrusted"
+        return "busy" if len(self._running) >= MOST_AT_A_TIME else ""
 
     async def _tokenise(self, api: Api, model: str, body: bytes, *, is_counted: bool) -> array[int] | None:
         started = time.perf_counter()
@@ -199,7 +201,10 @@ class RequestTokens:
         if isinstance(prompt, array):
             return prompt
         assert self._encoder is not None
-        return await self._encoder.encode(model, prompt, len(body))
+        ids = await self._encoder.encode(model, prompt, len(body))
+        if not ids:  # of an empty text, say: no engine begins with nothing
+            raise Refused
+        return ids
 
     async def _read(self, api: Api, model: str, body: dict[str, Any]) -> Text | Chat | array[int]:
         if api is Api.COMPLETIONS:

@@ -156,7 +156,7 @@ async def test_a_prompt_that_the_engine_refuses_is_refused_and_nobody_else_is_as
         failing(200, b'{"more":' + b"[" * 9_000),
         failing(200, b'{"count":1,"tokens":[-1]}'),
         failing(200, b'{"count":1,"tokens":[4294967296]}'),
-        failing(200, b'{"count":0,"tokens":[]}'),
+        failing(200, b'{"count":1,"tokens":[]}'),
         failing(200, b'{"tokens":[1]}'),
         answering([1, 2], count=3),
         lambda call: call.answer(200, b"", JSON, (b"content-encoding", b"gzip")),
@@ -168,6 +168,13 @@ async def test_nonsense_is_unavailable(script: Script) -> None:
     async with engines(script) as (encoder, _):
         with pytest.raises(Unavailable):
             await encoder.encode("tiny", HELLO, 100)
+
+
+async def test_a_prompt_without_tokens_says_nothing_of_the_engine() -> None:
+    async with engines(answering([])) as (encoder, asked):
+        for _ in range(FAILURES + 2):
+            assert not await encoder.encode("tiny", Text(""), 10)
+        assert len(asked[0].calls) == FAILURES + 2
 
 
 async def test_an_answer_that_does_not_end_is_cut_off() -> None:

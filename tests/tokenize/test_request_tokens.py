@@ -153,6 +153,15 @@ async def test_what_only_an_engine_looks_into_and_refuses_is_refused(tmp_path: P
     assert results == ["refused"]
 
 
+async def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
+    results: list[str] = []
+    for encoder in (FakeEncoder(array("I")), LocalEncoder({"*": model_folder(tmp_path, "plain")}, max_bytes=1 << 20)):
+        request = request_of(Api.COMPLETIONS, {"model": "tiny", "prompt": ""})
+        assert await tokens_of(encoder, results).of(request) is None
+        assert request.prompt_len == 1
+    assert results == ["refused"] * 2
+
+
 async def test_every_result_is_in_the_table() -> None:
     results: list[str] = []
     for error in (Unavailable(), Refused(), ValueError(), None):
@@ -239,8 +248,12 @@ async def test_more_than_can_be_encoded_at_a_time_are_unknown_at_once() -> None:
     tokens = tokens_of(encoder, results)
     waiting = [asyncio.create_task(tokens.of(turn_2())) for _ in range(MOST_AT_A_TIME)]
     await until(lambda: len(encoder.asked) == MOST_AT_A_TIME)
-    assert await tokens.of(turn_2()) is None
-    assert results == ["busy"]
+    one_more = turn_2()
+    assert [await tokens.of(one_more), await tokens.of(one_more)] == [None, None]
+    late = tokens.begin(one_more)
+    assert late is not None
+    assert await late is None
+    assert results == ["busy"], "a prompt is counted once, however many ask for its ids"
     encoder.gate.set()
     assert await asyncio.gather(*waiting) == [IDS] * MOST_AT_A_TIME
 
