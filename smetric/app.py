@@ -219,7 +219,7 @@ class Application:
             finally:
                 await self.stop()
 
-        app = data_app(door, Models(self.fleet, self.upstream, settings.models), self._why_unready, lifespan)
+        app = data_app(door, Models(plane, settings.models), self._why_unready, lifespan)
         intake = Intake(app, data_limits(settings), self.telemetry.refused)
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
         self.metrics.register(OverloadGauges(saturation.figures))

@@ -8,13 +8,12 @@ from typing import Any
 
 import orjson
 
-from smetric.errors import NoCandidate
-from smetric.fleet.fleet import Fleet
+from smetric.errors import HttpError, NoCandidate
 from smetric.fleet.instance import Instance
 from smetric.proxy.asgi import Receive, Scope, Send
 from smetric.proxy.error_response import send_error
-from smetric.proxy.headers import first
-from smetric.proxy.upstream import Upstream
+from smetric.proxy.headers import VIA, Headers, request_headers
+from smetric.proxy.plane import Plane
 from smetric.proxy.wire import AnswerBroken, UpstreamFailed
 
 #: Bounds on asking one instance: seconds, bytes.
@@ -22,46 +21,60 @@ DEADLINE_S = 2.0
 MAX_BYTES = 1024 * 1024
 
 
+#: What of a client's request goes along: who it is, and the routers passed.
+_ASKED_WITH = frozenset({b"authorization", VIA})
+
+
 class Models:
     """The endpoint.
 
     Args:
-        fleet: whom to ask.
-        upstream: how.
+        plane: whom to ask, and how.
         aliases: names the router answers for, to the model behind each.
     """
 
-    def __init__(self, fleet: Fleet, upstream: Upstream, aliases: Mapping[str, str]) -> None:
-        self._fleet = fleet
-        self._upstream = upstream
+    def __init__(self, plane: Plane, aliases: Mapping[str, str]) -> None:
+        self._plane = plane
         self._aliases = aliases
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with every card that any instance names; an alias gets the card of the model behind it."""
-        key = first(scope["headers"], b"authorization")
-        instances = [i for i in self._fleet.instances if i.healthy and not i.draining] or self._fleet.instances
-        lists = await asyncio.gather(*(self._ask(instance, key) for instance in instances))
-        if all(cards is None for cards in lists):
-            await send_error(send, scope["path"], NoCandidate("no instance answers with its models"))
+        try:
+            cards = await self._cards(request_headers(scope["headers"], self._plane.id))
+        except HttpError as error:
+            await send_error(send, scope["path"], error)
             return
-        merged: dict[str, Any] = {}
+        body = orjson.dumps({"object": "list", "data": cards})
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _cards(self, headers: Headers) -> list[dict[str, Any]]:
+        """One card for each name; *headers* are those that would go to an instance with the client's request.
+
+        Raises:
+            NoCandidate: nobody answers.
+        """
+        all_instances = self._plane.router.fleet.instances
+        instances = [i for i in all_instances if i.healthy and not i.draining] or all_instances
+        asked_with = [field for field in headers if field[0] in _ASKED_WITH]
+        lists = await asyncio.gather(*(self._ask(instance, asked_with) for instance in instances))
+        if all(cards is None for cards in lists):
+            raise NoCandidate("no instance answers with its models")
+        merged: dict[str, dict[str, Any]] = {}
         for cards in lists:
             for card in cards or ():
                 merged.setdefault(card["id"], card)
         for alias, model in self._aliases.items():
             if model in merged and alias not in merged:
                 merged[alias] = {**merged[model], "id": alias, "parent": model}
-        body = orjson.dumps({"object": "list", "data": list(merged.values())})
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return list(merged.values())
 
-    async def _ask(self, instance: Instance, key: bytes | None) -> list[dict[str, Any]] | None:
+    async def _ask(self, instance: Instance, headers: Headers) -> list[dict[str, Any]] | None:
         """The cards of one instance, or None when it does not answer with any in time."""
-        headers = [(b"authorization", key)] if key is not None else []
         try:
             async with asyncio.timeout(DEADLINE_S):
-                answer = await self._upstream.send(instance, "GET", b"/v1/models", headers, None)
+                answer = await self._plane.upstream.send(instance, "GET", b"/v1/models", headers, None)
                 try:
                     pieces: list[bytes] = []
                     while piece := await answer.read():

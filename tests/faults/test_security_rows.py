@@ -31,7 +31,7 @@ from smetric.proxy.wire import Unreachable
 from smetric.reading.reader import Reading, parse
 from smetric.request import Api
 from smetric.sources.addresses import resolve_within
-from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, until
+from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, one_model, until
 from tests.faults.harness import CANARY, Running, Tell, chat, instances_of, running
 
 TOKEN = "a-token-of-the-admin-port"
@@ -160,6 +160,25 @@ async def test_a_request_that_comes_back_is_answered_508_and_stops_there() -> No
         engine.script = back
         assert (await router.chat()).status == 508
         assert len(engine.calls) == 1
+
+
+async def test_a_question_for_models_that_comes_back_is_answered_508_and_stops_there() -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        engine = router.engines[0]
+        statuses: list[int] = []
+
+        async def back(call: Call) -> None:
+            fields = [(name.decode(), value.decode()) for name, value in call.headers if name == VIA]
+            if not fields:  # the router wants to know which models it may send there
+                await one_model(call)
+                return
+            answer = await fetch(router.url, "GET", "/v1/models", headers=fields)
+            statuses.append(answer.status)
+            await call.answer(answer.status, answer.body)
+
+        engine.models = back
+        assert (await router.ask("GET", "/v1/models")).status == 200
+        assert statuses == [508]
 
 
 async def admin(router: Running, target: str, *headers: tuple[str, str], method: str = "GET") -> Response:
