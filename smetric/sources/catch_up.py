@@ -42,6 +42,8 @@ class CatchUp:
         self._began_at = float("-inf")
         self._session: aiohttp.ClientSession | None = None
         self._asking: asyncio.Task[None] | None = None
+        #: Something was missed since they were begun to be asked: who has answered by then may not have told of it.
+        self._is_due = False
 
     async def start(self, session: aiohttp.ClientSession, within_s: float) -> None:
         """Ask over *session* from now on, and wait for the first answers for at most *within_s*."""
@@ -57,18 +59,20 @@ class CatchUp:
             await asyncio.gather(self._asking, return_exceptions=True)
 
     def begin(self) -> None:
-        """Ask them, unless they are being asked."""
+        """Ask them; once more where they are being asked."""
+        self._is_due = True
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._run(), name="catch-up")
 
     async def _run(self) -> None:
-        await asyncio.sleep(max(0.0, self._began_at + EVERY_S - time.monotonic()))
-        self._began_at = time.monotonic()
-        try:
-            await self._ask_all()
-        except Exception:
-            # Nobody waits for it, so what it raises is told here.
-            log.exception("smetric.peer.failed", task="catch-up")
+        while self._is_due:
+            await asyncio.sleep(max(0.0, self._began_at + EVERY_S - time.monotonic()))
+            self._is_due, self._began_at = False, time.monotonic()
+            try:
+                await self._ask_all()
+            except Exception:
+                # Nobody waits for it, so what it raises is told here.
+                log.exception("smetric.peer.failed", task="catch-up")
 
     async def _ask_all(self) -> None:
         """A few at a time: each tells mostly the same, up to all that is kept here."""

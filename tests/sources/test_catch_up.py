@@ -37,6 +37,32 @@ async def test_who_missed_something_asks_the_peers_for_it(monkeypatch: pytest.Mo
         await new.peers.stop()
 
 
+async def test_what_is_missed_after_a_peer_has_said_what_it_knows_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catch_up, "EVERY_S", 0.0)
+    monkeypatch.setattr(peers, "START_S", 0.01)
+    old, has_said, may_arrive = Sidecar(), asyncio.Event(), asyncio.Event()
+
+    async def give(call: Call) -> None:
+        image = await old.peers.image()
+        has_said.set()
+        await may_arrive.wait()
+        await call.answer(200, image)
+
+    peer = FakeEngine(give)
+    await peer.start()
+    new = Sidecar(peer.url, seen_empty=False)
+    await new.peers.start()
+    await has_said.wait()
+    old.serve("b", "x")
+    await new.peers.receive(encode("s", 7, []))
+    may_arrive.set()
+    await until(lambda: new.hits("x") == [None, 2])
+    await new.peers.stop()
+    await peer.stop()
+
+
 async def test_a_crowd_of_peers_is_asked_a_few_at_a_time_and_the_start_waits_for_them_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
