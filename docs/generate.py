@@ -124,7 +124,7 @@ def metrics() -> str:
 
 def events() -> str:
     """Log events."""
-    return table(("event", "written"), ((f"`{e.name}`", e.doc) for e in names.EVENTS))
+    return table(("event", "written"), ((f"`{name}`", doc) for name, doc in names.EVENTS.items()))
 
 
 #: Where each part of a record stands.

@@ -12,7 +12,6 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
-from smetric.telemetry import names
 from smetric.telemetry.client_text import safe
 from smetric.telemetry.logs import JsonLines, Line
 
@@ -53,7 +52,7 @@ class AccessLine(Line):
     guard: str | UnsetType = UNSET
     left_tokens: int | UnsetType | None = UNSET
     attempts: int | UnsetType = UNSET
-    event: str = names.REQUEST_EVENT.name
+    event: str = "request"
 
 
 class AccessLog:

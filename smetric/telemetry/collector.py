@@ -15,7 +15,6 @@ import structlog
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from smetric.telemetry import names
 from smetric.telemetry.log_limit import LogLimit
 
 log = structlog.get_logger("smetric.telemetry")
@@ -58,7 +57,7 @@ class Collector:
         kept_back = self._limit.passes("partial")
         if kept_back is not None:
             log.warning(
-                names.SPANS_REJECTED_EVENT.name,
+                "smetric.tracing.rejected",
                 spans=partial.rejected_spans,
                 problem=partial.error_message,
                 kept_back=kept_back,

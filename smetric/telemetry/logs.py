@@ -22,7 +22,6 @@ from msgspec import Struct
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from smetric.errors import ConfigError
-from smetric.telemetry import names
 from smetric.telemetry.client_text import safe
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.log_lines import LogLines
@@ -188,7 +187,7 @@ class LibraryHandler(logging.Handler):
         if record.exc_info:
             fields["exc_info"] = record.exc_info
         level = min(50, record.levelno // 10 * 10)  # a library may have levels of its own between ours
-        structlog.get_logger("smetric.library").log(level, names.LIBRARY_EVENT.name, **fields)
+        structlog.get_logger("smetric.library").log(level, "library", **fields)
 
 
 def _without_text(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -75,7 +75,7 @@ class Tracing:
         self._processor: BoundedProcessor | None = None
         self._maker: SpanMaker | None = None
         if self.propagation.unknown:
-            log.warning(names.TRACING_EVENT.name, unknown_propagators=list(self.propagation.unknown))
+            log.warning("smetric.tracing", unknown_propagators=list(self.propagation.unknown))
         kind = exporter_kind(environ)
         if kind:
             try:
@@ -83,7 +83,7 @@ class Tracing:
             except (ValueError, RuntimeError) as error:  # as the SDK tells of a limit that is no number, and the like
                 raise ConfigError(f"OTEL_*: {error}") from error
         to = address(environ) if kind == "otlp" else ""
-        log.info(names.TRACING_EVENT.name, exporter=kind or "off", **({"to": to} if to else {}))
+        log.info("smetric.tracing", exporter=kind or "off", **({"to": to} if to else {}))
 
     def _build(self, kind: str, environ: Mapping[str, str], extra: Mapping[str, str]) -> None:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -170,7 +170,7 @@ class Tracing:
                 await done.wait()
         except TimeoutError:
             processor.abandon()
-            log.warning(names.TRACING_EVENT.name, abandoned_after_s=within_s)
+            log.warning("smetric.tracing", abandoned_after_s=within_s)
             return False
         return True
 

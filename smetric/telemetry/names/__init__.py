@@ -8,11 +8,9 @@ from __future__ import annotations
 from smetric.telemetry.names.attributes import *  # noqa: F403
 from smetric.telemetry.names.events import *  # noqa: F403
 from smetric.telemetry.names.kind import Attribute as Attribute
-from smetric.telemetry.names.kind import Event as Event
 from smetric.telemetry.names.kind import Metric as Metric
 from smetric.telemetry.names.metrics import *  # noqa: F403
 from smetric.telemetry.names.values import *  # noqa: F403
 
 ATTRIBUTES = tuple(value for value in list(globals().values()) if isinstance(value, Attribute))
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-EVENTS = tuple(value for value in list(globals().values()) if isinstance(value, Event))

@@ -1,4 +1,4 @@
-"""What a name of telemetry says of itself: attribute, metric, event."""
+"""What a name of telemetry says of itself: attribute, metric."""
 
 from __future__ import annotations
 
@@ -24,11 +24,3 @@ class Metric:
     labels: tuple[str, ...]
     doc: str
     buckets: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A log line's event name, and when it is written."""
-
-    name: str
-    doc: str

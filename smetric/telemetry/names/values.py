@@ -39,7 +39,6 @@ HOLDERS = (HELD_HERE, HELD_ELSEWHERE, HELD_NOWHERE)
 # What a decision did beside the other one it might have been.
 SAVED = "saved"
 LOST = "lost"
-EFFECTS = (SAVED, LOST)
 
 # Why a decision came out as it did.
 BY_POLICY = "policy"
