@@ -243,9 +243,16 @@ class Decision:
 
     @property
     def margin(self) -> float | None:
-        """How much worse the score of the runner-up is."""
+        """How far the score of the runner-up is from that of the chosen."""
         at = self.runner_up_index
         return None if at is None or self.score is None else abs(self.score[at] - self.score[self.index])
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the runner-up has the better score: one that is drawn, or has its turn, need not be the best."""
+        at, score = self.runner_up_index, self.score
+        better = min if self.direction == "min" else max
+        return at is not None and score is not None and better(score[at], score[self.index]) != score[self.index]
 
     @property
     def margin_share(self) -> float | None:
@@ -254,7 +261,7 @@ class Decision:
         return None if at is None or self.score is None else self.share_behind(at, self.score)
 
     def share_behind(self, index: int, score: Sequence[float]) -> float:
-        """How much worse the *score* of candidate *index* is than that of the chosen, as a share of the larger one."""
+        """How far the *score* of candidate *index* is from that of the chosen, as a share of the larger one."""
         mine, other = score[self.index], score[index]
         if mine == other:
             return 0.0

@@ -117,14 +117,11 @@ def _result(decision: Decision) -> str:
     if pick.family is Family.LOTTERY:
         drawn = f"drawn by {pick.function} among {len(decision.candidates)}"
         return f"{decision.rule}: {decision.instance} is {drawn}, with {score_name(decision)} {figure(value)}"
-    said = f"{decision.rule}: {decision.instance} has the {_best(decision, pick)} ({figure(value)})"
+    nearly = "nearly " if decision.is_behind else ""
+    said = f"{decision.rule}: {decision.instance} has {nearly}the {_best(decision, pick)} ({figure(value)})"
     if tied > 1:
         by = [f"lowest {term_name(decision, then)}" for then in pick.thens]
-        said += (
-            f", as have {tied - 1} more: taken by {', then '.join([*by, settled])}"
-            if by
-            else (f", as have {tied - 1} more: it is {settled}")
-        )
+        said += f", as have {tied - 1} more: {'taken by' if by else 'it is'} {', then '.join([*by, settled])}"
     return said
 
 

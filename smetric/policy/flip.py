@@ -68,13 +68,14 @@ class Change:
 
 
 def lead(decision: Decision) -> str:
-    """By how much the chosen instance is ahead of the next, in words; empty where it was not compared."""
+    """By how much the chosen instance is ahead of the next, or behind it, in words; empty where it was not compared."""
     margin, runner_up = decision.margin, decision.runner_up
     if margin is None or runner_up is None:
         return ""
     if margin == 0:
         return f"{clipped(runner_up)} ties by {score_name(decision)}"
-    return f"{figure(margin)} of {score_name(decision)} ahead of {clipped(runner_up)}"
+    where = "behind" if decision.is_behind else "ahead of"
+    return f"{figure(margin)} of {score_name(decision)} {where} {clipped(runner_up)}"
 
 
 def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) -> list[Change]:
