@@ -96,15 +96,17 @@ def source_stack(
     if settings.kv_events.enabled:
         sources.append(_kv_events(settings, fleet.instances, token_ids, metrics))
     prefixes = _prefix_sources(settings, token_ids) if settings.prefix_index.enabled else []
+    by_text = [one for one in prefixes if isinstance(one, PrefixIndex)]
     sources += prefixes
     indexes = PrefixIndexes(one if isinstance(one, PrefixIndex) else one.index for one in prefixes)
     if settings.lmcache.url:
         sources += lmcache_sources(settings, token_ids, deadline, metrics)
-        sources += [PrefixPart(one) for one in prefixes if isinstance(one, PrefixIndex)]
+        sources += map(PrefixPart, by_text)
     prefill_times = PrefillTimes()
     followers = _followers(settings, fleet, prefill_times)
     sources += followers
-    measures: list[Measure] = [*indexes, *followers]
+    # Prompts without ids are in the index of text alone.
+    measures: list[Measure] = [*by_text, *followers]
     for measure in measures:
         fleet.measured_by(measure)
     prober = Prober(

@@ -16,10 +16,12 @@ from smetric.config.settings import (
 )
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources.stack import SourceStack, grains, require_token_ids, source_stack
 from smetric.telemetry.metrics import Metrics
+from tests.sources.lettered import TOKENS_PER_BLOCK, instances, request
 from tests.sources.lmcache_fakes import Ids
 
 PLAIN = Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),))
@@ -28,11 +30,11 @@ LMCACHE = LmcacheSettings(url="http://127.0.0.1:2")
 EVENTS = KvEventsSettings(enabled=True)
 
 
-def stack(**settings: object) -> SourceStack:
+def stack(fleet: Fleet | None = None, **settings: object) -> SourceStack:
     chosen = replace(PLAIN, **settings)  # type: ignore[arg-type]
-    instances = [Instance("a", "http://127.0.0.1:1")]
+    fleet = fleet or Fleet([Instance("a", "http://127.0.0.1:1")], VOCABULARY)
     metrics = Metrics(per_instance=True)
-    return source_stack(chosen, Fleet(instances, VOCABULARY), metrics, Ids(()), lambda _: 0.1, lambda _: None)
+    return source_stack(chosen, fleet, metrics, Ids(()), lambda _: 0.1, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,17 @@ def test_the_two_kinds_of_blocks_share_the_memory_of_the_index() -> None:
     assert [index.table.max_bytes for index in alone] == [PLAIN.prefix_index.max_bytes]
     assert tokens.table.max_bytes + text.table.max_bytes == PLAIN.prefix_index.max_bytes
     assert (tokens.cutting.tokens, text.cutting.tokens) == (PLAIN.block_size, 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokenizer": TOKENS}], ids=["text alone", "token ids as well"])
+def test_what_an_instance_holds_is_measured_where_every_prompt_is_entered_also_one_without_ids(
+    settings: dict[str, object],
+) -> None:
+    fleet = Fleet(instances(2), VOCABULARY)
+    for source in stack(fleet, **settings).sources:
+        source.prefilled(request("abc"), fleet["a"])
+    measured = fleet.snapshot(Candidates(fleet.instances), frozenset({"cached_tokens"}))
+    assert measured.columns["cached_tokens"] == [3 * TOKENS_PER_BLOCK, 0]
 
 
 def test_each_source_that_counts_in_more_than_blocks_of_the_engine_has_a_grain() -> None:
