@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def stack(fleet: Fleet | None = None, **settings: object) -> SourceStack:
     ],
     ids=["nothing set", "token ids", "no index", "everything"],
 )
-async def test_hit_lengths_are_asked_for_best_knowledge_first(settings: dict[str, object], names: list[str]) -> None:
+async def test_hit_lengths_are_asked_for_best_knowledge_first(settings: dict[str, Any], names: list[str]) -> None:
     assert [source.name for source in stack(**settings).sources if "hit_len" in source.fills] == names
 
 
@@ -63,7 +64,7 @@ def test_the_two_kinds_of_blocks_share_the_memory_of_the_index() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"tokenizer": TOKENS}], ids=["text alone", "token ids as well"])
 def test_what_an_instance_holds_is_measured_where_every_prompt_is_entered_also_one_without_ids(
-    settings: dict[str, object],
+    settings: dict[str, Any],
 ) -> None:
     fleet = Fleet(instances(2), VOCABULARY)
     for source in stack(fleet, **settings).sources:
