@@ -42,11 +42,13 @@ class Flagged:
 
 def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged], root: Section[Any]) -> Table:
     """One table of all three sources; flags win over the environment, and that over the file."""
-    table = Table({}, "flags") if path is None else read(path, env)
+    table = Table({}, "flags")
+    if path is not None:
+        table = _with(table, (), read(path, env), root)
     for name, raw in _environment(env, root):
-        table = _with(table, name, raw)
+        table = _with(table, name, raw, root)
     for flag in flags:
-        table = _with(table, flag.name.split("."), _flagged(flag))
+        table = _with(table, flag.name.split("."), _flagged(flag), root)
     return table
 
 
@@ -69,11 +71,12 @@ def _flagged(flag: Flagged) -> Raw:
     return Items(tuple(Scalar(text=text, place=flag.option) for text in flag.value), flag.option)
 
 
-def _with(table: Table, name: Sequence[str], raw: Raw) -> Table:
+def _with(table: Table, name: Sequence[str], raw: Raw, root: Section[Any]) -> Table:
     for key in reversed(name):
         raw = Table({key: raw}, raw.place)
-    assert isinstance(raw, Table)  # a name has at least one part
-    return lay_over(table, raw)
+    over = root.spelled_out(raw)  # or a word would replace a table, and a table a word
+    assert isinstance(over, Table)  # as is all of a file, and what has a name
+    return lay_over(table, over)
 
 
 def _environment(env: Mapping[str, str], root: Section[Any]) -> Iterable[tuple[list[str], Raw]]:

@@ -121,8 +121,7 @@ class Section(Kind[T]):
 
     def parse(self, raw: Raw, name: str) -> T:
         """The dataclass; raises ConfigError for an unknown key or a missing one."""
-        if self._shorthand and isinstance(raw, Scalar):
-            raw = Table({self._shorthand: raw}, raw.place)
+        raw = self.spelled_out(raw)
         if not isinstance(raw, Table):
             raise wrong(raw, name, "a table of " + ", ".join(self.settings))
         prefix = f"{name}." if name else ""
@@ -138,6 +137,19 @@ class Section(Kind[T]):
             if row.required and key not in values:
                 raise ConfigError(f"{raw.place}: {prefix}{key}: not set, and it has no default")
         return self._cls(**values)
+
+    def spelled_out(self, raw: Raw) -> Raw:
+        """*raw* with a table for each section in it, or itself, that is written as a bare word."""
+        if self._shorthand and isinstance(raw, Scalar):
+            return Table({self._shorthand: raw}, raw.place)
+        if not isinstance(raw, Table):
+            return raw
+        entries = dict(raw.entries)
+        for key in self.settings.keys() & entries.keys():
+            kind = self.settings[key].kind
+            if isinstance(kind, Section):
+                entries[key] = kind.spelled_out(entries[key])
+        return Table(entries, raw.place)
 
     def schema(self) -> dict[str, Any]:
         """An object that allows its own keys only."""

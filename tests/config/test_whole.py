@@ -37,6 +37,18 @@ def test_sections_merge_and_lists_replace(load: Any) -> None:
     assert (loaded.listen.host, loaded.listen.port) == ("0.0.0.0", 7)
 
 
+@pytest.mark.parametrize("text", ["record: a.jsonl", "record: {path: a.jsonl}"])
+@pytest.mark.parametrize("env", [{"SMETRIC_RECORD": "b.jsonl"}, {"SMETRIC_RECORD__PATH": "b.jsonl"}])
+def test_a_section_written_as_a_word_merges_as_one_that_is_spelled_out(
+    load: Any, tmp_path: Path, text: str, env: dict[str, str]
+) -> None:
+    more = {"SMETRIC_RECORD__TRACE": "t.jsonl"}
+    record = load(text, more).record
+    assert (record.path, record.trace) == (str(tmp_path / "a.jsonl"), "t.jsonl")
+    assert load(text, env).record.path == "b.jsonl"
+    assert load("record: {trace: t.jsonl}", env).record.trace == str(tmp_path / "t.jsonl")
+
+
 def test_an_instance_is_a_url_or_a_table_and_is_named_after_its_address(load: Any) -> None:
     text = """
 instances:
