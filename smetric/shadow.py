@@ -145,13 +145,12 @@ def _session_of(request: InferenceRequest) -> int | None:
 
 
 def _regret(decision: Decision, acting: int) -> float | None:
-    """How much worse than its own choice the shadow finds what was chosen: 0 as good, 1 as bad as can be.
+    """How much worse than its own choice the shadow finds what was chosen: 0 as good or better, 1 as bad as can be.
 
     The difference of the two scores, over the larger of them; None where it has no scores, or what was chosen was no
     choice of its own.
     """
-    score, index = decision.score, decision.index
-    if score is None or index < 0 or acting < 0 or acting not in decision.candidates:
+    score = decision.score
+    if score is None or acting < 0 or acting not in decision.candidates:
         return None
-    most = max(abs(score[index]), abs(score[acting]))
-    return min(1.0, abs(score[acting] - score[index]) / most) if most else 0.0
+    return 0.0 if decision.is_better(acting, score) else min(1.0, decision.share_behind(acting, score))

@@ -170,6 +170,14 @@ def test_how_much_worse_it_finds_what_was_chosen_is_a_share_of_the_larger_score(
         assert one.regret == pytest.approx((most - least) / most if most else 0.0)
 
 
+def test_what_was_chosen_better_than_its_turn_would_have_it_is_no_regret(tmp_path: Path) -> None:
+    shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy turns\nroute rr_argmin(requests, within: 1e9)\n")])
+    acting, fleet = policy("policy least\nroute argmin(requests)\n"), Fleet(random.Random(3), 4)
+    answers = [shadows.judge(fleet.decide(acting))[0] for _ in range(50)]
+    assert {one.answer for one in answers} == {names.AGREES, names.DIFFERS}
+    assert {one.regret for one in answers} == {0.0}
+
+
 def test_a_conversation_counts_as_diverged_once(tmp_path: Path) -> None:
     shadow = in_shadow(
         tmp_path / "p.policy", 'policy strict\nreject 429 "no" when req.turn > 1\nroute rr_argmin(requests)\n'

@@ -250,9 +250,13 @@ class Decision:
     @property
     def is_behind(self) -> bool:
         """Whether the runner-up has the better score: one that is drawn, or has its turn, need not be the best."""
-        at, score = self.runner_up_index, self.score
-        better = min if self.direction == "min" else max
-        return at is not None and score is not None and better(score[at], score[self.index]) != score[self.index]
+        at = self.runner_up_index
+        return at is not None and self.score is not None and self.is_better(at, self.score)
+
+    def is_better(self, index: int, score: Sequence[float]) -> bool:
+        """Whether the *score* of candidate *index* is better than that of the chosen."""
+        mine, other = score[self.index], score[index]
+        return other < mine if self.direction == "min" else other > mine
 
     @property
     def margin_share(self) -> float | None:
