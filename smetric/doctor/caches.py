@@ -50,7 +50,7 @@ async def caches(site: Site) -> list[Finding]:
                 "block_size",
                 f"it is {ours} here; on the engines it is {told}",
                 "expected hits are floored to blocks of another size than the engine's",
-                f"set `block_size: {sorted(set(sizes) - {ours}, key=_number)[-1]}`"
+                f"set `block_size: {shown(next(iter(sizes)))}`"
                 if len(sizes) == 1
                 else "start all engines with the same `--block-size`, and set `block_size` to it",
             )
@@ -74,9 +74,9 @@ def _by(engines: Sequence[Engine], label: str) -> Mapping[str, list[str]]:
     """Ids of instances by the value of *label*, those left out that do not have it."""
     found: dict[str, list[str]] = {}
     for engine in engines:
-        value = engine.page.cache.get(label)
-        if value not in (None, "None"):
-            found.setdefault(str(value), []).append(engine.settings.id)
+        value = engine.page.cache.get(label, "None")
+        if value != "None":
+            found.setdefault(value, []).append(engine.settings.id)
     return found
 
 
@@ -85,22 +85,13 @@ def _told(by_value: Mapping[str, list[str]]) -> str:
 
 
 def _unequal(engines: Sequence[Engine]) -> Finding | None:
-    sized = sorted((engine for engine in engines if _tokens(engine) > 0), key=_tokens)
-    if len(sized) < 2 or _tokens(sized[-1]) <= UNEQUAL * _tokens(sized[0]):
+    sized = sorted((engine for engine in engines if engine.cache_tokens), key=lambda engine: engine.cache_tokens)
+    if len(sized) < 2 or sized[-1].cache_tokens <= UNEQUAL * sized[0].cache_tokens:
         return None
     small, large = sized[0], sized[-1]
     return info(
         small.where,
-        f"its KV cache holds {_tokens(small):.0f} tokens; that of {large.settings.id} holds {_tokens(large):.0f}",
+        f"its KV cache holds {small.cache_tokens} tokens; that of {large.settings.id} holds {large.cache_tokens}",
         "by a policy that counts requests, sessions are evicted there much sooner",
         "start it with a higher `--gpu-memory-utilization`, or let the policy look at `kv_usage`",
     )
-
-
-def _tokens(engine: Engine) -> float:
-    """How many tokens its KV cache holds; 0 if it does not say."""
-    return _number(engine.page.cache.get("kv_cache_size_tokens", ""))
-
-
-def _number(text: str) -> float:
-    return float(text) if text.isascii() and text.isdigit() and len(text) <= 15 else 0.0

@@ -85,6 +85,20 @@ class Engine:
         own = [card.id for card in self.cards if card.parent is None]
         return own or list(self.settings.models or ())
 
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens its KV cache holds; 0 if it does not say."""
+        return self._number("kv_cache_size_tokens")
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of its KV cache; 0 if it does not say."""
+        return self._number("block_size")
+
+    def _number(self, label: str) -> int:
+        text = self.page.cache.get(label, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else 0
+
     def card(self, model: str) -> Card | None:
         """The entry of *model* in its list."""
         return next((card for card in self.cards if card.id == model), None)

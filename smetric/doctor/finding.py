@@ -11,7 +11,7 @@ _LONGEST, _MOST = 80, 8
 
 
 class Severity(enum.Enum):
-    """How bad it is; only an info leaves the exit code 0."""
+    """How bad it is, the worst first; only an info leaves the exit code 0."""
 
     ERROR = "error"
     WARNING = "warning"

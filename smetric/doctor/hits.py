@@ -44,15 +44,16 @@ async def _of_model(site: Site, model: str, engine: Engine) -> list[Finding]:
         probe, usage = await send_new(site, engine, model)
         request = probe.request(site)
         ids = await site.router.token_ids.of(request)
+        count = len(ids) if ids is not None else None
         if engine.page.cache.get("enable_prefix_caching") == "False":
-            return _counted(engine, model, len(ids) if ids is not None else None, usage)
+            return _counted(engine, model, count, usage)
         _learn(site, request, instance, usage)
         prediction = await _once_known(site, probe, instance)
         again = await send(site, engine, probe)
     except ProbeFailed as problem:
         return [_refused(engine, model, problem)]
     # By wrong ids a wrong hit is predicted: what is to be mended are the ids.
-    counted = _counted(engine, model, len(ids) if ids is not None else None, again)
+    counted = _counted(engine, model, count, again)
     return counted or _judged(site, engine, model, prediction, again)
 
 
@@ -162,10 +163,9 @@ def _slow(site: Site, engine: Engine, prediction: Prediction, usage: Usage) -> l
 
 def _room(site: Site, engine: Engine, model: str, source: str) -> float:
     """Tokens by which a prediction may be wrong: a block of the source's, and of the engine's."""
-    size = engine.page.cache.get("block_size", "")
-    block = float(size) if size.isascii() and size.isdigit() else float(site.settings.block_size)
+    block = engine.block_size or site.settings.block_size
     if source in (PrefixIndex.name, PrefixPart.name):
         return block + BLOCK_BYTES / site.router.tokens.of(model)
     if source == PrefixTokens.name:
-        return max(block, float(site.settings.block_size))
+        return max(block, site.settings.block_size)
     return block + (site.settings.lmcache.chunk_size if source.startswith("lmcache:") else 0)

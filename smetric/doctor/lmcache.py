@@ -78,7 +78,7 @@ async def lmcache(site: Site) -> list[Finding]:
         return [
             error(
                 where,
-                f"it is not reached: {reason}",
+                f"it cannot be asked: {reason}",
                 "every length from LMCache is unknown",
                 f"start `lmcache_controller` or `lmcache coordinator`, or correct `lmcache.url` ({settings.mode})",
             )
@@ -287,7 +287,7 @@ async def _ask(site: Site, service: Service, question: Question) -> Holdings:
         site.settings.lmcache.url + service.path, service.body(question), within_s=ANSWER_S
     )
     if answer.status != 200:
-        raise UnreadableError(f"it answers look-ups with {answer.status}")
+        raise NoAnswer(f"it answers look-ups with {answer.status}")
     return service.read(answer.body, question)
 
 

@@ -23,35 +23,35 @@ async def models(site: Site) -> list[Finding]:
                     "name its `models` under `instances`, or see why the engine does not list them",
                 )
             )
-        listed_names = {card.id for card in engine.cards}
-        missing = set(engine.settings.models or ()) - listed_names if engine.cards else set()
+        configured = set(engine.settings.models or ())
+        names = {card.id for card in engine.cards} or configured
+        missing = configured - names
         if missing:
             found.append(
                 error(
                     engine.where,
-                    f"it does not serve {listed(sorted(missing))}; it serves {listed(sorted(listed_names))}",
+                    f"it does not serve {listed(sorted(missing))}; it serves {listed(sorted(names))}",
                     "requests for that model are answered 404 by the engine",
                     "correct `models` of this instance, or its `--served-model-name`",
                 )
             )
-        for name in listed_names:
+        for name in names:
             by_name.setdefault(name, []).append(engine)
     if not by_name and not site.settings.models:
         return found
     found += _differing(by_name)
-    total = len(site.reachable)
-    alone = [name for name, engines in by_name.items() if len(engines) == 1 and total > 1]
-    for name in sorted(alone):
-        found.append(
+    if all(engine.settings.models or not engine.cards_problem for engine in site.reachable):
+        total, served = len(site.reachable), listed(sorted(by_name))
+        found += [
             warning(
-                by_name[name][0].where,
+                engines[0].where,
                 f"only it serves {shown(name)}; {total} instances answer",
                 "requests for it can only go there, whatever the policy says",
                 "give all engines of a model the same `--served-model-name`, or take this as meant",
             )
-        )
-    if not any(engine.cards_problem for engine in site.reachable):
-        served = listed(sorted(by_name))
+            for name, engines in sorted(by_name.items())
+            if len(engines) == 1 and total > 1
+        ]
         found += [
             error(
                 f"models.{shown(alias)}",

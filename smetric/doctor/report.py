@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from smetric.doctor.examination import Examination, Result
@@ -10,8 +11,6 @@ from smetric.doctor.finding import Severity
 #: Raised when a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA = 1
 
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-
 
 def as_text(examination: Examination) -> str:
     """Findings, the worst first, then what was fine and what was skipped."""
@@ -19,7 +18,7 @@ def as_text(examination: Examination) -> str:
         f"{finding.severity.value}: {outcome.check.name}: {finding.where}: {finding.what}\n"
         f"    why     {finding.why}\n"
         f"    remedy  {finding.remedy}"
-        for severity in _ORDER
+        for severity in Severity
         for outcome in examination.outcomes
         for finding in outcome.findings
         if finding.severity is severity
@@ -31,7 +30,7 @@ def as_text(examination: Examination) -> str:
         for outcome in examination.outcomes
         if outcome.result is Result.SKIPPED
     ]
-    counts = [_counted(examination.count(severity), severity.value) for severity in _ORDER]
+    counts = [_counted(examination.count(severity), severity.value) for severity in Severity]
     answer = "answers" if examination.instances == 1 else "answer"
     lines.append(
         f"{examination.reachable} of {_counted(examination.instances, 'instance')} {answer}; " + ", ".join(counts)
@@ -45,23 +44,14 @@ def as_json(examination: Examination) -> dict[str, Any]:
         "schema": SCHEMA,
         "exit_code": examination.exit_code,
         "instances": {"configured": examination.instances, "reachable": examination.reachable},
-        "counts": {severity.value: examination.count(severity) for severity in _ORDER},
+        "counts": {severity.value: examination.count(severity) for severity in Severity},
         "checks": [
             {
                 "name": outcome.check.name,
                 "looks_at": outcome.check.looks_at,
                 "result": outcome.result.value,
                 "reason": outcome.reason,
-                "findings": [
-                    {
-                        "severity": finding.severity.value,
-                        "where": finding.where,
-                        "what": finding.what,
-                        "why": finding.why,
-                        "remedy": finding.remedy,
-                    }
-                    for finding in outcome.findings
-                ],
+                "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in outcome.findings],
             }
             for outcome in examination.outcomes
         ],

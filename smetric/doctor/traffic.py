@@ -18,13 +18,10 @@ MOST_BREAKS = 8
 OFTEN = 3
 
 _APPEND = "let the client only append to a session's history, and leave what it has sent before as it was"
-#: What to do, by the part that differs (`names.BROKEN_PARTS`).
+#: What to do, by the part that differs (`names.BROKEN_PARTS`), where it is no part of the history.
 _REMEDIES = {
     "tools": "let the client send the same tools in the same order in every request of a session",
     "system": "move what changes (a time, a counter, an id) out of the system prompt, to the end of the last message",
-    "user": _APPEND,
-    "assistant": _APPEND,
-    "tool_result": _APPEND,
     "template": "let the client send the same `chat_template_kwargs` and reasoning effort throughout a session",
     "cache_salt": "let the client send one `cache_salt` per tenant, not per request",
 }

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import aiohttp
-import orjson
 
 from smetric.config.credential import Credential
 from smetric.sources.answer_body import is_plain, read_within
@@ -47,14 +46,7 @@ class Answer:
         """Seconds by which the clock of whoever answered is ahead of ours; None where it does not say."""
         try:
             return parsedate_to_datetime(self.headers["date"]).timestamp() - time.time()
-        except (KeyError, ValueError):
-            return None
-
-    def json(self) -> Any:
-        """The body as JSON; None if it is none."""
-        try:
-            return orjson.loads(self.body)
-        except orjson.JSONDecodeError:
+        except (KeyError, ValueError, OverflowError):
             return None
 
 

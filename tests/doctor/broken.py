@@ -72,6 +72,24 @@ def refusing(path: str, status: int, **fields: Any) -> Break:
     return broken
 
 
+def nonsense(lab: Lab) -> None:
+    lab.fronts[0].headers["date"] = "Mon, 01 Jan 99999999999 00:00:00 GMT"
+    lab.fronts[0].edits["/version"] = lambda _: b"[" * 9_000
+
+
+def models_that_are_not_told(**fields: Any) -> Break:
+    def broken(lab: Lab) -> None:
+        refusing("/v1/models", 404)(lab)
+        first_is(**fields)(lab)
+
+    return broken
+
+
+def look_ups_that_are_refused(lab: Lab) -> None:
+    lab.lmcache()
+    lab.store.statuses["/directory/lookup"] = 401
+
+
 def header(name: str, value: str) -> Break:
     return lambda lab: lab.fronts[0].headers.update({name: value})
 
@@ -166,11 +184,18 @@ BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
          "run one version of vLLM everywhere"),
     "a clock that is wrong":
         (header("date", "Sun, 06 Nov 1994 08:49:37 GMT"), "versions", Severity.WARNING, "behind ours", "NTP"),
+    "a clock that tells nonsense and a version that is no word":
+        (nonsense, "versions", Severity.INFO, "does not tell a version", "point `url` at"),
     "an alias for nothing":
         (with_settings(models={"gpt": "n"}), "models", Severity.ERROR, "n, which no instance serves",
          "set `models.gpt`"),
     "a configured model that is not served":
         (first_is(models=("n",)), "models", Severity.ERROR, "does not serve n; it serves m", "--served-model-name"),
+    "models that are not told":
+        (models_that_are_not_told(), "models", Severity.ERROR, "not known: /v1/models says 404", "name its `models`"),
+    "models that are configured and not told":
+        (models_that_are_not_told(models=("m",)), "models", Severity.INFO, "not known: /v1/models says 404",
+         "why the engine does not list them"),
     "another model of the same name":
         (on_first("/v1/models", b'"root":"m"', b'"root":"/models/other"'), "models", Severity.WARNING,
          "loaded from /models/other, m", "`--model`"),
@@ -237,6 +262,9 @@ BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
     "LMCache with other chunks":
         (lmcache_with(chunk_size=128), "lmcache", Severity.ERROR, "chunks are not as configured",
          "set `lmcache.chunk_size`"),
+    "LMCache that refuses look-ups":
+        (look_ups_that_are_refused, "lmcache", Severity.ERROR, "cannot be asked: it answers look-ups with 401",
+         "`lmcache.url`"),
     "LMCache with another model":
         (lmcache_with(models={"m": "n"}), "lmcache", Severity.ERROR, "of model m, not n",
          "set `lmcache.models: {m: m}`"),
