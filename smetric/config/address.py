@@ -73,6 +73,7 @@ class BaseUrl(Kind[str]):
         # urlsplit drops tabs and line breaks silently, so the text itself is looked at as well
         if (
             not host
+            or port == 0
             or parts.scheme not in ("http", "https")
             or parts.path not in ("", "/")
             or re.search(r"[?#\s]", text)

@@ -230,7 +230,7 @@ def test_a_mistake_is_one_line_that_names_the_place_the_rule_and_the_value(load:
 
 @pytest.mark.parametrize(
     "url",
-    ["ftp://a", "file:///etc/passwd", "a:80", "http://", "http://a/v1", "http://a?x", "http://a#x", "http://a:99999",
+    ["ftp://a", "file:///etc/passwd", "a:80", "http://", "http://a/v1", "http://a?x", "http://a#x", "http://a:99999", "http://a:0",
      "http://a b", "http://[::1", "http://-a", "http://a\\b", "//a", "http://a:b",
      "http://a..b", f"http://{'a' * 64}.b"],
 )  # fmt: skip
