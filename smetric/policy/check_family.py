@@ -22,7 +22,19 @@ from smetric.policy.check_argument import (
     need_share,
 )
 from smetric.policy.check_unit import Units, describe
-from smetric.policy.interval import COUNT, COUNT_ALL, FALSE, TRUE, TRUTH, ZERO, Interval, hull, ratio
+from smetric.policy.interval import (
+    COUNT,
+    COUNT_ALL,
+    FALSE,
+    SMALLEST_DIVISOR,
+    TRUE,
+    TRUTH,
+    ZERO,
+    Interval,
+    absolute,
+    hull,
+    ratio,
+)
 from smetric.policy.span import Span
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import PLAIN, SECONDS
@@ -168,8 +180,8 @@ class Families:
             raise Bad("overflow", given.call.span, "this may grow past 1e300", "bound its parts with clamp(…)")
         made = Type(Sort.NUMBER, above.vector or below.vector, unit, interval).reading(above, below)
         default = given.named[0][1]
-        if not below.vector and 0.0 in below.interval:
-            # One divisor for all: where it is 0 the dividend is not looked at.
+        if not below.vector and absolute([below.interval]).low < SMALLEST_DIVISOR:
+            # One divisor for all: where it is taken for 0 the dividend is not looked at.
             made = replace(made, must=below.must | (above.must & default.must))
         return self._with_default(made, *given.named[0])
 
