@@ -77,9 +77,7 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
     Raises:
         PolicyError: the text is too long to look at, or no UTF-8.
     """
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        fault = Diagnostic("too-long", f"this file is too long: a policy has at most {MAX_BYTES} bytes", Span(0, 0))
-        raise PolicyError([fault], text[:200], path)
+    refuse_too_long(text, path, "this file is too long")
     foreign = _SURROGATE.search(text)
     if foreign is not None:
         fault = Diagnostic("encoding", "this character is no UTF-8", Span(*foreign.span()), "save the file as UTF-8")
@@ -109,6 +107,13 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
         skipped=tuple(skipped),
     )  # fmt: skip
     return file, errors
+
+
+def refuse_too_long(text: str, path: str, why: str) -> None:
+    """Raise `PolicyError`, which says *why*, where *text* is longer than a policy may be."""
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        fault = Diagnostic("too-long", f"{why}: a policy has at most {MAX_BYTES} bytes", Span(0, 0))
+        raise PolicyError([fault], text[:200], path)
 
 
 def _without_tests(

@@ -14,7 +14,7 @@ from smetric.policy.layout.rule import lay_rules
 from smetric.policy.layout.words import Word, words_of
 from smetric.policy.layout.writer import Line, Writer, rendered
 from smetric.policy.lexer import Piece, cut
-from smetric.policy.parser import parse, tokens_of
+from smetric.policy.parser import parse, refuse_too_long, tokens_of
 
 _KINDS = {
     "POLICY": "header",
@@ -55,12 +55,14 @@ def format_text(text: str, path: str = "<policy>") -> str:
         path: what errors call it.
 
     Raises:
-        PolicyError: it does not parse.
+        PolicyError: it does not parse, or would be longer than a policy may be.
     """
     parse(text, path)
     parts, below = _parts(text, cut(tokens_of(text)))
     lines = [line for run in _runs(parts) for line in _laid(run)]
-    return "\n".join(rendered([*lines, *map(Line, below)])).strip("\n") + "\n"
+    laid_out = "\n".join(rendered([*lines, *map(Line, below)])).strip("\n") + "\n"
+    refuse_too_long(laid_out, path, "laid out, this file would be too long")
+    return laid_out
 
 
 def _parts(text: str, pieces: Sequence[Piece]) -> tuple[list[_Part], list[str]]:

@@ -158,6 +158,13 @@ def test_a_text_that_does_not_parse_is_refused_with_all_its_errors() -> None:
     assert "mine.policy:2:5" in str(refused.value)
 
 
+def test_no_layout_makes_a_file_too_long_to_load() -> None:
+    rows = "a|1\n" * 9000 + f"{'a' * 64}|1\n"
+    text = f'policy p\nroute rr_argmin(0)\ntest "t"\ninstance|requests\n{rows}expect a'
+    with pytest.raises(PolicyError, match="laid out, this file would be too long: a policy has at most 65536 bytes"):
+        format_text(text)
+
+
 def test_lines_stay_within_the_width_wherever_they_can_be_broken() -> None:
     terms = " + ".join(f"weight_{i} * norm(requests)" for i in range(40))
     calls = "greatest(" * 12 + "requests" + "".join(f", unprefilled_{i} - hit_len + {i})" for i in range(12))
