@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from smetric.policy import tree
@@ -62,8 +63,8 @@ class Units:
 
     def _unknown(self, word: str, span: Span, *, last: bool) -> None:
         source = self.findings.text[span.start : span.end]
-        at = source.rfind(word) if last else source.find(word)
-        place = Span(span.start + at, span.start + at + len(word)) if at >= 0 else span
+        whole = [span.start + found.start() for found in re.finditer(rf"\b{word}\b", source)]
+        place = Span(at := whole[-1 if last else 0], at + len(word)) if whole else span
         if word in _TIMES and last:
             help_text = "behind `per` time is in seconds: per second"
         elif word in _TIMES:
@@ -111,7 +112,8 @@ class Units:
         """Help where *side* is a name whose number was defined without the unit of *other*; else empty."""
         if not isinstance(side, tree.Name) or found.unit is None or not found.unit.plain or other.unit is None:
             return ""
-        statement = self._names.statement(side.name)
+        named = self._names.own(side.name)
+        statement = named and named.statement
         if not isinstance(statement, tree.Param | tree.Let) or not isinstance(statement.value, tree.Number):
             return ""
         if not other.unit.writable:  # in one literal; a product of literals has any unit

@@ -132,11 +132,6 @@ class Names:
         """The name, without using it."""
         return self._defined.get(name)
 
-    def statement(self, name: str) -> Declaration | None:
-        """The statement that defines *name*, without using it."""
-        found = self._defined.get(name)
-        return found.statement if found is not None else None
-
     def listed(self) -> list[str]:
         """All names so far."""
         return list(self._defined)

@@ -1120,6 +1120,15 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
             ),
         )
     ),
+    (
+        "param slo = 1 in 0..\nroute argmin(requests * slo)\n"
+        'test "t"\n  with slo = 2 s\n  instance | requests\n  a | 1\n  expect a',
+        {},
+        "slo",
+        "unit",
+        "unknown unit `s`",
+        "durations are written 500ms, 2s, 5m, 1h, without a space",
+    ),
     ("param A = 1\nroute argmin(requests)", {}, "A", "unused", "parameter `A` is never used", ""),
     (
         "route argmin(requests) when 1 < 2\nroute argmax(hit_len)",
