@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from smetric.policy import tree
 from smetric.policy.check_pass import Pass, merged
-from smetric.policy.comment import stray_comments
+from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, clip, in_order
 from smetric.policy.feature_choice import MAX_COMBINATIONS, combinations, feature_choices
 from smetric.policy.library import Reader, link, no_libraries
@@ -122,16 +122,6 @@ def _tests_beside(policy: tree.File, beside: Source) -> tuple[list[Diagnostic], 
     return found, tuple(statement for statement in file.statements if isinstance(statement, tree.Test))
 
 
-def check(
-    file: tree.File,
-    vocabulary: Vocabulary,
-    settings: Mapping[str, Value] | None = None,
-    libraries: Reader = no_libraries,
-) -> Checked:
-    """`check_text` of a file that is parsed already."""
-    return _check(file, vocabulary, Settings(settings or {}), [], libraries, None, ())
-
-
 def _check(
     file: tree.File,
     vocabulary: Vocabulary,
@@ -160,7 +150,7 @@ def _check(
     steps = chosen.statements.steps
     header = file.text.rfind(file.kind, 0, file.name_span.start)
     starts = [header, *(statement.span.start for statement in file.statements), *file.skipped]
-    warnings = stray_comments(file.text, starts)
+    warnings = Comments(file.text).stray(starts)
     if file.kind == "policy":
         chosen.statements.warn()
         warnings += [*chosen.statements.findings.warnings, *wasted_lookups(steps, vocabulary)]

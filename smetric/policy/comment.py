@@ -32,22 +32,22 @@ class Comments:
             # A `##` behind code stands under a line of its own that nothing can ask for.
             key = line if alone else -1 - line
             self._lines[key] = (match.group()[2:].strip(), Span(start, start + len(match.group().rstrip())))
-        self._claimed: set[int] = set()
 
     def above(self, offset: int) -> str:
-        """The documentation of the statement that starts at *offset*: the unbroken `##` lines right above it."""
-        if self._text[self._text.rfind("\n", 0, offset) + 1 : offset].strip():
-            return ""
-        line = self._text.count("\n", 0, offset) - 1
-        found: list[str] = []
-        while line in self._lines:
-            found.append(self._lines[line][0])
-            self._claimed.add(line)
-            line -= 1
-        return "\n".join(reversed(found))
+        """The documentation of the statement that starts at *offset*."""
+        return "\n".join(self._lines[line][0] for line in self._lines_above(offset))
 
-    def stray(self) -> list[Diagnostic]:
-        """A warning for each `##` line that `above` has not returned."""
+    def _lines_above(self, offset: int) -> range:
+        """The unbroken `##` lines right above the statement that starts at *offset*."""
+        end = start = self._text.count("\n", 0, offset)
+        if not self._text[self._text.rfind("\n", 0, offset) + 1 : offset].strip():
+            while start - 1 in self._lines:
+                start -= 1
+        return range(start, end)
+
+    def stray(self, statements: Iterable[int]) -> list[Diagnostic]:
+        """A warning for each `##` line that documents none of the statements starting at the given offsets."""
+        documents = {line for offset in statements for line in self._lines_above(offset)}
         return [
             Diagnostic(
                 "stray-doc",
@@ -57,13 +57,5 @@ class Comments:
                 Severity.WARNING,
             )
             for line, (_, span) in self._lines.items()
-            if line not in self._claimed
+            if line not in documents
         ]
-
-
-def stray_comments(text: str, statements: Iterable[int]) -> list[Diagnostic]:
-    """A warning for each `##` line of *text* that documents none of the statements starting at the given offsets."""
-    comments = Comments(text)
-    for offset in statements:
-        comments.above(offset)
-    return comments.stray()

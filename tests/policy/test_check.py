@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.policy.check import check
-from smetric.policy.parser import parse
 from smetric.policy.policy import load
 from tests.policy.verdict import checked, errors
 from tests.policy.words import WORDS
 
 _SMETRIC = """
-policy smetric
 param OVERLOAD = 2.0 in 1.0..
 param HIT_RATIO = 0.5 in 0.0..1.0
 ## What load means.
@@ -25,17 +22,11 @@ route rr_argmin(l) as balance
 """
 
 
-def test_parsing_first_gives_the_same_as_both_at_once() -> None:
-    found, both = check(parse(_SMETRIC), WORDS), checked(_SMETRIC[16:])
-    assert (found.params, found.reads) == (both.params, both.reads)
-    assert found.warnings == ()
-
-
 # ── reads ──
 
 
 def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
-    assert check(parse(_SMETRIC), WORDS).reads == {"hit_len": "req.turn != 0", "requests": "always"}
+    assert checked(_SMETRIC).reads == {"hit_len": "req.turn != 0", "requests": "always"}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +76,10 @@ def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
             "let f = requests * ratio(max(hit_len), max(requests), default: 1)\nroute argmin(f)",
             {"hit_len": "argmin(f)", "requests": "always"},
         ),
+        (
+            "param P = 1 in 1e-10..1\nlet f = requests * ratio(max(hit_len), P, default: 1)\nroute argmin(f)",
+            {"hit_len": "argmin(f)", "requests": "always"},
+        ),
         ("route argmin(ratio(hit_len, requests, default: 1))", {"hit_len": "always", "requests": "always"}),
     ],
 )
@@ -93,12 +88,12 @@ def test_a_feature_is_read_always_or_behind_the_guard_that_spares_it(code: str, 
 
 
 def test_a_configured_feature_is_the_one_read() -> None:
-    assert "unprefilled" in check(parse(_SMETRIC), WORDS, {"LOAD": "unprefilled"}).reads
+    assert "unprefilled" in checked(_SMETRIC, {"LOAD": "unprefilled"}).reads
 
 
 def test_the_checker_and_the_compiled_policy_agree_on_what_is_always_looked_up() -> None:
     for code in (
-        _SMETRIC[16:],
+        _SMETRIC,
         "route argmax(hit_len) when max(requests) < 3\nroute argmax(hit_len, then: requests)",
         "route argmax(hit_len) when max(requests) < 3\nroute argmin(requests, then: hit_len)",
         "keep hit_len > 3 when req.turn == 0\nroute argmin(host_hit_len)",
