@@ -55,7 +55,7 @@ def _rows(value: Any, path: tuple[str | int, ...], indent: str) -> Iterator[tupl
             yield f"{indent}- {_flow(item)}", (*path, i)
         return
     for key, item in value.items():
-        head = indent + (key if _BARE_KEY.match(key) else _flow(key)) + ":"
+        head = indent + (key if _BARE_KEY.match(key) else json.dumps(key, ensure_ascii=False)) + ":"
         if isinstance(item, dict | list) and item:
             yield head, ()
             yield from _rows(item, (*path, key), indent + "  ")
@@ -64,4 +64,5 @@ def _rows(value: Any, path: tuple[str | int, ...], indent: str) -> Iterator[tupl
 
 
 def _flow(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """A value; in a file, a dollar sign that is one is doubled."""
+    return json.dumps(value, ensure_ascii=False).replace("$", "$$")

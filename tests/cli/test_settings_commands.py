@@ -17,18 +17,19 @@ def run(*arguments: str, **env: str) -> Result:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "smetric.yaml"
-    path.write_text("listen:\n  port: 8001\ninstances: [http://127.0.0.1:9101]\nparams: {OVERLOAD: 3, 'odd key': x}\n")
+    path.write_text("listen:\n  port: 8001\ninstances: [http://127.0.0.1:9101]\nparams: {OVERLOAD: 3, 'odd $': x}\n")
     return path
 
 
 def test_config_show_prints_settings_that_load_again(file: Path, tmp_path: Path) -> None:
-    result = run("config", "show", "--config", str(file), "--admin-port", "9999", SMETRIC_LOG__LEVEL="debug")
+    env = {"SMETRIC_LOG__LEVEL": "debug", "SMETRIC_PARAMS__SIGNS": "$$ ${HOME} $"}
+    result = run("config", "show", "--config", str(file), "--admin-port", "9999", **env)
     assert result.exit_code == 0, result.output
     again = tmp_path / "again.yaml"
     again.write_text(result.output)
     loaded = load_settings(again, {})
     assert (loaded.listen.port, loaded.admin.port, loaded.log.level) == (8001, 9999, "debug")
-    assert loaded.params == {"OVERLOAD": 3.0, "odd key": "x"}
+    assert loaded.params == {"OVERLOAD": 3.0, "odd $": "x", "SIGNS": env["SMETRIC_PARAMS__SIGNS"]}
 
 
 def test_config_show_says_where_each_value_comes_from(file: Path) -> None:
@@ -43,7 +44,7 @@ def test_config_show_says_where_each_value_comes_from(file: Path) -> None:
     assert origins["port: 9999"] == "--admin-port"
     assert origins['level: "debug"'] == "SMETRIC_LOG__LEVEL"
     assert origins["OVERLOAD: 2.0"] == "--set"
-    assert origins['"odd key": "x"'] == f"{file}:4"
+    assert origins['"odd $": "x"'] == f"{file}:4"
     assert origins["block_size: 16"] == "default"
     assert [origin for value, origin in origins.items() if value.startswith("- {")] == [f"{file}:3"]
 
