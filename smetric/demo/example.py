@@ -23,8 +23,7 @@ def examples(play: Play) -> list[Example]:
     """At most three decisions of *play*, in this order; one that there was no case of is left out.
 
     A first request (the one that saw the fullest engines); a follow-up that returned to the instance before (the one
-    with the most in its cache); a follow-up that moved (the one
-    that saw the fullest engines), or, if none did, the one
+    with the most in its cache); a follow-up that moved (the one that saw the fullest engines), or, if none did, the one
     that returned to the instance with the most load of all.
     """
     decided = [

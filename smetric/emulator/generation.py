@@ -7,7 +7,7 @@ import asyncio
 from smetric.emulator import reply, tokenizer
 from smetric.emulator.call import Call, Limits
 from smetric.sim.blocks import block_keys, root_key
-from smetric.sim.engine import SequenceRequest, State
+from smetric.sim.sequence import SequenceRequest, State
 
 
 class Choice:

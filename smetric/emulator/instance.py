@@ -11,7 +11,8 @@ from smetric.emulator.call import Call, Limits
 from smetric.emulator.error import busy
 from smetric.emulator.generation import Generation
 from smetric.emulator.metrics import InstanceMetrics
-from smetric.sim.engine import Engine, EngineConfig, QueueFullError, SequenceRequest
+from smetric.sim.engine import Engine, EngineConfig, QueueFullError
+from smetric.sim.sequence import SequenceRequest
 
 #: Steps are taken in batches this far apart at least, real seconds: timers cost more than steps.
 TICK_S = 0.002

@@ -14,7 +14,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from smetric.emulator.histogram import Histogram
-from smetric.sim.engine import Engine, SequenceRequest, StepResult
+from smetric.sim.engine import Engine, StepResult
+from smetric.sim.sequence import SequenceRequest
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

@@ -14,7 +14,7 @@ import msgspec
 
 from smetric.errors import ConfigError
 from smetric.records.compression import whole_lines
-from smetric.sim.engine import SequenceRequest
+from smetric.sim.sequence import SequenceRequest
 from smetric.unreadable import UNREADABLE
 
 #: Tokens of a block of a trace: Mooncake's by definition, about as many in our own.

@@ -12,7 +12,8 @@ from smetric.emulator import tokenizer
 from smetric.emulator.call import Call
 from smetric.emulator.instance import EmulatedInstance, InstanceSettings
 from smetric.emulator.metrics import CONTENT_TYPE, REASONS
-from smetric.sim.engine import EngineConfig, SequenceRequest
+from smetric.sim.engine import EngineConfig
+from smetric.sim.sequence import SequenceRequest
 
 CAPTURES = Path(__file__).parent.parent / "data" / "vllm"
 SETTINGS = InstanceSettings(

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sim.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, State, TooLongError
+from smetric.sim.engine import Engine, EngineConfig, QueueFullError, TooLongError
+from smetric.sim.sequence import SequenceRequest, State
 from smetric.sim.step_time import StepTime
 
 EVENTS = Path(__file__).parent.parent / "data" / "kv_events" / "kv_int_hash.jsonl"

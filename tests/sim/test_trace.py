@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from smetric.errors import ConfigError
-from smetric.sim.engine import Engine, EngineConfig, SequenceRequest
+from smetric.sim.engine import Engine, EngineConfig
+from smetric.sim.sequence import SequenceRequest
 from smetric.sim.trace import BLOCK_TOKENS, arrivals
 
 
