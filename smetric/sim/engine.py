@@ -1,8 +1,8 @@
 """One engine: continuous batching with chunked prefill over a prefix cache, after vLLM's scheduler.
 
 It has no clock and does no input or output. Whoever drives it calls `start` at the beginning of a step, waits for as
-long as it says (by a heap of events, or by a real clock), and calls `finish`. Priorities, sleeping and KV transfer are not
-modelled.
+long as it says (by a heap of events, or by a real clock), and calls `finish`. Not modelled are priorities, sleeping and
+KV transfer.
 """
 
 from __future__ import annotations
