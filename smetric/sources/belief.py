@@ -56,6 +56,7 @@ class Belief:
         "_zeros",
         "held",
         "incarnation",
+        "since",
         "sure_at",
         "units_per_token",
     )
@@ -67,6 +68,8 @@ class Belief:
         self.units_per_token = units_per_token
         self.incarnation = instance.incarnation
         self.held = table.open()
+        #: The tick from which on this incarnation is known.
+        self.since = table.tick = table.tick + 1
         #: Count of blocks entered at the last loss of knowledge, since which it may hold what is not known here; None
         #: for the beginning, when the instance itself may say that it was empty; and when that is past.
         self._entered_then: int | None = None

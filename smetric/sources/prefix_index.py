@@ -180,9 +180,9 @@ class PrefixIndex(Source):
     def settle(self, cut: Cut, prompt: Prompt, instance: Instance, usage: Usage | None) -> None:
         """The same for *prompt*, which is *cut* and has been entered; *usage* is of it alone."""
         before = prompt.held_before.pop(self.cutting.tokens, None)
-        if before is None:
-            return
         known = self._of(instance)
+        if before is None or before[1] < known.since:  # it was sent to a process that is gone
+            return
         self._place(instance, known, cut.reply(usage))
         if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
             known.judge(cut, before, usage.cached_tokens / usage.prompt_tokens)

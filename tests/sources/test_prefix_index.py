@@ -205,6 +205,16 @@ def test_who_answered_the_question_before_holds_the_reply_as_well(size: int) -> 
     assert index.lookup(asked(prompt + b".", reply, b"next"), fleet) == {"hit_len": [0, held // 4]}
 
 
+def test_what_an_instance_answered_before_it_restarted_is_not_held_by_its_new_process() -> None:
+    (instance,) = fleet = instances(1)
+    index = PrefixIndex()
+    first = asked(b"q" * 40)
+    index.prefilled(first, instance)
+    instance.restarted(2000.0, seen_empty=True)
+    index.settled(first, instance, None)
+    assert index.lookup(asked(b"q" * 40, b"r" * 5000), fleet) == {"hit_len": [0]}
+
+
 def test_a_reply_is_forgotten_with_the_prompt_before_it() -> None:
     (instance,) = fleet = instances(1)
     instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, 3
