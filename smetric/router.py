@@ -112,19 +112,13 @@ class Router:
                 route.observer.follow(self._beside(route))
 
     async def route(
-        self,
-        request: InferenceRequest,
-        *,
-        exclude: Collection[Instance] = (),
-        subset: Collection[str] | None = None,
-        leased: bool = True,
+        self, request: InferenceRequest, *, exclude: Collection[Instance] = (), leased: bool = True
     ) -> Routing:
         """Decide and charge. Never raises for what a client or a policy can cause: the error is in the result.
 
         Args:
             request: what is to be routed.
             exclude: instances that have failed this request.
-            subset: ids of the instances it may go to; None for all.
             leased: it is inference. Otherwise no policy runs, any candidate serves it and nothing is charged.
         """
         route = self.routes.of(request)
@@ -136,19 +130,14 @@ class Router:
                 lease = self._any(request.model, exclude).charge(0, 0)
                 return Routing(route, arm, arm.file.current, None, lease, None, "routed", 0.0, 0.0)
             arm = route.arm_of(request)
-            return await self._decide(request, route, arm, exclude, subset)
+            return await self._decide(request, route, arm, exclude)
         except HttpError as error:
             # Frames that its traceback keeps, and on 3.12 those that called them, would keep it, and with it the body.
             error.__traceback__ = None
             return Routing(route, arm, arm.file.current, None, None, error, "no_candidate", 0.0, 0.0)
 
     async def _decide(
-        self,
-        request: InferenceRequest,
-        route: Route,
-        arm: Arm,
-        exclude: Collection[Instance],
-        subset: Collection[str] | None,
+        self, request: InferenceRequest, route: Route, arm: Arm, exclude: Collection[Instance]
     ) -> Routing:
         generation = arm.file.current
         policy = generation.policy
@@ -160,7 +149,7 @@ class Router:
         wanted = policy.lookups_always
         asked: Columns = {}
         fresh: Columns = asked
-        candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
+        candidates = self.fleet.candidates(request.model, exclude=exclude)
         snapshot: Snapshot | None = None
         while True:
             if wanted:
@@ -172,7 +161,7 @@ class Router:
                 else:
                     fresh = await answer
                     lookup_s += time.perf_counter() - started
-                    candidates = self.fleet.candidates(request.model, exclude=exclude, subset=subset)
+                    candidates = self.fleet.candidates(request.model, exclude=exclude)
                     snapshot = None
                 asked.update(fresh)
             # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last wait.

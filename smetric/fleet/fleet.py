@@ -88,11 +88,9 @@ class Fleet:
         for instance in self.instances:
             instance.on_load_changed = told
 
-    def candidates(
-        self, model: str, *, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
-    ) -> Candidates:
-        """Instances that may serve *model*: not draining, healthy, in *subset*, not excluded; of these, while there are
-        any, those that are not spared.
+    def candidates(self, model: str, *, exclude: Collection[Instance] = ()) -> Candidates:
+        """Instances that may serve *model*: not draining, healthy, not excluded; of these, while there are any, those
+        that are not spared.
 
         Where fewer than the tolerated share are healthy it is more likely our view that is wrong than all engines, so
         all are candidates (panic) but those that refuse connections, which is no matter of opinion; and those too
@@ -109,8 +107,8 @@ class Fleet:
         if standing != self._standing:
             self._standing = standing
             self._candidates.clear()
-        if exclude or subset is not None:
-            return Candidates(self._found(model, exclude, subset))
+        if exclude:
+            return Candidates(self._found(model, exclude))
         found = self._candidates.get(model)
         if found is None:
             panics = self.panics
@@ -119,9 +117,7 @@ class Fleet:
                 self._candidates[model] = found
         return found
 
-    def _found(
-        self, model: str, exclude: Collection[Instance] = (), subset: Collection[str] | None = None
-    ) -> list[Instance]:
+    def _found(self, model: str, exclude: Collection[Instance] = ()) -> list[Instance]:
         serving = [i for i in self.instances if i.serves(model)]
         if not serving:
             if not self.instances:
@@ -131,7 +127,7 @@ class Fleet:
                 status=404,
                 kind="model_not_found",
             )
-        eligible = [i for i in serving if not i.draining and (subset is None or i.id in subset)]
+        eligible = [i for i in serving if not i.draining]
         chosen = [i for i in eligible if i.healthy]
         if eligible and (not chosen or len(chosen) < self.health.tolerance.panic_below * len(eligible)):
             self.panics += 1

@@ -63,7 +63,7 @@ def test_they_are_the_same_object_until_something_of_an_instance_changes() -> No
     first = fleet.candidates("m")
     fleet["a"].charge(1, 100)
     assert fleet.candidates("m") is first
-    assert fleet.candidates("m", subset={"a", "b"}) == first[:2]
+    assert fleet.candidates("m", exclude=[fleet["c"]]) == first[:2]
     assert fleet.candidates("m") is first
     fleet["a"].restarted()
     assert fleet.candidates("m") is not first
