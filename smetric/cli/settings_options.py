@@ -55,7 +55,7 @@ def settings_table(config: Path | None, params: tuple[str, ...], **options: str 
     flags = []
     for option, name in _OPTIONS.items():
         value = options[option.removeprefix("--").replace("-", "_")]
-        if value:
+        if value not in (None, ()):
             flags.append(Flagged(option, name, value))
     flags += param_flags(params)
     return stack(config, os.environ, flags, SETTINGS)

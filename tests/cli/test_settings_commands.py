@@ -61,6 +61,8 @@ def test_config_schema_is_json_schema() -> None:
         ((), {}, "no instances to route to: add --instance http://HOST:PORT"),
         (("--instance", "foo"), {}, "--instance: instances[0].url: expected an http or https URL without a path"),
         (("--port", "http"), {}, '--port: listen.port: expected a whole number from 0 to 65535, got "http"'),
+        (("--policy", ""), {}, "--policy: policy: expected the name of a shipped policy, or the path"),
+        (("--port", ""), {}, "--port: listen.port: expected a whole number from 0 to 65535, got nothing"),
         (("--set", "OVERLOAD"), {}, 'expected PARAM=VALUE, such as OVERLOAD=3, got "OVERLOAD"'),
         ((), {"SMETRIC_LISTEN__PROT": "1"}, "did you mean SMETRIC_LISTEN__PORT?"),
     ],
