@@ -10,6 +10,7 @@ their start and end in `connection.py`. In what it differs from Hypercorn's own 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from collections import deque
@@ -21,11 +22,10 @@ import httptools
 import structlog
 
 from smetric.errors import HttpError, RequestError
-from smetric.proxy.arrival import has_come
 from smetric.proxy.asgi import App, Scope
 from smetric.proxy.client import LINGER_BYTES, LINGER_S
 from smetric.proxy.error_response import FAULT
-from smetric.proxy.inflow import Inflow
+from smetric.proxy.inflow import Inflow, polled
 from smetric.proxy.intake import BODY_FIELDS, Refused, has_body, inspect_head, unheard
 from smetric.proxy.limits import Limits
 from smetric.proxy.refusal import explain, oddity, refusal
@@ -36,7 +36,8 @@ from smetric.proxy.watchdog import Timer
 
 log = structlog.get_logger("smetric.server")
 
-#: How long a connection whose answer was broken off may wait for its client to take what is buffered, seconds.
+#: How long a connection may wait for its client to take a goodbye, or what is buffered of an answer that was broken
+#: off, seconds.
 CLOSE_TIMEOUT_S = 2.0
 #: Seconds in which a connection that ends may still bring a request: it may be on its way already, from a client that
 #: was not told, for its last answer had begun before.
@@ -397,10 +398,12 @@ class Http1(asyncio.Protocol):
             return
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._check)
-        elif self._headers is None and has_come(self._transport):
+        elif self._headers is None and polled(self._transport, select.POLLIN):  # a reset would be all it got
             self._await_request(LAST_REQUEST_S)
         elif self._headers is None:
-            self._close(self._limits.send_timeout_s)
+            # Who speaks TLS need not answer our goodbye, nor hear it as long as it has no use for the connection.
+            is_taken = not self._transport.get_write_buffer_size() and polled(self._transport, select.POLLOUT)
+            self._close(CLOSE_TIMEOUT_S if is_taken else self._limits.send_timeout_s)
         else:
             text = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
             self.refuse(RequestError(text, status=408, kind="request_timeout"))

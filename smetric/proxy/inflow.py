@@ -15,6 +15,13 @@ EVERY_S = 0.05
 _CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
+def polled(transport: asyncio.BaseTransport, event: int) -> bool:
+    """Whether the system says *event* of a connection, such as `select.POLLIN`, or that it is gone."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), event)
+    return bool(poll.poll(0))
+
+
 class Inflow:
     """Pauses and resumes the reading of one connection, and looks for its client's departure while it is not read.
 
@@ -23,14 +30,12 @@ class Inflow:
         left: called once, when the client has left.
     """
 
-    __slots__ = ("_left", "_loop", "_poll", "_timer", "_transport", "is_paused")
+    __slots__ = ("_left", "_loop", "_timer", "_transport", "is_paused")
 
     def __init__(self, transport: asyncio.Transport, left: Callable[[], object]) -> None:
         self._transport = transport
         self._left = left
         self._loop = asyncio.get_running_loop()
-        self._poll = select.poll()
-        self._poll.register(transport.get_extra_info("socket").fileno(), _CLOSED)
         self._timer: asyncio.TimerHandle | None = None
         self.is_paused = False
 
@@ -53,7 +58,7 @@ class Inflow:
         self._timer = None
         if not self.is_paused or self._transport.is_closing():
             return
-        if self._poll.poll(0):
+        if polled(self._transport, _CLOSED):
             self._left()
         else:
             self._watch()

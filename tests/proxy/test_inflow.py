@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 
-from smetric.proxy.inflow import EVERY_S, Inflow
+from smetric.proxy.inflow import EVERY_S, Inflow, polled
 from tests.fakes import until
 
 
@@ -78,3 +79,13 @@ async def test_a_connection_that_closes_stays_as_it_is(line: Line) -> None:
     line.transport.close()
     line.inflow.pause(True)
     assert not line.inflow.is_paused
+
+
+async def test_what_is_not_read_yet_has_come_and_so_has_the_end(line: Line) -> None:
+    assert not polled(line.transport, select.POLLIN)
+    line.client.send(b"x")
+    assert polled(line.transport, select.POLLIN)
+    await until(lambda: line.received == b"x")
+    assert not polled(line.transport, select.POLLIN)
+    line.client.shutdown(socket.SHUT_WR)
+    assert polled(line.transport, select.POLLIN)

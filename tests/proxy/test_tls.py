@@ -164,12 +164,12 @@ class Answers:
 
 @asynccontextmanager
 async def serving(
-    tls: Tls | None, limits: Limits | None = None, app: App | None = None
+    tls: Tls | None, limits: Limits | None = None, app: App | None = None, drain_s: float = 1.0
 ) -> AsyncIterator[tuple[int, asyncio.Event]]:
     """A listener that speaks *tls*: its port, and what ends it."""
     app, stop = app or Answers(), asyncio.Event()
     sock = listen("127.0.0.1", 0)
-    task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=1.0, limits=limits or Limits(), tls=tls))
+    task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits or Limits(), tls=tls))
     try:
         yield sock.getsockname()[1], stop
     finally:
@@ -316,6 +316,21 @@ async def test_a_client_that_never_shakes_hands_does_not_hold_up_the_end(tmp_pat
         await until(lambda: tls.handshakes() == 1)
         stop.set()
         await until(lambda: app.seen == ["startup", "shutdown"], within_s=1.5)
+
+
+async def test_a_client_that_keeps_a_connection_without_reading_it_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    issued, app = Issued(tmp_path), Answers()
+
+    def used_and_kept(port: int) -> ssl.SSLSocket:
+        client = issued.trusting.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 204 ")
+        return client
+
+    async with serving(issued.tls(), app=app, drain_s=30.0) as (port, stop):
+        with await asyncio.to_thread(used_and_kept, port):
+            stop.set()
+            await until(lambda: app.seen == ["startup", "https", "shutdown"], within_s=4.0)
 
 
 async def test_an_answer_that_is_broken_off_gets_no_goodbye_where_that_would_be_its_end(tmp_path: Path) -> None:
