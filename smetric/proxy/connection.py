@@ -88,14 +88,12 @@ class Connections:
         try:
             await ended
         except asyncio.CancelledError:
-            # The listener ends, and its patience with what is under way has.
+            # The listener ends, and its patience with what is under way has. Here this ends: streams log it otherwise.
             if protocol.turns.task is not None:
                 protocol.turns.task.cancel()
-                await asyncio.wait((protocol.turns.task,))
-            protocol.abort()
-            raise
         if protocol.turns.task is not None:
             await asyncio.wait((protocol.turns.task,))
+        protocol.abort()
 
     def _begin(self, protocol: Http1, loop: asyncio.AbstractEventLoop) -> None:
         number, most = self.count()

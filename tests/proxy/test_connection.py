@@ -164,3 +164,14 @@ async def test_whoever_the_system_let_in_before_the_port_closed_is_answered() ->
             async with RawClient(*await asyncio.open_connection(sock=one)) as answered:
                 answer = await answered.response("GET")
                 assert (answer.status, answer.body) == (200, b"ok")
+
+
+async def test_connections_that_are_cut_short_by_the_end_leave_no_traceback() -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    async with serving(Slow(), drain_s=0.1) as (url, stop), await RawClient.connect(url) as client:
+        await client.send(GET)
+        assert (await client.head()).status == 200
+        stop.set()
+        assert await client.at_end()
+    assert told == []
