@@ -58,11 +58,13 @@ def require_regular(path: Path) -> None:
 def state_of(path: Path) -> tuple[int, int, int]:
     """What tells one state of a file from another, without reading it.
 
+    The time is that of any change: who copies may keep the time of modification, and who was let in changes none.
+
     Raises:
         OSError: it is not there.
     """
     state = os.stat(path)
-    return state.st_ino, state.st_mtime_ns, state.st_size
+    return state.st_ino, state.st_ctime_ns, state.st_size
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smetric import file_bytes
-from smetric.file_bytes import read_once, read_regular, require_regular
+from smetric.file_bytes import read_once, read_regular, require_regular, state_of
 
 
 def fifo(folder: Path) -> Path:
@@ -96,3 +96,16 @@ def test_what_says_nothing_is_not_waited_for_without_end(
     assert told.value.strerror == "nothing was written into it for 0.05 s"
     for fd in held:
         os.close(fd)
+
+
+def test_a_copy_that_keeps_size_and_time_and_a_change_of_who_may_read_are_other_states(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    before, times = state_of(path), path.stat()
+    time.sleep(0.02)  # file systems count coarsely
+    path.write_bytes(b"two")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    copied = state_of(path)
+    time.sleep(0.02)
+    path.chmod(0o400)
+    assert len({before, copied, state_of(path)}) == 3
