@@ -86,7 +86,7 @@ class Fleet:
     def watch_load(self, told: Callable[[], object]) -> None:
         """Call *told* whenever an instance may have more room than before."""
         for instance in self.instances:
-            instance.on_load_changed = told
+            instance.load_changed = told
 
     def candidates(self, model: str, *, exclude: Collection[Instance] = ()) -> Candidates:
         """Instances that may serve *model*: not draining, healthy, not excluded; of these, while there are any, those

@@ -43,7 +43,7 @@ class Health:
         instances: Iterable[Instance],
         tolerance: Tolerance | None = None,
         *,
-        on_ejected: Callable[[Instance, str], None] | None = None,
+        on_ejected: Callable[[Instance, str], object] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tolerance = tolerance or Tolerance()
@@ -206,8 +206,7 @@ class Health:
             if vitals.falls and not vitals.answers:
                 self._hold(vitals, self.tolerance.ejection_s * vitals.falls, flaps=True)
         vitals.falls += 1
-        if self._on_ejected is not None:
-            self._on_ejected(instance, reason)
+        self._on_ejected(instance, reason)
 
     def _eject(self, instance: Instance, vitals: Vitals, reason: str) -> None:
         """Leave it out for a while, if it is not yet and not too many are."""

@@ -108,9 +108,9 @@ class Instance:
         "id",
         "incarnation",
         "key",
+        "load_changed",
         "models",
         "models_fixed",
-        "on_load_changed",
         "own",
         "pool",
         "prefix_tokens",
@@ -179,9 +179,9 @@ class Instance:
         #: As last scraped; None while this process has not said.
         self.prefix_tokens: PrefixTokens | None = None
         self.cache = CacheConfig()
-        #: Told when it may have more room than before: a request ended, a prompt was prefilled, a scrape or its health
-        #: says so.
-        self.on_load_changed: Callable[[], object] | None = None
+        #: Called when it may have more room than before: a request ended, a prompt was prefilled, a scrape or its
+        #: health says so.
+        self.load_changed: Callable[[], object] = lambda: None
 
     def __repr__(self) -> str:
         return f"<Instance {self.id} {self.url} own={self.own} healthy={self.healthy}>"
@@ -198,11 +198,6 @@ class Instance:
         hit = (hit_len if hit_len < prompt_len else prompt_len) if hit_len else 0
         fetched = max(0, min(stored, prompt_len) - hit) if stored else 0
         return Lease(self, prompts, prompt_len, hit, fetched, hit_len is not None)
-
-    def load_changed(self) -> None:
-        """It may have more room than before."""
-        if self.on_load_changed is not None:
-            self.on_load_changed()
 
     def requests(self) -> float:
         """Running and waiting requests: own now + max(0, scraped - own when that scrape was sent)."""

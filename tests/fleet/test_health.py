@@ -314,7 +314,7 @@ def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
     ward = Ward()
     one, two, *_ = ward.instances
     changes: list[str] = []
-    one.on_load_changed = lambda: changes.append(one.id)
+    one.load_changed = lambda: changes.append(one.id)
     ask(ward, (0, names.STATUS_5XX, 503))
     assert (one.spared, one.state, two.spared) == (True, State.WELL, False)
     ward.after(0.9)
