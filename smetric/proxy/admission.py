@@ -46,9 +46,9 @@ class Admission:
         queue: Queue,
         overload: Overload,
         slots: Slots | None = None,
-        on_refused: Callable[[str], object] | None = None,
-        on_retry: Callable[[bool], object] | None = None,
-        on_waited: Callable[[float], object] | None = None,
+        on_refused: Callable[[str], object] = lambda _: None,
+        on_retry: Callable[[bool], object] = lambda _: None,
+        on_waited: Callable[[float], object] = lambda _: None,
         rng: random.Random | None = None,
     ) -> None:
         self.most_bytes = most_bytes
@@ -57,7 +57,7 @@ class Admission:
         self.slots = slots
         self._on_refused = on_refused
         self._on_retry = on_retry
-        self._on_waited = on_waited
+        self.on_waited = on_waited
         self._rng = rng or random.Random()
         #: Requests let in and not ended, and bytes of their bodies.
         self.under_way = 0
@@ -93,10 +93,10 @@ class Admission:
             if leased and self.slots is not None and not self.slots.is_worth_waiting(length, priority):
                 raise self.refusal("in_flight")
         except Overloaded:
-            if retry and self._on_retry is not None:
+            if retry:
                 self._on_retry(False)
             raise
-        if retry and self._on_retry is not None:
+        if retry:
             self._on_retry(True)
         return Permit(self, length if length < STEP_BYTES else STEP_BYTES)
 
@@ -109,15 +109,9 @@ class Admission:
         if self.under_way >= most or (retry and self.under_way):
             raise self.refusal(overload.resource)
 
-    def waited(self, seconds: float) -> None:
-        """A request has been in the queue for so long."""
-        if self._on_waited is not None:
-            self._on_waited(seconds)
-
     def refusal(self, reason: str) -> Overloaded:
         """The answer to a request that is refused for *reason*, one of `names.REFUSALS`; it is counted."""
-        if self._on_refused is not None:
-            self._on_refused(reason)
+        self._on_refused(reason)
         wait_s = self.slots.expected_wait_s() if self.slots is not None else 0.0
         # Not all at the same time again.
         retry_after_s = (1.0 + wait_s) * self._rng.uniform(1.0, 3.0)

@@ -70,7 +70,7 @@ class Overload:
         share: Thresholds,
         *,
         memory_bytes: int | None = None,
-        on_lag: Callable[[float], None] | None = None,
+        on_lag: Callable[[float], object] = lambda _: None,
         resident_bytes: Callable[[], int | None] = footprint.resident_bytes,
         open_files: Callable[[], int | None] = footprint.open_files,
         give_back: Callable[[], None] = footprint.give_back,
@@ -116,8 +116,7 @@ class Overload:
 
     def looked(self, lag_s: float) -> None:
         """A look that was due came *lag_s* seconds late: judge."""
-        if self._on_lag is not None:
-            self._on_lag(lag_s)
+        self._on_lag(lag_s)
         self._lags.append(lag_s)
         self._judge("lag", median(self._lags) if len(self._lags) == _LOOKS else 0.0)
         if self._looks % _EVERY == 0:

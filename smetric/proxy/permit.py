@@ -6,9 +6,10 @@ Who is let in is decided in `admission.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
@@ -17,8 +18,6 @@ from smetric.telemetry import names
 
 if TYPE_CHECKING:
     from smetric.proxy.admission import Admission
-
-T = TypeVar("T")
 
 #: A body counts from the start with what is announced of it but no more than this, and grows in steps of as much.
 STEP_BYTES = 256 * 1024
@@ -91,20 +90,24 @@ class Permit:
         self.waited_s = 0.0
         self.held = None
         if leased and self._needs_slot():
-            await self._timed(self._wait_for_slot(request))
+            with self._timed():
+                await self._wait_for_slot(request)
         routing = await router.route(request, exclude=exclude, leased=leased)
         if routing.outcome == names.HELD:
-            routing = await self._timed(self._hold(router, request, exclude, routing))
+            with self._timed():
+                routing = await self._hold(router, request, exclude, routing)
         return routing
 
-    async def _timed(self, waiting: Coroutine[Any, Any, T]) -> T:
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """What is done within is waiting."""
         began = perf_counter()  # uvloop's own time is in whole milliseconds
         try:
-            return await waiting
+            yield
         finally:
             seconds = perf_counter() - began
             self.waited_s += seconds
-            self._admission.waited(seconds)
+            self._admission.on_waited(seconds)
 
     async def _hold(
         self, router: Router, request: InferenceRequest, exclude: Collection[Instance], routing: Routing

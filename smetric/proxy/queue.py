@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left, insort
-from types import TracebackType
 
 #: Least time between two times that the first of a lane is woken to be decided again, seconds.
 SPACING_S = 0.01
@@ -118,7 +117,7 @@ class Queue:
 
 
 class Place:
-    """One request's place; a context that leaves it at its end.
+    """One request's place.
 
     Args:
         queue: where it is.
@@ -145,14 +144,6 @@ class Place:
 
     def __lt__(self, other: Place) -> bool:
         return self.rank < other.rank
-
-    def __enter__(self) -> Place:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._queue.leave(self)
 
     async def turn(self, deadline: float) -> bool:
         """Wait to be woken, or for *deadline* on the loop's clock; whether it was woken."""

@@ -73,15 +73,16 @@ class Slots:
             return False
         loop = asyncio.get_running_loop()
         since = loop.time()
-        with place:
-            try:
-                is_mine = await place.turn(since + self._wait_s)
-                self._is_vain = not is_mine and self._given_up_at < since
-                return is_mine
-            except asyncio.CancelledError:
-                if place.is_woken:  # its client left while it was handed a place
-                    self.give_up()
-                raise
+        try:
+            is_mine = await place.turn(since + self._wait_s)
+            self._is_vain = not is_mine and self._given_up_at < since
+            return is_mine
+        except asyncio.CancelledError:
+            if place.is_woken:  # its client left while it was handed a place
+                self.give_up()
+            raise
+        finally:
+            self._queue.leave(place)
 
     def give_up(self) -> None:
         """A request that had a place has ended."""

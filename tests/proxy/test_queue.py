@@ -130,10 +130,11 @@ async def test_when_the_router_ends_nobody_waits_longer_than_it_says() -> None:
 
 async def test_nothing_is_left_of_those_who_left() -> None:
     queue = Queue(10, 100)
-    with entered(queue) as place:
-        task = asyncio.create_task(waits(place))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    place = entered(queue)
+    task = asyncio.create_task(waits(place))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    queue.leave(place)
     assert (queue.size, queue.bytes, queue.first("tiny")) == (0, 0, None)
     queue.changed()
