@@ -36,8 +36,9 @@ def exporter_kind(environ: Mapping[str, str]) -> str:
 def address(environ: Mapping[str, str]) -> str:
     """Host and port of the endpoint configured; its path and credentials stay out of the log."""
     named = (environ.get(name, "").strip() for name in ENDPOINTS)
-    parts = urlsplit(next(filter(None, named), "http://localhost:4318"))
-    return parts.netloc.rpartition("@")[2] or parts.path
+    default = "localhost:4317" if protocol_of(environ) == "grpc" else "localhost:4318"
+    at = next(filter(None, named), default)
+    return urlsplit(at if "//" in at else f"//{at}").netloc.rpartition("@")[2]
 
 
 def endpoint(environ: Mapping[str, str]) -> str | None:
