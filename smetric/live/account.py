@@ -86,7 +86,7 @@ def table(decision: Decision, source: str) -> dict[str, Any]:
     ranked = decision.ranked
     others = sorted(set(range(len(snapshot.ids))) - set(ranked), key=lambda i: snapshot.ids[i])
     order = [*ranked, *others]
-    if source in snapshot.ids and (at := list(snapshot.ids).index(source)) != decision.index:
+    if source in snapshot.ids and (at := snapshot.ids.index(source)) != decision.index:
         order.remove(at)
         order.insert(1, at)
     shown = order[:MOST_ROWS]

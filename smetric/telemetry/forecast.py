@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from smetric.fleet.prefill_cost import prefill_cost, twice_attended
-from smetric.telemetry.record import DecisionRecord, Forecast, Migration
+from smetric.telemetry.record import DecisionRecord, Forecast
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
     from smetric.fleet.prefill_time import PrefillTime
-    from smetric.policy.decision import Decision
 
 #: What time a prefill takes on an instance, None while unknown; and the instance that has an id.
 Prefill = Callable[["Instance"], "PrefillTime | None"]
@@ -48,12 +47,11 @@ class Forecasts:
             return None
         prefill = self._prefill(instance)
         ttft_s = prefill.of(instance.unprefilled_cost()) if prefill is not None else None
-        at = runner_up
-        if record.migration is not None and (left := _left(record.migration, decision)) is not None:
-            at = left
+        ids, migration = decision.snapshot.ids, record.migration
+        at = ids.index(migration.source) if migration is not None and migration.source in ids else runner_up
         if at is None:
             return Forecast(ttft_s)
-        id, hit = decision.snapshot.ids[at], record.hit_at(at)
+        id, hit = ids[at], record.hit_at(at)
         other, other_ttft_s = self._by_id(id), None
         if other is not None and hit is not None and (prefill := self._prefill(other)) is not None:
             length = record.request.prompt_len
@@ -61,9 +59,3 @@ class Forecasts:
             own = prefill_cost(new, twice_attended(new, length), other.attention_tokens)
             other_ttft_s = prefill.of(other.unprefilled_cost() + own)
         return Forecast(ttft_s, id, other_ttft_s, hit)
-
-
-def _left(migration: Migration, decision: Decision) -> int | None:
-    """Index of the instance that *migration* left; None if it was no candidate."""
-    ids = decision.snapshot.ids
-    return list(ids).index(migration.source) if migration.source in ids else None

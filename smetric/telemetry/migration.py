@@ -49,7 +49,7 @@ def migration_of(record: DecisionRecord, last: str | None) -> Migration | None:
         return Migration(last, names.LEFT_OUT, None)
     if hits is not None:
         return None
-    return Migration(last, _guard(decision, list(snapshot.ids).index(last)), None)
+    return Migration(last, _guard(decision, snapshot.ids.index(last)), None)
 
 
 def _guard(decision: Decision, source: int) -> str:
