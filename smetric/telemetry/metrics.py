@@ -70,8 +70,10 @@ class Metrics:
         self._retries_refused = self._counts(names.RETRIES_REFUSED)[()]
         self._refused = self._counts(names.REFUSED)
         self._client_retries = self._counts(names.CLIENT_RETRIES)
-        self._hold_seconds = self._histograms(names.HOLD_SECONDS)[()]
-        self._loop_lag = self._histograms(names.LOOP_LAG)[()]
+        #: A request left the queue after so many seconds.
+        self.held = self._histograms(names.HOLD_SECONDS)[()].observe
+        #: The event loop was so many seconds late.
+        self.lagged = self._histograms(names.LOOP_LAG)[()].observe
         self._scrapes = self._counts(names.SCRAPES)
         self._scrape_seconds = self._histograms(names.SCRAPE_SECONDS)[()]
         self._prompt_tokens = self._counts(names.PROMPT_TOKENS_TOTAL)
@@ -139,14 +141,6 @@ class Metrics:
     def client_retried(self, admitted: bool) -> None:
         """A client sent a request again; it was let in, or refused."""
         self._client_retries[names.RETRY_ADMITTED if admitted else names.RETRY_REFUSED].value += 1
-
-    def held(self, seconds: float) -> None:
-        """A request left the queue after so long."""
-        self._hold_seconds.observe(seconds)
-
-    def lagged(self, seconds: float) -> None:
-        """The event loop was so late."""
-        self._loop_lag.observe(seconds)
 
     def ejected(self, instance: Instance, reason: str) -> None:
         """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""

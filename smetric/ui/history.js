@@ -40,8 +40,7 @@ export class History {
       loads.splice(0, gone);
     }
     for (const id of this.loads.keys()) if (!present.has(id)) this.loads.delete(id);
-    for (const name of ["rate", "ttft_p50_s", "ttft_p99_s", "imbalance", "predicted", "actual", "age_s"]) {
-      const values = (this.series[name] ??= new Array(this.times.length - 1 + gone).fill(null));
+    for (const [name, values] of Object.entries(this.series)) {
       values.push(state[name]);
       values.splice(0, gone);
     }
