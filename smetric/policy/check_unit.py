@@ -9,7 +9,7 @@ from smetric.policy import tree
 from smetric.policy.findings import Findings
 from smetric.policy.names import Names
 from smetric.policy.span import Span
-from smetric.policy.suggestion import BEHIND_NUMBERS, NUMBERS, did_you_mean
+from smetric.policy.suggestion import BEHIND_NUMBERS, NUMBERS, PRODUCT, did_you_mean
 from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import BASES, PLAIN, SECONDS, Unit, base_unit, parse_unit
 from smetric.policy.vocabulary import Vocabulary
@@ -75,6 +75,8 @@ class Units:
             help_text = "shares are plain numbers: write 0.5 for 50%"
         elif word.lstrip("_").isdigit() or word in _THOUSANDS:
             help_text = NUMBERS
+        elif word in self._vocabulary.features or self._names.own(word) is not None:
+            help_text = f"{PRODUCT} … * {word}"
         else:
             help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
         help_text = help_text or did_you_mean(word, BEHIND_NUMBERS)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.stop import Stop, unexpected
-from smetric.policy.suggestion import BEHIND_NUMBERS, NUMBERS, did_you_mean
+from smetric.policy.suggestion import BEHIND_NUMBERS, NUMBERS, PRODUCT, did_you_mean
 from smetric.policy.unit import base_unit
 
 
@@ -45,6 +45,15 @@ def _thousands(stop: Stop) -> Diagnostic | None:
     if number.type != "NUMBER" or number.end != unit.start:
         return None
     return Diagnostic("unit", f"unknown unit `{clip(unit)}`", unit.span, NUMBERS)
+
+
+def _product(stop: Stop) -> Diagnostic | None:
+    """`3 norm(v)`: a call, taken for a unit."""
+    token, word = stop.token, stop.previous
+    if token is None or token.type != "LPAR" or word is None or word.type != "NAME" or word.end != token.start:
+        return None
+    number = stop.tokens[stop.place - 2] if stop.place > 1 else word
+    return unexpected(word, f"{PRODUCT} {number} * {word}(…)") if number.type == "NUMBER" else None
 
 
 def _mistyped(stop: Stop) -> Diagnostic | None:
@@ -84,6 +93,7 @@ def _bare_point(stop: Stop) -> Diagnostic | None:
 _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
     _separator,
     _thousands,
+    _product,
     _mistyped,
     _bare_per,
     _divided,

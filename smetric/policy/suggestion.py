@@ -9,6 +9,8 @@ from smetric.policy.types import Sort
 
 #: Help for `1_000` and `4k`.
 NUMBERS = "numbers have no separators and no letters: e.g. 5000 or 5e3"
+#: Help for `2 hit_len`, before how it is written.
+PRODUCT = "a product needs its sign:"
 #: The words that may stand behind a number.
 BEHIND_NUMBERS = ("when", "as", "and", "or", "retry", "else", "if", "in")
 

@@ -173,9 +173,13 @@ def _set(stop: Stop) -> Diagnostic | None:
 
 
 def _label(stop: Stop) -> Diagnostic | None:
-    """A `when` behind the label."""
+    """A `when` behind the label, or a `retry` behind either."""
     token = stop.token
-    if token is None or token.type != "WHEN" or stop.place < 2 or stop.tokens[stop.place - 2].type != "AS":
+    if token is None:
+        return None
+    if token.type == "RETRY" and any(earlier.type in ("WHEN", "AS") for earlier in stop.tokens[: stop.place]):
+        return unexpected(token, 'the condition follows it: reject 429 "…" retry … when … as …')
+    if token.type != "WHEN" or stop.place < 2 or stop.tokens[stop.place - 2].type != "AS":
         return None
     return unexpected(token, "the label comes last: … when … as …")
 
@@ -225,7 +229,7 @@ def _end(stop: Stop) -> Diagnostic | None:
     if stop.token is not None:
         return None
     first, last = stop.tokens[0], stop.tokens[-1]
-    help_text = _expected(stop.accepted - _OPERATORS or stop.accepted)
+    help_text = _expected(stop, stop.accepted - _OPERATORS or stop.accepted)
     if first.type == "USE" and stop.accepted == {"LPAR"}:
         help_text = f"say what it takes: use {clip(last)} (a, b)"
     elif "ELSE" in stop.accepted and any(token.type == "IF" for token in stop.tokens):
@@ -241,7 +245,7 @@ def _anything(stop: Stop) -> Diagnostic:
             return unexpected(token, f"did you mean `{meant}`?")
         if stop.previous is not None and stop.previous.type == "NAME" and closest(stop.previous, ("not",)):
             return unexpected(stop.previous, "did you mean `not`?")
-    return unexpected(token, _expected(stop.accepted))
+    return unexpected(token, _expected(stop, stop.accepted))
 
 
 _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
@@ -277,10 +281,12 @@ def _words(accepted: frozenset[str]) -> list[str]:
     ]
 
 
-def _expected(accepted: frozenset[str]) -> str:
-    """What would do, in words; empty where the list would help nobody."""
+def _expected(stop: Stop, accepted: frozenset[str]) -> str:
+    """What of *accepted* would do, in words; empty where the list would help nobody."""
     parts: list[str] = []
-    rest = set(accepted) - {"$END"}
+    behind_number = stop.previous is not None and stop.previous.type == "NUMBER"
+    is_unit = behind_number and "VBAR" not in accepted  # what a name would be there; it helps nobody
+    rest = accepted - {"$END", "NAME" if is_unit else ""}
     if rest >= _VALUES:
         parts.append("a value")
         rest -= _VALUES | {"MINUS", "NOT"}

@@ -672,6 +672,13 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
             ('keep role in ["a", "b"]', "[", 'a set is written {"a", "b"}'),
             ('keep role not in ("a", "b")', ",", 'a set is written {"a", "b"}'),
             ("keep healthy as up when req.turn > 0", "when", "the label comes last: … when … as …"),
+            (
+                'reject 429 "full" when any(healthy) retry 2s',
+                "retry",
+                'the condition follows it: reject 429 "…" retry … when … as …',
+            ),
+            ("let x = 2*norm(requests) + 3norm(hit_len)", "norm", "a product needs its sign: 3 * norm(…)"),
+            ("param X = 5 in 0-10", "-", "expected `..`"),
             ("keep healthy as is-up", "-", "names have letters, digits and `_` only"),
             ('keep healthy as "up"', '"up"', "a name is written without quotes"),
             ("route softmin(requests, temperature = 1)", "=", "an argument is named with a colon: `temperature: …`"),
@@ -857,6 +864,13 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
                 "syntax",
                 "did not expect `requests` here",
                 "an argument is named with a colon: `then: …`",
+            ),
+            (
+                "keep 2 kv_usage < 1",
+                "kv_usage",
+                "unit",
+                "unknown unit `kv_usage`",
+                "a product needs its sign: … * kv_usage",
             ),
             ("let x = 1.", ".", "syntax", "did not expect `.` here", "a digit follows the dot: write 1.0, or 1"),
             (
