@@ -205,7 +205,6 @@ class Application:
                 trust_session_headers=settings.trust_session_headers,
                 aliases=settings.models,
             ),
-            settings.models,
             settings.trusted_proxies,
             self._salt,
             self.under_way,

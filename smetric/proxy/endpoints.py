@@ -17,6 +17,7 @@ from typing import Any, cast
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 
+from smetric.config.address import Network
 from smetric.config.routing import PATHS
 from smetric.errors import HttpError
 from smetric.proxy.admission import Admission
@@ -48,8 +49,6 @@ PASSED: tuple[str, ...] = tuple(path for path in PATHS if path not in INFERENCE)
 COUNT_TOKENS = "/v1/messages/count_tokens"
 STORED_RESPONSE = "/v1/responses/{id}"
 CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: The status logged for a client that did not stay to the end of its answer.
 CLIENT_CLOSED = 499
@@ -88,7 +87,6 @@ class Door:
         telemetry: one exchange per request.
         admission: who is let in.
         reading: how requests are read.
-        aliases: model aliases: the name a client sends to the one that is sent on.
         trusted: peers whose trace is continued, and whose word on tenants is taken.
         salt: keeps tenants apart; None: `cache_salt` passes as it comes.
         under_way: the requests that are being served.
@@ -98,7 +96,6 @@ class Door:
     telemetry: Telemetry
     admission: Admission
     reading: Reading
-    aliases: Mapping[str, str]
     trusted: Sequence[Network]
     salt: TenantSalt | None = None
     under_way: UnderWay = field(default_factory=UnderWay)
@@ -141,17 +138,14 @@ class Inference:
         permit: Permit | None = None
         try:
             permit = door.admission.admit(scope["headers"], leased=self._leased)
-            body: bytes | None = await client.body(permit)
-            assert body is not None
+            body = await client.body(permit)
             if door.salt is not None and self._leased:
                 body = door.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
             request = self._read(scope, body)
-            if request.model in door.aliases:
-                request.alias, request.model = request.model, door.aliases[request.model]
-                body = patch_model(body, request.model)
-            if not body and scope["method"] in ("GET", "HEAD", "DELETE"):
-                body = None
-            forwarding = Forwarding(door.plane, scope, client, exchange, request, body, permit, self._leased)
+            if (model := door.reading.aliases.get(request.model)) is not None:
+                request.alias, request.model = request.model, model
+                body = patch_model(body, model)
+            forwarding = Forwarding(door.plane, scope, client, exchange, request, body or None, permit, self._leased)
             del body  # it is let go as soon as an answer begins
             await forwarding.run()
         except HttpError as error:
