@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from smetric.caches.watch import CacheWatch
 from smetric.fleet.fleet import Fleet
-from smetric.proxy.admin_route import AdminRoute, as_json
+from smetric.proxy.admin_route import AdminRoute, as_json, decision_of
 from smetric.proxy.readiness import health_routes
 from smetric.records.ring import alone
-from smetric.telemetry.decisions import ABSENT, KEPT, DecisionLog, brief, full
+from smetric.telemetry.decisions import KEPT, DecisionLog, brief, full
 from smetric.telemetry.metrics import Metrics
 
 #: Decisions listed when no limit is given.
@@ -47,16 +47,10 @@ def admin_app(
         return as_json({"decisions": [brief(record) for record in decisions.recent(int(text))]})
 
     async def one_decision(request: Request) -> Response:
-        record = decisions.get(request.path_params["id"])
-        if record is None:
-            raise HTTPException(404, ABSENT)
-        return as_json(full(record))
+        return as_json(full(decision_of(request, decisions)))
 
     async def recorded_decision(request: Request) -> Response:
-        record = decisions.get(request.path_params["id"])
-        if record is None:
-            raise HTTPException(404, ABSENT)
-        line = alone(record)
+        line = alone(decision_of(request, decisions))
         if line is None:
             raise HTTPException(500, "this decision cannot be written down; the log says why")
         return Response(line, media_type="application/json")

@@ -1,4 +1,4 @@
-"""A route of the admin port: it knows its query parameters, refuses all others, and answers in JSON."""
+"""What the admin port's routes share: their query parameters and no others, bounded bodies, answers in JSON."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from smetric.sources.placement import MAX_BATCH_BYTES
+from smetric.telemetry.decisions import KEPT, DecisionLog
+from smetric.telemetry.record import DecisionRecord
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
@@ -59,6 +61,18 @@ async def body_of(request: Request) -> bytes:
     except ClientDisconnect:
         raise HTTPException(400, "the client left before its request was whole") from None
     return bytes(body)
+
+
+def decision_of(request: Request, decisions: DecisionLog) -> DecisionRecord:
+    """The decision whose id is in the path of *request*.
+
+    Raises:
+        HTTPException: 404, it is not kept.
+    """
+    record = decisions.get(request.path_params["id"])
+    if record is None:
+        raise HTTPException(404, f"no such decision among the last {KEPT:,}; its trace may still have it")
+    return record
 
 
 def as_json(data: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

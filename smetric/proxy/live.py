@@ -19,9 +19,7 @@ from smetric.live.stack import LiveStack
 from smetric.live.viewer import Viewer
 from smetric.live.wish import PARAMETERS, Wish
 from smetric.policy import PolicyError
-from smetric.proxy.admin_route import AdminRoute
-from smetric.telemetry.decisions import ABSENT
-from smetric.telemetry.record import DecisionRecord
+from smetric.proxy.admin_route import AdminRoute, decision_of
 
 #: Where the page is; it and what lies below is open, for it holds nothing but the page itself.
 PAGE = "/admin/ui"
@@ -79,10 +77,10 @@ def live_routes(live: LiveStack) -> list[Route]:
         return StreamingResponse(_watched(feed, viewer), media_type="text/event-stream", headers=headers)
 
     async def one(request: Request) -> Response:
-        return _json(account(_found(request)))
+        return _json(account(decision_of(request, live.decisions)))
 
     async def what_if(request: Request) -> Response:
-        record = _found(request)
+        record = decision_of(request, live.decisions)
         name = request.query_params.get("policy")
         if name is None:
             raise HTTPException(400, f"policy: which one? there are {', '.join(others.names())}")
@@ -92,12 +90,6 @@ def live_routes(live: LiveStack) -> list[Route]:
             raise HTTPException(404, f"no such policy; there are {', '.join(others.names())}") from None
         except (ConfigError, PolicyError) as error:
             raise HTTPException(409, f"policy {name} cannot be used: {error}") from None
-
-    def _found(request: Request) -> DecisionRecord:
-        record = live.decisions.get(request.path_params["id"])
-        if record is None:
-            raise HTTPException(404, ABSENT)
-        return record
 
     return [
         Route(PAGE, page),

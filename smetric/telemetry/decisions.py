@@ -17,8 +17,6 @@ from smetric.telemetry.record import DecisionRecord
 
 #: Decisions kept.
 KEPT = 1000
-#: What is said of one that is not, or never was.
-ABSENT = f"no such decision among the last {KEPT:,}; its trace may still have it"
 
 
 class DecisionLog:
