@@ -88,9 +88,12 @@ class _CountingExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.taken += len(spans)
-        result = self._inner.export(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self.failed += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._inner.export(spans)
+        finally:  # it may raise, as where standard output is closed
+            if result is not SpanExportResult.SUCCESS:
+                self.failed += len(spans)
         return result
 
     def shutdown(self) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 import subprocess
 import sys
@@ -189,6 +190,16 @@ async def test_the_console_exporter_writes_spans(capsys: pytest.CaptureFixture[s
     run_one(app, record())
     assert await app.tracing.shutdown()
     assert '"name": "route sticky"' in capsys.readouterr().out
+
+
+async def test_spans_for_a_console_that_is_gone_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = io.StringIO()
+    gone.close()
+    monkeypatch.setattr(sys, "stdout", gone)
+    app = telemetry({"OTEL_TRACES_EXPORTER": "console"})
+    run_one(app, record())
+    assert await app.tracing.shutdown()
+    assert app.tracing.dropped == 3
 
 
 async def test_an_unrecorded_request_makes_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
