@@ -73,7 +73,7 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> Decision:
     """What the policy *name* decides on a snapshot file."""
     source = policy_named(name)
     try:
-        text = sys.stdin.read() if snapshot == "-" else Path(snapshot).read_text()
+        text = (sys.stdin.buffer.read() if snapshot == "-" else Path(snapshot).read_bytes()).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
@@ -83,5 +84,6 @@ def _replace(path: Path, text: str) -> None:
         shutil.copymode(target, draft)
         draft.replace(target)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is none, or the whole folder is closed to us
+            draft.unlink()
         raise ConfigError(f"policy {path}: cannot be written: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,7 @@ def replay(
         click.echo(text)
     else:
         try:
-            Path(output).write_text(text + "\n")
+            Path(output).write_text(text + "\n", "utf-8")
         except OSError as error:
             raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from error
     if fail_under is None and policy is None and not settings and against == RECORDED:
@@ -123,9 +124,8 @@ def _replayed(
 
 
 def _path(record: str) -> Path:
-    path = Path(record)
-    if not path.exists():
+    if not os.path.exists(record):
         raise ConfigError(f"{record}: no such file; give files that the setting `record` made")
-    if not path.is_file():
+    if not os.path.isfile(record):
         raise ConfigError(f"{record}: no regular file, and a record is read more than once; write it to one")
-    return path
+    return Path(record)

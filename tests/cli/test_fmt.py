@@ -135,6 +135,16 @@ def test_a_file_that_cannot_be_written_is_said_and_left_whole(ugly: Path, monkey
     assert os.listdir(ugly.parent) == ["mine.policy"]
 
 
+def test_a_file_beside_which_none_can_be_written_is_said_and_left_whole(ugly: Path) -> None:
+    """As on a file system that may only be read; here the longest name leaves no room for another."""
+    longest = ugly.with_name("n" * 248 + ".policy")
+    ugly.rename(longest)
+    result = run(str(longest))
+    assert result.exit_code == 2
+    assert f"policy {longest}: cannot be written: File name too long" in result.stderr
+    assert longest.read_text() == UGLY
+
+
 @pytest.mark.parametrize("arguments", [["."], [], ["--check"], ["--diff", "."]])
 def test_a_folder_without_policies_is_said(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,5 @@
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 
 import smetric
 from smetric.cli import COMMANDS, main
+from smetric.resources import shipped_policies
+from tests.records.drive import Fleet, policy, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,6 +116,23 @@ def test_standard_streams_that_are_closed_are_empty(arguments: tuple[str, ...]) 
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: a file starts with `policy NAME`")
+
+
+def test_files_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    record, report, snapshot = (tmp_path / name for name in ("decisions.jsonl", "report.html", "snapshot.json"))
+    fleet, acting = Fleet(random.Random(11), 4), policy(shipped_policies()["smetric"].read_text())
+    write(record, [fleet.decide(acting) for _ in range(20)])
+    snapshot.write_bytes('{"instances": [{"id": "grün"}]}'.encode())
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for arguments in (
+        ["replay", str(record), "--policy", "round_robin", "--format", "html", "--output", str(report)],
+        ["explain", "smetric", "--snapshot", str(snapshot)],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "smetric", *arguments], capture_output=True, timeout=60, check=False, env=ascii_only
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert not report.read_text("utf-8").isascii()
 
 
 def test_what_an_encoding_has_no_sign_for_is_printed_as_an_escape() -> None:

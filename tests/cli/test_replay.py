@@ -177,8 +177,9 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
     result = run(path)
     assert result.exit_code == 2
     assert "notes.txt:1: no line of a record" in result.output
-    result = run(tmp_path / "absent.jsonl")
-    assert (result.exit_code, "absent.jsonl: no such file" in result.output) == (2, True)
+    for name in ("absent.jsonl", "n" * 300):
+        result = run(tmp_path / name)
+        assert (result.exit_code, f"{name}: no such file" in result.output) == (2, True)
     os.mkfifo(tmp_path / "pipe")
     for other in (tmp_path / "pipe", tmp_path):
         result = run(other)
