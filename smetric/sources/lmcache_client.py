@@ -16,9 +16,11 @@ from typing import Protocol, TypeVar
 import aiohttp
 import structlog
 
+from smetric.sources.addresses import resolve
 from smetric.sources.answer_body import is_plain, read_within
 from smetric.sources.breaker import Breaker
 from smetric.sources.lmcache_holdings import NOTHING, Holdings, Question, UnreadableError
+from smetric.sources.plain_session import PlainSession
 from smetric.telemetry import names
 
 #: Prompts above this many tokens are encoded, and their answers read, in a thread.
@@ -79,20 +81,12 @@ class Client:
         self._on_late = on_late
         self._on_breaker = on_breaker
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
+        self._session: PlainSession | None = None
         self._suspended = False
 
     async def start(self) -> None:
         """Open the pool of connections."""
-        self._session = aiohttp.ClientSession(
-            # Servers on uvicorn close idle connections after 5 s; a POST on a closed one is lost.
-            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=3, ttl_dns_cache=10),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-            trust_env=False,
-        )
+        self._session = PlainSession(resolve, timeout_s=None, most_to_one=MAX_CONNECTIONS)
 
     async def stop(self) -> None:
         """Close the connections."""
@@ -155,7 +149,7 @@ class Client:
         """
         assert self._session is not None
         # From a file it goes out piece by piece, and other requests are served in between.
-        async with self._session.post(
+        async with self._session.http.post(
             self._url, data=io.BytesIO(body), headers={"Content-Type": "application/json"}, allow_redirects=False
         ) as response:
             if response.status != 200:

@@ -15,16 +15,17 @@ import secrets
 import time
 from collections.abc import Sequence
 
-import aiohttp
 import structlog
 
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources import index_image, placement
+from smetric.sources.addresses import resolve
 from smetric.sources.catch_up import CatchUp
 from smetric.sources.index_image import pack, unpack
 from smetric.sources.peer import OwnBatch, Peer
 from smetric.sources.placement import Placement
+from smetric.sources.plain_session import PlainSession
 from smetric.sources.prefix_indexes import PrefixIndexes
 from smetric.sources.senders import Senders
 from smetric.telemetry import names
@@ -86,7 +87,7 @@ class Peers:
         self._pending_bytes = 0
         self._flushed_at = 0.0
         self._senders = Senders(silence_s=MISSING_HEARTBEATS * heartbeat_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._session: PlainSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._log_limit = LogLimit()
         #: When a process started that a peer sent something, and that was newer than the one known here.
@@ -113,10 +114,8 @@ class Peers:
     async def start(self) -> None:
         """Ask the peers what is where, wait for it for at most `START_S`, and begin to send."""
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
-        self._session = aiohttp.ClientSession(
-            headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False
-        )
-        await self._catch_up.start(self._session, START_S)
+        self._session = PlainSession(resolve, timeout_s=TIMEOUT_S, headers=headers)
+        await self._catch_up.start(self._session.http, START_S)
         self._tasks = [asyncio.create_task(self._send(peer), name=f"peer {peer.url}") for peer in self._peers]
         self._tasks.append(asyncio.create_task(self._flush_for_ever(), name="placements"))
         self._tasks.append(asyncio.create_task(self._watch_senders(), name="senders"))
@@ -238,7 +237,7 @@ class Peers:
         while True:
             body, count = await peer.next_batch()
             try:
-                is_taken = await peer.send(self._session, body)
+                is_taken = await peer.send(self._session.http, body)
             except OwnBatch:
                 # One list may be given to all; but what took batches before is a balancer, and hides others.
                 (log.warning if peer.is_up else log.info)("smetric.peer.own", peer=peer.url)

@@ -20,8 +20,8 @@ import structlog
 from smetric.fleet.instance import CacheConfig, Instance, Scrape
 from smetric.sources.addresses import Resolve, resolve
 from smetric.sources.answer_body import is_plain, read_within
-from smetric.sources.instance_session import InstanceSession
 from smetric.sources.pace import next_turn
+from smetric.sources.plain_session import PlainSession
 from smetric.sources.vllm_page import Page, parse_page
 from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 from smetric.unreadable import UNREADABLE
@@ -102,14 +102,14 @@ class VllmSource:
         self._log_limit = LogLimit(clock)
         #: Several engines at one address restart with every page, and one at its limit is late with every other.
         self._change_limit = LogLimit(clock, lines=CHANGES_TOLD)
-        self._session: InstanceSession | None = None
+        self._session: PlainSession | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._unseen = set(instances)
         self._all_seen = asyncio.Event()
 
     async def start(self) -> None:
         """Open the connections' pool and begin one loop for each instance."""
-        self._session = InstanceSession(self._resolve, timeout_s=self._timeout_s)
+        self._session = PlainSession(self._resolve, timeout_s=self._timeout_s)
         self._loops = [
             asyncio.create_task(self._poll(instance, self._interval_s * number / len(self._seen)), name=instance.id)
             for number, instance in enumerate(self._seen)

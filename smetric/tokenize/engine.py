@@ -25,7 +25,7 @@ from smetric.fleet.instance import Instance
 from smetric.sources.addresses import Resolve, resolve
 from smetric.sources.answer_body import is_plain, read_within
 from smetric.sources.breaker import Breaker
-from smetric.sources.instance_session import InstanceSession
+from smetric.sources.plain_session import PlainSession
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text
 from smetric.tokenize.encoder import Unavailable
 from smetric.unreadable import UNREADABLE
@@ -78,11 +78,11 @@ class EngineEncoder:
         self._clock = clock
         self._breakers: LRUCache[tuple[str, str], Breaker] = LRUCache(1024)
         self._turns = 0
-        self._session: InstanceSession | None = None
+        self._session: PlainSession | None = None
 
     async def start(self) -> None:
         """Open the connections' pool."""
-        self._session = InstanceSession(self._resolve, timeout_s=self._timeout_s, most_to_one=MOST_CONNECTIONS)
+        self._session = PlainSession(self._resolve, timeout_s=self._timeout_s, most_to_one=MOST_CONNECTIONS)
 
     async def stop(self) -> None:
         """Close it."""

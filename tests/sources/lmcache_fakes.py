@@ -81,6 +81,7 @@ async def asking(
     ids: Any = range(1000, 2024),
     failures: int = 3,
     deadline_s: float = 0.3,
+    host: str = "127.0.0.1",
     **settings: Any,
 ) -> AsyncIterator[Asked]:
     """A lookup that is started, on a service that answers by *script*."""
@@ -90,7 +91,7 @@ async def asking(
     suspended: list[bool] = []
     client = Client(
         service or Coordinator(256, 1),
-        engine.url,
+        engine.url.replace("127.0.0.1", host),
         Breaker(failures, 5.0, clock=clock),
         on_late=lambda: results.append(names.LOOKUP_LATE),
         on_breaker=suspended.append,

@@ -5,7 +5,7 @@ import pytest
 
 from smetric.sources.addresses import resolve
 from smetric.sources.answer_body import is_plain, read_within
-from smetric.sources.instance_session import InstanceSession
+from smetric.sources.plain_session import PlainSession
 from tests.fakes import Call, FakeEngine
 
 
@@ -17,7 +17,7 @@ async def test_what_is_not_compressed_is_plain(encoding: bytes | None, plain: bo
 
     engine = FakeEngine(answer)
     await engine.start()
-    session = InstanceSession(resolve, timeout_s=5.0)
+    session = PlainSession(resolve, timeout_s=5.0)
     async with session.http.get(engine.url + "/page") as response:
         assert is_plain(response) is plain
         assert await response.read() == b"page"

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from smetric.sources import addresses, lmcache_client
 from smetric.sources.lmcache_client import INLINE_TOKENS, MAX_ANSWER_BYTES, Service
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_holdings import NOTHING, Holdings, Question
 from smetric.telemetry import names
 from tests.fakes import Call, chunk, hang, head, until
+from tests.resolver import Resolver
 from tests.sources import lmcache_captures
 from tests.sources.lmcache_captures import exchange
 from tests.sources.lmcache_fakes import JSON, answering, asking, request
@@ -52,6 +54,19 @@ async def test_a_well_service_is_asked_in_its_own_words_and_its_answer_read() ->
         assert asked.questions == [
             {"token_ids": list(range(1000, 2024)), "model_name": "m/test-model", "world_size": 1, "cache_salt": ""}
         ]
+
+
+async def test_a_name_leads_where_it_did_while_it_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = Resolver("127.0.0.1")
+    monkeypatch.setattr(addresses, "TTL_S", 0.0)
+    monkeypatch.setattr(lmcache_client, "resolve", resolver)
+    async with asking(answering(200, BOTH), host="lmcache.test") as asked:
+        assert await asked.lookup.of(request()) == HELD
+        resolver.found = ()
+        asked.service.drop_idle()
+        asked.clock.now += 1.0
+        assert await asked.lookup.of(request()) == HELD
+        assert len(resolver.asked) == 2
 
 
 async def test_a_service_that_is_down_is_left_alone_after_some_failures_and_tried_again_later() -> None:

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from smetric.sources import addresses
-from smetric.sources.instance_session import InstanceSession
+from smetric.sources.plain_session import PlainSession
 from tests.fakes import FakeEngine
 from tests.resolver import Resolver
 
@@ -14,7 +14,7 @@ from tests.resolver import Resolver
 async def test_one_look_up_serves_all_who_wait_for_it_and_closing_gives_it_up() -> None:
     resolver = Resolver()
     resolver.gate.clear()
-    session = InstanceSession(resolver, timeout_s=0.05)
+    session = PlainSession(resolver, timeout_s=0.05)
     asks = (session.http.get("http://engine.test:81/") for _ in range(3))
     assert [type(each) for each in await asyncio.gather(*asks, return_exceptions=True)] == [TimeoutError] * 3
     assert resolver.asked == [("engine.test", 81)]
@@ -31,7 +31,7 @@ async def test_a_name_that_leads_nowhere_is_a_connection_error_and_an_answer_hol
     engine = FakeEngine()
     await engine.start()
     url = engine.url.replace("127.0.0.1", "engine.test") + "/health"
-    session = InstanceSession(resolver, timeout_s=5.0)
+    session = PlainSession(resolver, timeout_s=5.0)
     with pytest.raises(aiohttp.ClientConnectionError):
         await session.http.get(url)
     resolver.found = ("127.0.0.1",)

@@ -1,4 +1,4 @@
-"""HTTP sessions with instances for what is no request of a client: scrapes, lists of models, token ids.
+"""HTTP sessions for what is no request of a client: scrapes, token ids, look-ups, what sidecars tell each other.
 
 Requests of clients go over `smetric.proxy.upstream`.
 """
@@ -6,6 +6,7 @@ Requests of clients go over `smetric.proxy.upstream`.
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -49,22 +50,32 @@ class _Resolver(AbstractResolver):
             addresses.close()
 
 
-class InstanceSession:
+class PlainSession:
     """A session without cookies, proxies of the environment and compression. Made within the loop that uses it.
 
     Args:
         resolve: how names are looked up.
-        timeout_s: seconds an exchange may take, connecting included.
-        most_to_one: connections to one instance; 0 for any number.
+        timeout_s: seconds an exchange may take, connecting included; None for any time.
+        most_to_one: connections to one host; 0 for any number.
+        headers: of every request.
     """
 
-    def __init__(self, resolve: Resolve, *, timeout_s: float, most_to_one: int = 0) -> None:
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        timeout_s: float | None,
+        most_to_one: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._resolver = _Resolver(resolve)
         self.http = aiohttp.ClientSession(
+            headers=headers,
             connector=aiohttp.TCPConnector(
                 limit=0,
                 limit_per_host=most_to_one,
-                keepalive_timeout=3,  # servers on uvicorn close idle connections after 5
+                # Servers on uvicorn close idle connections after 5 s; a POST on a closed one is lost.
+                keepalive_timeout=3,
                 resolver=self._resolver,
                 use_dns_cache=False,
             ),
