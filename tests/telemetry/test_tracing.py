@@ -193,10 +193,11 @@ async def test_the_console_exporter_writes_spans(capsys: pytest.CaptureFixture[s
 
 
 async def test_spans_for_a_console_that_is_gone_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = io.StringIO()
-    gone.close()
-    monkeypatch.setattr(sys, "stdout", gone)
-    app = telemetry({"OTEL_TRACES_EXPORTER": "console"})
+    console = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", console)
+        app = telemetry({"OTEL_TRACES_EXPORTER": "console"})
+    console.close()
     run_one(app, record())
     assert await app.tracing.shutdown()
     assert app.tracing.dropped == 3
