@@ -1,4 +1,5 @@
-"""For all tests: what one sets up of logging ends with it, and those of the fault matrix are marked p0 or p1 by row."""
+"""For all tests: what one sets up of logging ends with it, those of the fault matrix are marked p0 or p1 by row, and an
+example that Hypothesis makes may take as long as it takes: machines are busy."""
 
 from __future__ import annotations
 
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import settings
 
 from smetric.telemetry.logs import LibraryHandler
 
 ROWS = tomllib.loads((Path(__file__).parent / "faults" / "matrix.toml").read_text())
+
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.tokens import INITIAL, LEAST, MAX_MODELS, MOST, TokenRatio
@@ -36,7 +36,6 @@ def test_short_prompts_teach_nothing() -> None:
     assert ratio.of("m") == INITIAL
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9))))
 def test_the_ratio_stays_in_its_bounds_whatever_is_reported(reports: list[tuple[int, int]]) -> None:
     ratio = TokenRatio()

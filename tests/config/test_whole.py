@@ -313,7 +313,7 @@ def test_aliases_cannot_make_a_small_file_large(load: Any) -> None:
         load("\n".join(lines))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("abp: -[]{},'\"\n#&*!|>$%@0129.~?listenportpolicy"), max_size=60))
 def test_no_text_raises_anything_but_a_config_error(load: Any, text: str) -> None:
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.errors import NoCandidate
@@ -47,7 +47,6 @@ def seen(fleet: Fleet, model: str) -> object:
     return list(candidates), snapshot.ids, snapshot.columns, snapshot.known, snapshot.stamps
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_kept_or_found_anew_they_are_the_same(steps: list[tuple[int, tuple[str, object], str]]) -> None:
     fleet = Fleet(instances(), VOCABULARY, clock=clock)

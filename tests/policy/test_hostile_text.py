@@ -56,13 +56,13 @@ def test_a_hundred_thousand_mutations_raise_nothing_but_policy_errors(seed: int)
     assert _survive(1000, seed) < 1000
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.text(max_size=80))
 def test_any_text_raises_nothing_but_policy_errors(text: str) -> None:
     _survives(f"policy p\nroute argmin({text})\n")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.one_of(st.floats(), st.text(max_size=20), st.booleans(), st.integers()))
 def test_any_configured_value_raises_nothing_but_policy_errors(value: float | str | bool) -> None:
     _survives(SOUND, {"OVERLOAD": value, "LOAD": value, "MODE": value, "RATE": value, "FAR": value})

@@ -117,7 +117,7 @@ ARRIVALS = st.lists(st.tuples(st.sampled_from([9_000, 64_000, 256_000, 1_000_000
 DRAINS = st.lists(st.booleans(), min_size=1, max_size=8).filter(any)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ASKED, min_size=1, max_size=12), ARRIVALS, DRAINS)
 @example([Asked(HIGH_WATER + 1, False, 0, 1), Asked(0, True, 0, 1)], [(1_000_000, 0)], [True])
 def test_every_request_is_answered_or_its_connection_ends(
@@ -151,7 +151,7 @@ def test_every_request_is_answered_or_its_connection_ends(
     asyncio.run(run())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([0, 1, WRITE_BYTES, WRITE_BYTES + 1, 3 * WRITE_BYTES + 7]),
     st.lists(st.sampled_from([1, HIGH_BYTES - 1, HIGH_BYTES, 3 * HIGH_BYTES]), max_size=6),

@@ -136,7 +136,7 @@ class Door:
         assert self.queue.size <= self.queue.most
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.sampled_from([3, 100]), st.sampled_from([600_000, 10**9]))
 def test_whoever_comes_waits_and_leaves_what_is_taken_is_given_back(
     seed: int, most: int, most_waiting: int, most_bytes: int

@@ -315,7 +315,7 @@ async def test_one_byte_chunks_come_whole() -> None:
         assert await client.ask() == (200, text)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.binary(min_size=1, max_size=300), max_size=20),
     st.lists(st.integers(1, 200), max_size=30),

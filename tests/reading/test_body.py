@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -28,7 +28,6 @@ def top_of(body: bytes) -> dict[str, Raw]:
     return members(screen(body).body)
 
 
-@settings(deadline=None)
 @given(TOP, st.booleans(), st.sampled_from([None, 1, "\t"]))
 def test_each_value_lies_where_the_walk_says(top: dict[str, Any], ascii_only: bool, indent: int | str | None) -> None:
     body = json.dumps(top, ensure_ascii=ascii_only, indent=indent).encode()
@@ -38,7 +37,6 @@ def test_each_value_lies_where_the_walk_says(top: dict[str, Any], ascii_only: bo
     assert list(walked) == list(top)
 
 
-@settings(deadline=None)
 @given(TOP, st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_patching_the_model_changes_that_value_and_nothing_else(top: dict[str, Any], old: str, new: str) -> None:
     top = top | {"model": old, "tools": [{"model": old}], "note": '"model":"x"'}
@@ -147,7 +145,6 @@ def test_an_error_quotes_nothing_that_was_sent() -> None:
     assert "canary" not in str(caught.value)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), JSON), max_size=6),
     st.sampled_from([(",", ":"), (", ", ": "), (",", ": "), (", ", ":")]),

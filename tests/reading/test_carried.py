@@ -220,7 +220,7 @@ MESSAGE = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(MESSAGE, min_size=1, max_size=3), min_size=2, max_size=5),
     st.sampled_from([packed, spaced, spread]),

@@ -133,7 +133,7 @@ def read(api: Api, body: bytes, memory: Memory, screen: Screen) -> Any:
         return outcome(api, body)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.integers(0, 2**32), st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]), st.sampled_from([6000, 1 << 20])
 )

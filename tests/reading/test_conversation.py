@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -170,7 +170,6 @@ def test_escapes_do_not_matter(spelled: bytes) -> None:
     assert text(render("messages", Raw(spelled))) == text(render("messages", Raw(SPELLED[0])))
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.booleans())
 def test_a_text_without_a_choice_of_escapes_is_the_slice_of_its_body(said: str, ascii_only: bool) -> None:
     body = json.dumps([{"role": "user", "content": said}], ensure_ascii=ascii_only).encode()

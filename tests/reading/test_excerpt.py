@@ -48,7 +48,7 @@ MEMBER = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.lists(MEMBER, min_size=1, max_size=5),
     st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.reading.parts import Kind, Outline
@@ -20,7 +20,6 @@ def _common(left: Prompt, right: Prompt) -> int:
     return count
 
 
-@settings(deadline=None)
 @given(TEXT, st.integers(1, 500))
 def test_blocks_depend_on_the_text_and_not_on_how_it_is_cut_into_pieces(pieces: list[bytes], cut: int) -> None:
     text = b"".join(pieces)
@@ -29,7 +28,6 @@ def test_blocks_depend_on_the_text_and_not_on_how_it_is_cut_into_pieces(pieces: 
     assert len(Prompt(pieces, 4.0).blocks) == len(text) // BLOCK_BYTES
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=5000), st.binary(max_size=3000), st.binary(max_size=3000))
 def test_two_prompts_share_the_blocks_of_their_common_prefix_and_no_others(
     prefix: bytes, one: bytes, other: bytes
@@ -43,7 +41,6 @@ def test_equal_text_under_another_key_shares_nothing() -> None:
     assert _common(Prompt(text, 4.0, key=b"m"), Prompt(text, 4.0, key=b"adapter")) == 0
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=3000), st.binary(min_size=1, max_size=3000))
 def test_the_question_of_a_follow_up_is_the_whole_of_the_request_before(prompt: bytes, reply: bytes) -> None:
     first, follow_up = Prompt([prompt], 4.0), Prompt([prompt, reply], 4.0, question_bytes=len(prompt))
@@ -53,7 +50,6 @@ def test_the_question_of_a_follow_up_is_the_whole_of_the_request_before(prompt: 
     assert Prompt([prompt, reply], 4.0, question_bytes=len(prompt), key=b"m").hashes.question != first.hashes.whole
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from([0, 1, 900, BLOCK_BYTES, 5000, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1]), max_size=8

@@ -98,7 +98,6 @@ def test_length_and_expected_hit_use_the_models_ratio_and_the_block_size() -> No
     assert read(Api.CHAT, body, block_size=128).est_hit == rendered_history // 4 // 128 * 128
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["system", "user", "assistant", "tool"]), max_size=12),
     st.integers(0, 400),
@@ -320,7 +319,7 @@ def test_other_apis_need_no_json() -> None:
     assert read(Api.OTHER, {"model": "m", "input": ["x"], "stream": True}).model == "m"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(list(Api)), st.binary(max_size=60))
 def test_no_bytes_raise_anything_but_a_request_error(api: Api, body: bytes) -> None:
     with contextlib.suppress(RequestError):
@@ -338,7 +337,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(list(Api)), st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
 def test_no_json_raises_anything_but_a_request_error(api: Api, body: dict[str, Any]) -> None:
     with contextlib.suppress(RequestError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
@@ -38,7 +38,6 @@ def found(screen: Screen, body: bytes) -> bool | str:
         return str(error)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.lists(PIECE, max_size=6)), min_size=1, max_size=6))
 def test_what_was_seen_before_makes_no_difference_to_what_is_found(bodies: list[tuple[int, list[bytes]]]) -> None:
     one = Screen()

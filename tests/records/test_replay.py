@@ -72,7 +72,7 @@ def test_a_setting_that_no_policy_of_a_record_has_is_refused(tmp_path: Path) -> 
         after.require_used()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
 def test_whatever_a_policy_reads_comes_out_as_it_was(
     seed: int, count: int, tmp_path_factory: pytest.TempPathFactory

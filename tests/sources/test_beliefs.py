@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(STEP, max_size=25), st.integers(1, 4), st.none() | st.integers(1, 6))
 def test_kept_or_found_anew_it_is_the_same(
     steps: list[tuple[str, int, str]], entries: int, capacity: int | None

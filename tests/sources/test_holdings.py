@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.sources.held import Held
@@ -31,7 +31,6 @@ ENTER = st.tuples(st.just("enter"), st.integers(0, 1), PATH)
 STEPS = st.lists(st.one_of(ENTER, st.tuples(st.just("merge"), st.integers(0, 1), PATH)), max_size=30)
 
 
-@settings(deadline=None)
 @given(STEPS, st.integers(1, 12), st.integers(2, 24))
 def test_no_block_is_ever_held_without_those_before_it(
     steps: list[tuple[str, int, str]], room: int, memory: int
@@ -95,7 +94,6 @@ class LeastRecent:
 STEP = st.tuples(st.sampled_from(["enter", "enter", "enter", "forget", "leave"]), st.integers(0, 2), PATH)
 
 
-@settings(deadline=None)
 @given(st.lists(STEP, max_size=30), st.sampled_from([2, 5, 100]), st.data())
 def test_what_was_entered_longest_ago_is_forgotten_first_and_of_it_the_end(
     steps: list[tuple[str, int, str]], room: int, data: st.DataObject

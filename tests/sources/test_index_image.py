@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.reading.prompt import BLOCK_BYTES
@@ -29,7 +29,6 @@ def test_hashes_are_packed_in_little_endian() -> None:
     assert list(unpack(pack([7, 8]))) == [7, 8]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_one_changed_bit_or_a_missing_end_is_noticed(data: st.DataObject) -> None:
     whole = bytearray(encode(image([1, 2, 3], [(1, 3)])))

@@ -326,5 +326,5 @@ class AgainstNaive(RuleBasedStateMachine):
         assert self.index.blocks == len({p for copies in self.copies for p, n in copies.items() if n})
 
 
-AgainstNaive.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+AgainstNaive.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
 test_it_is_what_a_naive_index_would_say = AgainstNaive.TestCase

@@ -209,7 +209,7 @@ STEP = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(STEP, max_size=40),
     st.sampled_from([4, 6, 12]),

@@ -8,7 +8,7 @@ import tracemalloc
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.reading.prompt import BLOCK_BYTES, Prompt
@@ -41,7 +41,6 @@ STEP = st.one_of(
 STEPS = st.lists(STEP, max_size=30)
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_with_room_enough_it_answers_as_one_that_forgets_nothing(steps: list[tuple[str, int, str]]) -> None:
     fleet, index, naive = instances(4), PrefixIndex(), Naive()
@@ -59,7 +58,6 @@ def test_with_room_enough_it_answers_as_one_that_forgets_nothing(steps: list[tup
             assert hits(index, request(blocks), fleet) == [naive.hit(one.id, blocks) for one in fleet]
 
 
-@settings(deadline=None)
 @given(STEPS, st.integers(1, 12))
 def test_with_too_little_room_it_claims_no_hit_that_is_not_there_and_stays_in_its_bound(
     steps: list[tuple[str, int, str]], entries: int
@@ -80,7 +78,6 @@ def test_with_too_little_room_it_claims_no_hit_that_is_not_there_and_stays_in_it
         assert index.memory_bytes <= entries * ENTRY
 
 
-@settings(deadline=None)
 @given(st.lists(PROMPT.filter(len), min_size=1, max_size=20), st.integers(1, 10))
 def test_an_instance_holds_at_most_its_capacity_and_the_latest_prompt_first(prompts: list[str], capacity: int) -> None:
     (instance,) = fleet = instances(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.reading.prompt import BLOCK_BYTES
@@ -18,7 +18,6 @@ def image_of(index: PrefixIndex) -> list[InstanceImage]:
     return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(index.images())))).instances
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), PROMPT), max_size=20), st.lists(PROMPT, max_size=5))
 def test_a_restored_index_answers_as_the_one_it_was_taken_from(sent: list[tuple[int, str]], asked: list[str]) -> None:
     index, fleet = PrefixIndex(), instances(4)

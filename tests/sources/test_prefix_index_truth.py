@@ -131,7 +131,7 @@ class Site:
         assert self.index.memory_bytes <= self.entries * ENTRY
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(STEP, max_size=40),
     st.sampled_from([2, 4, 1000]),

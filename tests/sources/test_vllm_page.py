@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import PrefixTokens
@@ -155,7 +155,6 @@ LINES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(LINES)
 def test_whatever_a_page_holds_what_is_read_is_sane(lines: list[bytes]) -> None:
     page = parse_page(b"\n".join(lines))

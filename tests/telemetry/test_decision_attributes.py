@@ -68,7 +68,7 @@ def decisions(draw: st.DrawFn) -> Decision:
 
 
 @given(decisions(), st.integers(0, 32), st.text(max_size=128))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_attribute_is_longer_than_collectors_keep_whatever_stands_in_it(
     decision: Decision, top: int, id: str
 ) -> None:

@@ -63,7 +63,7 @@ def same(spans: list[ReadableSpan]) -> bool:
     return bool(ours == encode_spans(spans))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(NAMES, VALUES, max_size=12),
     CONTEXTS,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client import Histogram as TheirHistogram
@@ -22,7 +22,6 @@ def pages(registry: CollectorRegistry) -> list[str]:
     return [re.sub(r"(?m)(_created\S*|# \{.*\} \S+) \S+$", r"\1", page) for page in both]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1000))))
 def test_a_counter_looks_like_the_client_librarys(counted: list[tuple[str, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
@@ -38,7 +37,6 @@ def test_a_counter_looks_like_the_client_librarys(counted: list[tuple[str, int]]
 VALUES = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5, 3.0]) | st.floats(0, 10)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), VALUES, st.sampled_from(["", "abc"]))))
 def test_a_histogram_looks_like_the_client_librarys(observed: list[tuple[str, float, str]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()

@@ -96,7 +96,7 @@ TEXTS = st.one_of(
 @pytest.mark.parametrize("make", MAKES, ids=lambda make: make.__name__)
 @example(texts=["a  <mask> b", "<|user|>  \n<s> x <mask>"])
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_ids_are_those_of_the_whole_text(make: Callable[[], Tokenizer], texts: list[str]) -> None:
     cached, whole = pair(make)
     assert cached.remembers
@@ -110,7 +110,7 @@ def test_ids_are_those_of_the_whole_text(make: Callable[[], Tokenizer], texts: l
 
 
 @given(text=TEXTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_the_tokenizer_adds_around_a_text_is_added(text: str) -> None:
     cached, whole = surrounded()
     for add in (True, False):

@@ -54,7 +54,7 @@ TEMPLATE = ChatTemplate((DATA / "thinking.jinja").read_text(), {})
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_body_with_anything_in_it_is_read_or_refused(data: st.DataObject) -> None:
     api, body, paths = data.draw(st.sampled_from(BODIES))
     broken = replaced(body, data.draw(st.sampled_from(paths)), data.draw(VALUES))

@@ -110,7 +110,7 @@ def test_a_built_in_decides_as_the_reference_says(name: str, body: str) -> None:
     source = f"policy p\n{body}\n"
     policy, file = load(source, VOCABULARY), parse(source)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(_situations())
     def agrees(situation: tuple[Snapshot, Any, int]) -> None:
         snapshot, request, seed = situation

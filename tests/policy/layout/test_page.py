@@ -212,13 +212,13 @@ class Scrambler:
         return self._random.choice([" ", "  ", "\n", "\n\n    ", "\t", "\r\n "])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(TEXTS), st.integers(0, 2**32))
 def test_any_layout_of_a_policy_becomes_the_canonical_one(text: str, seed: int) -> None:
     assert format_text(Scrambler(seed, 0).scrambled(text)) == text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(TEXTS), st.integers(0, 2**32), st.sampled_from([0.03, 0.3]))
 def test_comments_anywhere_stay_where_they_are_and_nothing_changes_its_meaning(
     text: str, seed: int, added: float
