@@ -24,8 +24,8 @@ class Situation:
         ids: the candidates.
         cells: per feature, what each candidate has, None where unknown; a feature left out is unknown everywhere.
         ages: per feature, the age of each cell in seconds, None for never; a feature left out is new.
-        request: the fields that are given, None where unknown; the others have their defaults, and one that bounds a
-            feature, as the prompt's length bounds a hit, is at least what the cells hold.
+        request: the fields that are given, None where unknown; the others have their defaults, and one that bounds
+            others, as the prompt's length bounds a hit, is at least what these are.
         cursors: the id of the last winner of each pick that rotates; may lack some.
         seed: settles what is drawn.
     """
@@ -64,12 +64,16 @@ class Situation:
 
     def asking(self, vocabulary: Vocabulary) -> SimpleNamespace:
         """The whole request."""
-        fields = {name: word.default for name, word in vocabulary.request.items()}
-        for name, values in self.cells.items():
-            bound = vocabulary.features[name].at_most
-            if bound:
+        words = vocabulary.request
+        fields = {name: clamped(self.request.get(name, word.default), word) for name, word in words.items()}
+        bounded = [(vocabulary.features[name].at_most, values) for name, values in self.cells.items()]
+        bounded += [(words[name].at_most, [value]) for name, value in self.request.items()]
+        for bound, values in bounded:
+            if bound and bound not in self.request:
                 fields[bound] = max([fields[bound], *(value for value in values if value is not None)])
-        fields.update({name: clamped(value, vocabulary.request[name]) for name, value in self.request.items()})
+        for name, word in words.items():
+            if word.at_most:
+                fields[name] = clamped(fields[name], word, fields[word.at_most])
         return SimpleNamespace(**fields)
 
     def _column(

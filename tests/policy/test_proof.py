@@ -78,6 +78,11 @@ def test_the_search_is_the_same_each_time() -> None:
     assert first.as_test() == second.as_test()
 
 
+def test_no_situation_is_tried_that_cannot_be() -> None:
+    never = "route argmax(requests) when req.est_hit > req.prompt_len\nroute argmin(requests)"
+    assert search(never, "balanced") is None
+
+
 def test_a_filter_that_a_parameter_opens_to_all_removes_nobody() -> None:
     assert search("param OPEN = true\nkeep OPEN or healthy\nroute argmin(requests)", "kept") is None
 
