@@ -60,10 +60,13 @@ async def test_a_name_leads_where_it_did_while_it_cannot_be_looked_up(monkeypatc
     resolver = Resolver("127.0.0.1")
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
     monkeypatch.setattr(lmcache_client, "resolve", resolver)
-    async with asking(answering(200, BOTH), host="lmcache.test") as asked:
+
+    async def once(call: Call) -> None:
+        await call.answer(200, BOTH, JSON, (b"connection", b"close"))
+
+    async with asking(once, host="lmcache.test") as asked:
         assert await asked.lookup.of(request()) == HELD
         resolver.found = ()
-        asked.service.drop_idle()
         asked.clock.now += 1.0
         assert await asked.lookup.of(request()) == HELD
         assert len(resolver.asked) == 2
