@@ -1,4 +1,4 @@
-"""Every word of the policy language with what it means, one by one, as hovers and completions show it.
+"""Every word of the policy language and of a text in it with what it means, as hovers and completions show it.
 
 All of them on a few pages are in `reference`.
 """
@@ -6,13 +6,14 @@ All of them on a few pages are in `reference`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from smetric.features import VOCABULARY
-from smetric.policy import Feature, RequestField, Unknown
+from smetric.policy import Feature, PolicyError, RequestField, Unknown, tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.keyword import KEYWORDS
+from smetric.policy.parser import read
 from smetric.policy.unit import BASES
 from smetric.reference import range_of
 
@@ -73,3 +74,17 @@ UNITS: Mapping[str, Word] = {
     for singular, plural in BASES.items()
     for written in (plural, singular)
 }
+
+
+def own_words(text: str) -> Iterator[tuple[Word, tree.Statement]]:
+    """The names that a file defines or takes, each with the statement that does; none of one too long to look at."""
+    try:
+        file, _ = read(text)
+    except PolicyError:
+        return
+    for statement in file.statements:
+        form = " ".join(text[statement.span.start : statement.span.end].split())
+        if isinstance(statement, tree.Param | tree.Let | tree.Def):
+            yield Word(statement.name, Kind.NAME, form, statement.doc), statement
+        elif isinstance(statement, tree.Use):
+            yield from ((Word(name.name, Kind.NAME, form, statement.doc), statement) for name in statement.names)

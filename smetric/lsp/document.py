@@ -11,14 +11,14 @@ from pathlib import Path
 
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
-from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Kind, Word
+from smetric.glossary import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Kind, Word, own_words
 from smetric.policy import Diagnostic, PolicyError, Source, tree
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import unreadable
 from smetric.policy.keyword import KEYWORDS, Role
 from smetric.policy.layout import format_text
 from smetric.policy.lexer import BEFORE_NAMES, Tokens, cut
-from smetric.policy.parser import MAX_BYTES, read, tokens_of
+from smetric.policy.parser import MAX_BYTES, tokens_of
 from smetric.policy.policy import compiled
 from smetric.policy.span import Span
 from smetric.policy.token import Token
@@ -40,15 +40,17 @@ class Document:
     def __init__(self, text: str, path: str) -> None:
         self.text = text
         self.path = path
-        self._tokens = tokens_of(text).tokens if len(text) <= MAX_BYTES else []
+        self._tokens = _tokens(text)
+        #: The policy that this is, or whose tests it holds.
+        self._policy = policy_of(Path(path))
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All errors; when there is none, all warnings. Tests in a file of their own are checked with their policy."""
-        path = Path(self.path)
-        own, policy = Source(self.text, self.path), policy_of(path)
-        is_tests = policy != path
+        own, policy, is_tests = Source(self.text, self.path), self._policy, self._policy != Path(self.path)
         try:
-            main, beside = (Source(read_whatever(policy), str(policy)), own) if is_tests else (own, further_tests(path))
+            main, beside = (
+                (Source(read_whatever(policy), str(policy)), own) if is_tests else (own, further_tests(policy))
+            )
         except (ConfigError, OSError) as error:
             why = getattr(error, "strerror", None) or str(error)
             return (unreadable(f"{policy.name}, whose tests these are: {why}" if is_tests else why),)
@@ -78,10 +80,9 @@ class Document:
     def word_at(self, offset: int) -> tuple[Word, Span] | None:
         """What the word at *offset* means, and where it stands; None where nothing is known of it."""
         for place, token in enumerate(self._tokens):
-            span = token.span
-            if span.start <= offset <= span.end and _is_word(token):
+            if token.start <= offset <= token.end and _is_word(token):
                 known = self._meaning(place)
-                return None if known is None else (known, span)
+                return (known, token.span) if known else None
         return None
 
     def completions(self, offset: int) -> list[Word]:
@@ -96,8 +97,8 @@ class Document:
         line = self.text[self.text.rfind("\n", 0, start) + 1 : start]
         if not before:
             return _keywords(Role.HEADER)
-        if "#" in self.text[max(start - len(line), before[-1].end) : start]:
-            return []  # within a comment
+        if {"#", '"'} & set(self.text[max(start - len(line), before[-1].end) : start]):
+            return []  # within a comment, or a string that nothing closes yet
         if not line:
             return _keywords(Role.STATEMENT)
         piece = cut(Tokens(before))[-1].tokens
@@ -133,7 +134,8 @@ class Document:
         if last == "FAILING":
             return _declared("def", names)
         if last == "AS":
-            labels = (label for earlier, label in pairwise(self._tokens) if earlier.type == "AS")
+            tokens = _tokens(self._text_of(self._policy))
+            labels = (label for earlier, label in pairwise(tokens) if earlier.type == "AS")
             return [Word(label, Kind.NAME, "rule", "") for label in dict.fromkeys(map(str, labels))]
         return _keywords(Role.CASE, Role.LITERAL)
 
@@ -154,18 +156,23 @@ class Document:
         return {LAST.text: LAST, **FIELDS}.get(token) if is_given else None
 
     def _names(self) -> Iterator[tuple[Word, int]]:
-        """The names that the file defines, each with the place of its statement."""
+        """The policy's names, taken ones as their library defines them, each with the place of its statement."""
+        for word, statement in own_words(self._text_of(self._policy)):
+            if isinstance(statement, tree.Use):
+                library = self._text_of(self._policy.with_name(f"{statement.library.name}.policy"))
+                word = next((each for each, _ in own_words(library) if each.text == word.text), word)
+            yield word, statement.span.start
+
+    def _text_of(self, path: Path) -> str:
+        """The text of a file, or of this one; empty where it cannot be read, which `diagnostics` says."""
         try:
-            file, _ = read(self.text, self.path)
-        except PolicyError:
-            return  # too long to look at
-        for statement in file.statements:
-            span = statement.span
-            form = " ".join(self.text[span.start : span.end].split())
-            if isinstance(statement, tree.Param | tree.Let | tree.Def):
-                yield Word(statement.name, Kind.NAME, form, statement.doc), span.start
-            elif isinstance(statement, tree.Use):
-                yield from ((Word(name.name, Kind.NAME, form, statement.doc), span.start) for name in statement.names)
+            return self.text if path == Path(self.path) else read_whatever(path)
+        except OSError:
+            return ""
+
+
+def _tokens(text: str) -> list[Token]:
+    return tokens_of(text).tokens if len(text) <= MAX_BYTES else []
 
 
 def _is_word(token: Token) -> bool:

@@ -158,6 +158,7 @@ def test_after_a_number_come_units() -> None:
 
 
 NEW = ["let ‖", "param A‖", "route argmin(requests) as st‖", "let a = 1 # com‖", 'reject 429 "fu‖ll"', "let a = 1‖"]
+NEW += ['reject 429 "fu‖', 'keep pool == "‖']
 
 
 @pytest.mark.parametrize("text", NEW)
@@ -184,3 +185,28 @@ def test_in_a_test_each_part_has_its_own_words(line: str, some: set[str]) -> Non
     found = set(completed(f'{TEXT}\ntest "two"\n{line}'))
     assert some <= found
     assert not found & {"argmin", "route"}
+
+
+def test_names_that_are_taken_are_those_of_their_library(tmp_path: Path) -> None:
+    (tmp_path / "common.policy").write_text(
+        "library common\n## How much.\nparam FAR = 0.9 in 0..1\ndef near(x) = 1 - x\n"
+    )
+    text = 'policy p\nuse common (near, FAR, gone)\nroute argmin(near(kv_usage) - FAR - gone)\ntest "t"\n  with '
+    document = Document(text, str(tmp_path / "p.policy"))
+    for name, form in (("near(", "def near(x) = 1 - x"), ("FAR -", "param FAR = 0.9 in 0..1"), ("gone)", "use common")):
+        found = document.word_at(text.rindex(name))
+        assert found is not None
+        assert found[0].form.startswith(form)
+    assert [word.text for word in document.completions(len(text))] == ["FAR"]
+
+
+def test_in_a_file_of_tests_the_names_are_those_of_its_policy(tmp_path: Path) -> None:
+    (tmp_path / "mine.policy").write_text(TEXT)
+    for line, some in (
+        ("with ", {"OVERLOAD", "LIMIT"}),
+        ("expect a failing ", {"busy"}),
+        ("expect a as ", {"stick", "calm"}),
+    ):
+        text = f'policy mine\ntest "two"\n  instance | requests\n  a | 1\n  {line}'
+        found = Document(text, str(tmp_path / "mine.test.policy")).completions(len(text))
+        assert {word.text for word in found} == some
