@@ -24,8 +24,8 @@ class _Block(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    role: str = ""
-    content: str | list[_Block] | None = None
+    role: str | None = None
+    content: Raw = Raw(b"null")  # decoded where it counts: of what comes later, any shape will do
 
 
 class _Body(msgspec.Struct):
@@ -34,6 +34,7 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_content = msgspec.json.Decoder(str | list[_Block | str] | None).decode
 
 
 def root_of(request: InferenceRequest) -> int | None:
@@ -48,20 +49,20 @@ def root_of(request: InferenceRequest) -> int | None:
         return None
     try:
         body = _decode(request.body)
+        if isinstance(body.input, str):
+            return _hash(b"text", body.input) if body.input else None
+        for message in body.messages or body.input:
+            if message.role == "user" and (content := _content(message.content)):
+                return _hash(b"text", *([content] if isinstance(content, str) else map(_text, content)))
     except UNREADABLE:
-        return None  # whether it is a fault is the engine's business
-    if isinstance(body.input, str):
-        return _hash(b"text", body.input) if body.input else None
-    for message in body.messages or body.input:
-        if message.role == "user" and message.content:
-            return _hash(b"text", *_texts(message.content))
+        pass  # whether it is a fault is the engine's business
     return None
 
 
-def _texts(content: str | list[_Block]) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    return [block.text or bytes(block.source or block.image_url).decode(errors="replace") for block in content]
+def _text(block: _Block | str) -> str:
+    if isinstance(block, str):
+        return block
+    return block.text or bytes(block.source or block.image_url).decode(errors="replace")
 
 
 def _hash(kind: bytes, *texts: str) -> int:

@@ -46,12 +46,24 @@ def body(said: list[dict[str, str]]) -> bytes:
     return orjson.dumps({"model": "m", "messages": said})
 
 
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"role": "user", "content": ["one", {"type": "text", "text": "two"}]},
+        {"role": "user", "content": [{"type": "text", "text": None}]},
+        {"role": None, "content": {"shape": "nobody knows"}},
+    ],
+)
+def test_whatever_shape_later_messages_have_a_conversation_stays_the_same(later: dict[str, Any]) -> None:
+    assert chat(USER, later) == chat(USER) is not None
+
+
 def test_marks_for_caching_and_the_form_of_text_change_no_root() -> None:
     marked = {"type": "text", "text": "first", "cache_control": {"type": "ephemeral"}}
     plain = {"type": "text", "text": "first"}
     roots = {
         root_of(request(Api.MESSAGES, messages=[{"role": "user", "content": content}, *MORE]))
-        for content in ("first", [marked], [plain])
+        for content in ("first", ["first"], [marked], [plain])
     }
     assert len(roots) == 1
 
