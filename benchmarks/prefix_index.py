@@ -87,7 +87,8 @@ def main() -> None:
     index = filled(instances, 2000)
     image = IndexImage(0.0, BLOCK_BYTES, list(index.images()))
     data = encode(image)
-    print(f"index of {index.memory_bytes >> 20} MiB, {2000 * SESSION_BLOCKS} holdings; image {len(data) >> 10} KiB")
+    size_mib = index.table.memory_bytes >> 20
+    print(f"index of {size_mib} MiB, {2000 * SESSION_BLOCKS} holdings; image {len(data) >> 10} KiB")
     print("  copy one instance                          ", timed(calls, lambda n: next(index.images())))
     print("  encode                                     ", timed(calls, lambda n: encode(image)))
     print("  decode                                     ", timed(calls, lambda n: decode(data)))

@@ -44,7 +44,7 @@ async def several(*, peered: bool) -> AsyncIterator[tuple[EmulatedFleet, list[Si
 def agree(sidecars: Sequence[Sidecar]) -> bool:
     """Whether all know as much: what one of them placed has reached the others."""
     indexes = [one.application.knows.indexes.of(0) for one in sidecars]
-    return len({index.memory_bytes for index in indexes if index is not None}) == 1
+    return len({index.table.memory_bytes for index in indexes if index is not None}) == 1
 
 
 async def test_behind_a_random_gateway_four_sidecars_that_share_placements_bring_sessions_home() -> None:

@@ -82,21 +82,6 @@ class PrefixIndex(Source):
         self._restoring = Restoring()
 
     @property
-    def blocks(self) -> int:
-        """Blocks that at least one instance holds."""
-        return self.table.blocks
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory the index takes."""
-        return self.table.memory_bytes
-
-    @property
-    def evictions(self) -> int:
-        """Holdings forgotten to stay within the bound or within an instance's capacity."""
-        return self.table.evictions
-
-    @property
     def is_restoring(self) -> bool:
         """Whether something waits for an instance to say which process it is."""
         return bool(self._restoring.waiting)

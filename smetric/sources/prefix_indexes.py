@@ -54,9 +54,9 @@ class PrefixIndexes:
     def figures(self) -> IndexFigures:
         """What they take, for the metrics page."""
         return IndexFigures(
-            sum(index.blocks for index in self),
-            sum(index.memory_bytes for index in self),
-            sum(index.evictions for index in self),
+            sum(index.table.blocks for index in self),
+            sum(index.table.memory_bytes for index in self),
+            sum(index.table.evictions for index in self),
         )
 
     def missed(self, instances: Collection[Instance]) -> None:

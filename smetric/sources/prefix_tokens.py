@@ -94,7 +94,7 @@ class PrefixTokens(Source):
     ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
         """Hit lengths in whole blocks, always less than the prompt; no ids are asked for while nothing is held."""
         self._asked_at = self._clock()
-        if request.prompt is None or not (self.index.blocks or self.index.is_restoring):
+        if request.prompt is None or not (self.index.table.blocks or self.index.is_restoring):
             return {"hit_len": [None] * len(instances)}
         return self._cells(request, instances) if request.token_ids is not None else self._look_up(request, instances)
 

@@ -75,7 +75,7 @@ def test_with_too_little_room_it_claims_no_hit_that_is_not_there_and_stays_in_it
         for cell, one in zip(hits(index, request(blocks), fleet), fleet, strict=True):
             assert cell is None or cell <= naive.hit(one.id, blocks)
             assert cell != 0 or naive.hit(one.id, blocks) == 0 or what == "restart"
-        assert index.memory_bytes <= entries * ENTRY
+        assert index.table.memory_bytes <= entries * ENTRY
 
 
 @given(st.lists(PROMPT.filter(len), min_size=1, max_size=20), st.integers(1, 10))
@@ -85,7 +85,7 @@ def test_an_instance_holds_at_most_its_capacity_and_the_latest_prompt_first(prom
     index = PrefixIndex()
     for blocks in prompts:
         index.prefilled(request(blocks), instance)
-        assert index.blocks <= capacity
+        assert index.table.blocks <= capacity
         assert hits(index, request(blocks), fleet) == [min(len(blocks), capacity)]
 
 
@@ -98,7 +98,7 @@ def test_of_a_prompt_the_end_is_forgotten_before_the_beginning_and_the_oldest_pr
     index.prefilled(request("z"), instance)
     assert hits(index, request("abcd"), fleet) == [3]
     assert hits(index, request("xy"), fleet) == [2]
-    assert (index.blocks, index.evictions) == (6, 1)
+    assert (index.table.blocks, index.table.evictions) == (6, 1)
 
 
 def test_one_walk_answers_for_all_instances_in_the_order_asked() -> None:
@@ -121,7 +121,7 @@ def test_an_incarnation_inherits_nothing_even_before_anybody_says_it_restarted()
     index.prefilled(request("ab"), fleet[0])
     fleet[0].restarted()
     assert hits(index, request("ab"), fleet) == [0]
-    assert index.blocks == 0
+    assert index.table.blocks == 0
 
 
 def test_what_was_lost_for_want_of_room_is_unknown_and_not_zero() -> None:
@@ -170,11 +170,11 @@ def test_the_bound_counts_real_bytes(holders: int, size: int) -> None:
             for holder in range(holders):
                 index.placed(fleet[(number + holder) % 8], blocks)
             taken = tracemalloc.get_traced_memory()[0] - before
-            assert number < 4 or taken <= index.memory_bytes  # what is made once is some hundred bytes, by Python
+            assert number < 4 or taken <= index.table.memory_bytes  # what is made once is some hundred bytes, by Python
     finally:
         tracemalloc.stop()
     image = sum(len(one.packed) for one in index.images())
-    assert taken + image > index.memory_bytes / 3
+    assert taken + image > index.table.memory_bytes / 3
 
 
 # ── Replies ──────────────────────────────────────────────────────────────────

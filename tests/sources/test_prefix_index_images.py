@@ -27,7 +27,7 @@ def test_a_restored_index_answers_as_the_one_it_was_taken_from(sent: list[tuple[
     again.restore(image_of(index))
     for blocks in asked + [blocks for _, blocks in sent]:
         assert hits(again, request(blocks), fleet) == hits(index, request(blocks), fleet)
-    assert again.blocks == index.blocks
+    assert again.table.blocks == index.table.blocks
 
 
 def test_only_the_same_process_gets_its_blocks_back_and_not_before_it_has_said_which_it_is() -> None:
@@ -66,7 +66,7 @@ def test_what_is_restored_twice_counts_once_and_stays_within_the_bound() -> None
     again.restore(image_of(index))
     again.restore(image_of(index))
     assert hits(again, request("abc"), fleet)[0] is not None
-    assert again.memory_bytes <= 4 * ENTRY
+    assert again.table.memory_bytes <= 4 * ENTRY
 
 
 def test_images_of_instances_nobody_knows_do_not_pile_up() -> None:

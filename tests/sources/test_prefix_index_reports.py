@@ -131,4 +131,4 @@ def test_room_that_was_thought_too_small_is_regained_where_more_is_held_than_bel
     served(index, instance, "abcdefgh", 2)
     for i in range(40):
         served(index, instance, chr(ord("!") + i) + "new", cached)
-    assert least < index.blocks <= most
+    assert least < index.table.blocks <= most

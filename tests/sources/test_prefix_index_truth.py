@@ -128,7 +128,7 @@ class Site:
                     assert engine.hit(prompt) == 0
                 if cell and self.blocks is None:
                     assert cell <= engine.hit(prompt)
-        assert self.index.memory_bytes <= self.entries * ENTRY
+        assert self.index.table.memory_bytes <= self.entries * ENTRY
 
 
 @settings(max_examples=200)

@@ -40,7 +40,7 @@ def test_figures_and_changes_are_those_of_all() -> None:
     text.prefilled(ASKED, engine())
     figures = indexes.figures()
     assert (figures.blocks, figures.evictions) == (5, 0)
-    assert figures.memory_bytes == tokens.memory_bytes + text.memory_bytes
+    assert figures.memory_bytes == tokens.table.memory_bytes + text.table.memory_bytes
     assert indexes.changes > before
 
 
@@ -57,7 +57,7 @@ async def test_what_is_in_an_image_is_restored_to_blocks_of_the_same_kind() -> N
     await again.recall([engine()])
     waits.append(again.is_restoring)
     assert waits == [False, True, False]
-    assert (tokens.blocks, text.blocks) == (3, 2)
+    assert (tokens.table.blocks, text.table.blocks) == (3, 2)
 
 
 async def test_an_image_of_full_indexes_has_room_where_they_have() -> None:

@@ -113,9 +113,9 @@ async def test_a_prompt_that_was_sent_without_ids_is_entered_when_they_are_known
     pair = Pair()
     pair.ids.ready.clear()
     pair.serve(asked(spelt(500)), pair.fleet[0], Usage(500, 40, 0))
-    assert pair.tokens.index.blocks == 0
+    assert pair.tokens.index.table.blocks == 0
     pair.ids.ready.set()
-    await until(lambda: pair.tokens.index.blocks > 0)
+    await until(lambda: pair.tokens.index.table.blocks > 0)
     follow_up = asked(spelt(600), question=spelt(500))
     assert await pair.look_up(follow_up) == [(500 + 40 - 1) // BLOCK * BLOCK, None]
 
@@ -124,7 +124,7 @@ async def test_ids_that_come_between_the_first_byte_and_the_end_are_as_good() ->
     pair = Pair()
     request = asked(spelt(500))
     pair.tokens.prefilled(request, pair.fleet[0])
-    await until(lambda: pair.tokens.index.blocks > 0)
+    await until(lambda: pair.tokens.index.table.blocks > 0)
     request.answering()
     pair.tokens.settled(request, pair.fleet[0], Usage(500, 40, 0))
     assert pair.tokens.index.least(asked(spelt(1)), pair.fleet) == [0, 0]
@@ -134,7 +134,7 @@ async def test_ids_that_come_between_the_first_byte_and_the_end_are_as_good() ->
 async def test_where_ids_are_not_known_the_index_of_text_speaks_and_spaces_do_not_mix() -> None:
     pair = Pair()
     pair.serve(asked(spelt(1000)), pair.fleet[0])
-    await until(lambda: pair.tokens.index.blocks > 0)
+    await until(lambda: pair.tokens.index.table.blocks > 0)
     pair.ids.are_known = False
     again = asked(spelt(1000))
     assert await pair.look_up(again) == [None, None]
@@ -144,7 +144,7 @@ async def test_where_ids_are_not_known_the_index_of_text_speaks_and_spaces_do_no
 async def test_what_was_entered_as_text_alone_is_not_hidden_by_a_part_that_ids_know() -> None:
     pair = Pair()
     pair.serve(asked(spelt(256)), pair.fleet[0])
-    await until(lambda: pair.tokens.index.blocks > 0)
+    await until(lambda: pair.tokens.index.table.blocks > 0)
     pair.ids.are_known = False
     pair.serve(asked(spelt(2000)), pair.fleet[0])
     pair.ids.are_known = True
@@ -169,7 +169,7 @@ async def test_a_part_is_left_to_others_that_may_know_the_whole() -> None:
     for yields, cells in ((False, [256, None]), (True, [None, None])):
         pair = Pair(yields=yields)
         pair.serve(asked(spelt(257)), pair.fleet[0])
-        await until(lambda pair=pair: pair.tokens.index.blocks > 0)  # type: ignore[misc]
+        await until(lambda pair=pair: pair.tokens.index.table.blocks > 0)  # type: ignore[misc]
         assert await pair.look_up(asked(spelt(1000), est_hit=900)) == cells
 
 
@@ -181,7 +181,7 @@ async def test_another_process_of_the_instance_gets_nothing_that_was_meant_for_t
     pair.tokens.forget(pair.fleet[0])
     pair.ids.ready.set()
     await until(lambda: not pair.tokens._tasks)
-    assert pair.tokens.index.blocks == 0
+    assert pair.tokens.index.table.blocks == 0
 
 
 async def test_no_ids_are_asked_for_where_nobody_looks_anything_up() -> None:
@@ -193,7 +193,7 @@ async def test_no_ids_are_asked_for_where_nobody_looks_anything_up() -> None:
     pair.serve(asked(spelt(500)), pair.fleet[0])
     assert pair.ids.begun == 1
     await pair.tokens.stop()
-    assert pair.tokens.index.blocks == 0
+    assert pair.tokens.index.table.blocks == 0
 
 
 async def test_a_look_up_asks_for_no_ids_while_nothing_is_held() -> None:
@@ -223,7 +223,7 @@ async def test_replies_that_are_not_found_again_are_believed_in_no_more_until_th
 async def test_both_kinds_of_blocks_are_told_to_others_and_taken_by_their_own_kind() -> None:
     pair, other = Pair(), Pair(seen_empty=False)
     pair.serve(asked(spelt(1000)), pair.fleet[0])
-    await until(lambda: pair.tokens.index.blocks > 0)
+    await until(lambda: pair.tokens.index.table.blocks > 0)
     images = [*pair.tokens.index.images(), *pair.text.images()]
     assert [one.tokens for one in images] == [BLOCK, 0]
     for index in (other.tokens.index, other.text):
