@@ -324,7 +324,7 @@ class Http1(asyncio.Protocol):
     def answered(self, transaction: Transaction) -> None:
         """The answer is whole: go on with the next request, or end."""
         self._current = None
-        if transaction.is_last and (self._is_deaf or not transaction.complete):
+        if transaction.is_last and (self._is_deaf or self._waiting or not transaction.complete):
             self._linger()
         elif transaction.is_last:
             self._close(self._limits.send_timeout_s)

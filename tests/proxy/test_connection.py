@@ -20,19 +20,21 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 class Slow:
     """An app that answers with its head, and with the body once `go` is set; `cut` leaves the body out."""
 
-    def __init__(self, *, cut: bool = False) -> None:
+    def __init__(self, *, cut: bool = False, body: bytes = b"ok") -> None:
         self.go = asyncio.Event()
         self.cut = cut
+        self.body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await live(receive, send)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        length = b"%d" % len(self.body)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
         if self.cut:
             return
         await self.go.wait()
-        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
 
 
 @asynccontextmanager
@@ -143,6 +145,21 @@ async def test_a_connection_whose_answer_began_before_the_end_may_bring_one_more
         last = await client.response("GET")
         assert (begun.values("connection"), last.values("connection"), last.body) == ([], ["close"], b"ok")
         assert await client.at_end()
+
+
+async def test_a_last_answer_arrives_whole_though_more_requests_have_come_behind_it() -> None:
+    """A connection that is closed with something unread is reset, and what was still to be sent is lost."""
+    app = Slow(body=b"x" * 300_000)
+    post = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"a" * 200_000
+    async with serving(app) as (url, stop), await RawClient.connect(url) as client:
+        client.writer.write(GET + post * 15)
+        assert (await client.head()).status == 200
+        stop.set()
+        app.go.set()
+        assert await client.reader.readexactly(300_000) == app.body
+        assert (await client.head()).values("connection") == ["close"]
+        await asyncio.sleep(0.1)  # its buffer is full
+        assert await client.reader.readexactly(300_000) == app.body
 
 
 async def test_whoever_the_system_let_in_before_the_port_closed_is_answered() -> None:
