@@ -67,7 +67,7 @@ class Http1(asyncio.Protocol):
         "_body_bytes",
         "_current",
         "_deadline",
-        "_drains",
+        "_drain",
         "_dropped",
         "_has_left",
         "_headers",
@@ -130,7 +130,8 @@ class Http1(asyncio.Protocol):
         self._is_closing = self._has_left = False
         #: None before reading is paused for the first time.
         self._inflow: Inflow | None = None
-        self._drains: list[asyncio.Future[None]] = []
+        #: What who answers waits on while the client takes less.
+        self._drain: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         #: By which a request or the rest of its head is to come; 0 for a head that has just begun.
         self._deadline = 0.0
@@ -199,10 +200,8 @@ class Http1(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self.is_full = False
-        for drain in self._drains:
-            if not drain.done():
-                drain.set_result(None)
-        self._drains.clear()
+        if self._drain is not None and not self._drain.done():
+            self._drain.set_result(None)
 
     # From the parser
 
@@ -308,13 +307,8 @@ class Http1(asyncio.Protocol):
     async def drained(self) -> None:
         """Wait until the client has taken most of what was sent, or has left."""
         if self.is_full and not self._has_left:
-            drain: asyncio.Future[None] = self._loop.create_future()
-            self._drains.append(drain)
-            try:
-                await drain
-            finally:
-                if drain in self._drains:
-                    self._drains.remove(drain)
+            self._drain = self._loop.create_future()
+            await self._drain
 
     def taken(self) -> None:
         """The app has taken what there was of the body."""
