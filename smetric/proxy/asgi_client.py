@@ -7,6 +7,7 @@ connection, its task and its buffers otherwise. What our own server makes of a c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -32,9 +33,7 @@ class AsgiClient:
     """
 
     __slots__ = (
-        "_dropped",
         "_limits",
-        "_lingers",
         "_receive",
         "_send",
         "_settled",
@@ -56,9 +55,8 @@ class AsgiClient:
         self._send = send
         self._limits = limits
         self._watcher: asyncio.Task[None] | None = None
-        self._dropped = 0
+        #: Set when enough has been read and dropped of a body that was half read as the answer began; None for others.
         self._settled: asyncio.Event | None = None
-        self._lingers = False
         self._unsent: deque[Message] = deque()
         self.task: asyncio.Task[Any] = task
         self.watchdog = Watchdog(task, timer)
@@ -131,43 +129,30 @@ class AsgiClient:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if not self.complete:
-                self._lingers = self.is_last = True
-                self._drain()
+                self.is_last = True
+                self._settled = asyncio.Event()
+                self._watcher = asyncio.get_running_loop().create_task(self._drop(self._settled))
             if self.is_last:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
         elif not message.get("more_body", False):
-            if self._lingers:
+            if self._settled is not None:
                 if message.get("body"):
                     await self._send({"type": "http.response.body", "body": message["body"], "more_body": True})
-                await self._linger()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._settled.wait(), LINGER_S)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.answered = True
         await self._send(message)
         self.watchdog.disarm()
 
-    def _drain(self) -> None:
-        """Read and drop what is left of the body, so that the server can go on reading the connection."""
-        if not self.complete and self._watcher is None and not self.gone:
-            self._settled = asyncio.Event()
-            self._watcher = asyncio.get_running_loop().create_task(self._drop(self._settled))
-
     async def _drop(self, settled: asyncio.Event) -> None:
+        """Read and drop what is left of the body, so that the server can go on reading the connection."""
+        dropped = 0
         while not self.gone:
-            message = await self()
-            self._dropped += len(message.get("body", b""))
-            if self.complete or self._dropped > LINGER_BYTES:
+            dropped += len((await self()).get("body", b""))
+            if self.complete or dropped > LINGER_BYTES:
                 settled.set()
         settled.set()
-
-    async def _linger(self) -> None:
-        """Wait until the client has sent the body that is drained, or left; bounded in time and bytes."""
-        if self._settled is None:
-            return
-        try:
-            async with asyncio.timeout(LINGER_S):
-                await self._settled.wait()
-        except TimeoutError:
-            pass
 
     def close(self) -> None:
         """The request has ended. Behind an answer the watcher ends by itself, as the server says that the client left.

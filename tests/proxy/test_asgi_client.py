@@ -56,3 +56,30 @@ async def test_a_watch_behind_an_answer_ends_by_itself_and_cancels_nobody() -> N
     await until(watch.done)
     assert not watch.cancelled()
     assert task.cancelling() == 0
+
+
+async def test_an_answer_to_a_half_read_request_ends_when_the_rest_of_that_has_been_read_and_dropped() -> None:
+    arriving: asyncio.Queue[Message] = asyncio.Queue()
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    before = asyncio.all_tasks()
+    client = AsgiClient(arriving.get, send, Limits(), Timer(), has_body=True)
+    await client.send({"type": "http.response.start", "status": 413, "headers": []})
+    (reading,) = asyncio.all_tasks() - before
+    ending = asyncio.create_task(client.send({"type": "http.response.body", "body": b"too large"}))
+    arriving.put_nowait({"type": "http.request", "body": b"more", "more_body": True})
+    await until(lambda: arriving.empty() and len(sent) == 2)
+    assert sent == [
+        {"type": "http.response.start", "status": 413, "headers": [(b"connection", b"close")]},
+        {"type": "http.response.body", "body": b"too large", "more_body": True},
+    ]
+    arriving.put_nowait({"type": "http.request", "body": b"the rest", "more_body": False})
+    await ending
+    assert sent[2:] == [{"type": "http.response.body", "body": b"", "more_body": False}]
+    client.close()
+    arriving.put_nowait({"type": "http.disconnect"})
+    await until(reading.done)
+    assert not reading.cancelled()
