@@ -70,5 +70,8 @@ def count_tied(candidates: Sequence[int], score: Sequence[float] | None, within:
     if score is None:
         return len(candidates)
     scores = [score[i] for i in candidates]
-    best = min(scores) if lowest else max(scores)
-    return sum(abs(each - best) <= within for each in scores)
+    if lowest:
+        bound = min(scores) + within  # as the pick computes it
+        return sum(each <= bound for each in scores)
+    bound = max(scores) - within
+    return sum(each >= bound for each in scores)

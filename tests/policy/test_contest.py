@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import types
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, Snapshot, load
+from tests.policy.deciding import decide
 
 POLICIES = [
     load(f"policy p\n{body}\n", VOCABULARY)
@@ -18,6 +20,15 @@ POLICIES = [
         "route rr_argmin(requests where waiting < 5) as few\nroute rr_argmin(0) as any",
     )
 ]
+
+
+@pytest.mark.parametrize("rule", ["rr_argmin(kv_usage", "rr_argmax(-kv_usage"])
+def test_those_tied_are_those_who_have_their_turn(rule: str) -> None:
+    # 0.42 + 0.83 is 1.25, and 1.25 - 0.42 more than 0.83.
+    seen = Snapshot(["a", "b"], {"kv_usage": [0.42, 1.25]})
+    decisions = [decide(f"route {rule}, within: 0.83)", seen, last=last) for last in seen.ids]
+    assert [decision.instance for decision in decisions] == ["b", "a"]
+    assert [decision.tied for decision in decisions] == [2, 2]
 
 
 @given(
