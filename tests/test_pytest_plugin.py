@@ -40,6 +40,7 @@ def test_each_test_block_is_a_test_and_other_files_are_left_alone(
     for name, text in {
         "p.policy": POLICY,
         "p.test.policy": BESIDE,
+        "q.policy": POLICY.partition("\ntest")[0].replace("\n", " ") + 'test"on one line" instance|id a|? expect a',
         "wrong.policy": POLICY.replace("requests) as", "requets) as"),
         "common.policy": "library common\ndef near(x) = x\n",
         "other.policy": "not one of ours\n",
@@ -47,12 +48,13 @@ def test_each_test_block_is_a_test_and_other_files_are_left_alone(
     }.items():
         (pytester.path / name).write_text(text)
     result = pytester.runpytest_inprocess("-p", "smetric.pytest_plugin", "-v", "--continue-on-collection-errors")
-    result.assert_outcomes(passed=3, failed=1, errors=1)
+    result.assert_outcomes(passed=4, failed=1, errors=1)
     result.stdout.fnmatch_lines(
         [
             "p.policy::the idler is taken PASSED*",
             "p.policy::a wrong expectation FAILED*",
             "p.test.policy::one more PASSED*",
+            "q.policy::on one line PASSED*",
             "test_x.py::test_x PASSED*",
             "*help: did you mean `requests`?*",
             "expected a, got b (seed 0)",
