@@ -91,7 +91,6 @@ def lmcache_sources(
         deadline=deadline,
         chunk_size=settings.lmcache.chunk_size,
         models=settings.lmcache.models,
-        aliases=settings.models,
         answers_ttl_s=settings.lmcache.answers_ttl,
         on_result=partial(metrics.looked_up, "lmcache"),
     )

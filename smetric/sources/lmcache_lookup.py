@@ -37,9 +37,8 @@ class Lookup(Source):
         tokens: gives the prompts' token ids.
         deadline: seconds the router gives the look-ups of a prompt, from its tokens.
         chunk_size: tokens of a chunk.
-        models: the models that are asked for, as clients name them, and their names in LMCache's keys; empty: all,
+        models: the models that are asked for, as engines serve them, and their names in LMCache's keys; empty: all,
             under their own names.
-        aliases: names that stand for another model.
         answers_ttl_s: seconds an answer is used again.
         on_result: called with the result of each look-up, one of `names.LOOKUP_RESULTS`.
         clock: monotonic seconds.
@@ -55,7 +54,6 @@ class Lookup(Source):
         deadline: Callable[[int], float],
         chunk_size: int,
         models: Mapping[str, str],
-        aliases: Mapping[str, str],
         answers_ttl_s: float,
         on_result: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -65,7 +63,6 @@ class Lookup(Source):
         self._deadline = deadline
         self._chunk_size = chunk_size
         self._models = models
-        self._aliases = aliases
         self._on_result = on_result
         self._clock = clock
         self._ttl_s = answers_ttl_s
@@ -149,8 +146,7 @@ class Lookup(Source):
             return None
         if salt and not self._client.service.knows_salts:
             return None
-        model = self._aliases.get(request.model, request.model)
-        named = self._models.get(model) if self._models else model
+        named = self._models.get(request.served) if self._models else request.served
         return (named, salt or "") if named else None
 
 

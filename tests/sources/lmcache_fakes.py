@@ -50,10 +50,10 @@ class Ids:
         return None
 
 
-def request(model: str = "m/test-model", **fields: Any) -> InferenceRequest:
+def request(model: str = "m/test-model", *, reading: Reading | None = None, **fields: Any) -> InferenceRequest:
     """A chat request as the router reads it."""
     body = {"model": model, "messages": [{"role": "user", "content": "say it"}], **fields}
-    return parse(Api.CHAT, orjson.dumps(body), (), TokenRatio(), Reading())
+    return parse(Api.CHAT, orjson.dumps(body), (), TokenRatio(), reading or Reading())
 
 
 @dataclass
@@ -103,7 +103,6 @@ async def asking(
         deadline=lambda tokens: deadline_s,
         chunk_size=256,
         models=settings.get("models", {}),
-        aliases=settings.get("aliases", {}),
         answers_ttl_s=1.0,
         on_result=results.append,
         clock=settings.get("clock", clock),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from functools import partial
 from typing import Any
 
 import pytest
 
 from smetric.fleet.instance import Instance
+from smetric.reading.reader import Reading
 from smetric.sources import lmcache_lookup
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_holdings import MAX_TOKENS, NOTHING, Holdings
 from smetric.telemetry import names
 from tests.fakes import hang
+from tests.sources import lmcache_fakes
 from tests.sources.lmcache_captures import exchange
 from tests.sources.lmcache_fakes import answering, asking, request
 
@@ -92,7 +95,8 @@ async def test_more_tokens_than_the_coordinator_takes_are_looked_up_as_far_as_it
 
 async def test_salts_models_and_aliases_are_told_as_the_keys_have_them() -> None:
     models = {"m/test-model": "/models/seven"}
-    async with asking(answering(200, BOTH), models=models, aliases={"gpt": "m/test-model"}) as asked:
+    request = partial(lmcache_fakes.request, reading=Reading(aliases={"gpt": "m/test-model"}))
+    async with asking(answering(200, BOTH), models=models) as asked:
         await asked.lookup.of(request(model="gpt", cache_salt="tenant1"))
         (question,) = asked.questions
         assert (question["model_name"], question["cache_salt"]) == ("/models/seven", "tenant1")
