@@ -145,6 +145,17 @@ async def test_an_instance_is_chosen_by_its_name(shown: Shown) -> None:
     assert await shown.texts("#fleet tr.picked th button") == ["vllm-03"]
 
 
+async def test_whoever_comes_back_to_the_page_sees_no_filter_that_does_not_hold(shown: Shown) -> None:
+    page = shown.page
+    # A page that waits for its end is not kept whole: the browser loads it again, and puts back what was chosen.
+    await page.run("addEventListener('unload', () => {}); document.querySelector('[name=outcome]').value = 'rejected'")
+    await page.go("about:blank")
+    await page.run("history.back()")
+    await page.until("document.readyState === 'complete' && document.querySelectorAll('.row').length")
+    assert await page.run("performance.getEntriesByType('navigation')[0].type") == "back_forward"
+    assert await page.run("document.querySelector('[name=outcome]').value") == ""
+
+
 async def test_of_a_large_fleet_any_instance_can_be_chosen(shown: Shown) -> None:
     chosen = await shown.page.run("""(async () => {
         const { Filters } = await import(`${location.href}/filters.js`);
