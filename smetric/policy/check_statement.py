@@ -5,6 +5,7 @@ One pass is for one choice of features; `check` runs it for each.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -69,6 +70,7 @@ class Statements:
         self.units = self.expressions.units
         self.parameters = Parameters(vocabulary, settings, self.units, findings, features)
         self._labels: dict[str, Span] = {}
+        self._ordinals: Counter[str] = Counter()
         self._picked = ""
         self._outcomes = _Outcomes()
         self.steps: list[Step] = []
@@ -191,7 +193,7 @@ class Statements:
             self.findings.error("filter-order", statement.span, message, "move this line above it")
         guards = self._guards(statement.when)
         mask = self.expressions.infer(statement.mask)
-        self._label(statement.label)
+        self._label(statement.word, statement)
         if not mask.broken and mask.sort is not Sort.BOOL:
             message = f"`{statement.word}` needs a truth value, found {mask}"
             self.findings.error("mask", statement.mask.span, message, comparison(mask.sort))
@@ -207,7 +209,7 @@ class Statements:
     def _route(self, statement: tree.Route) -> None:
         guards = self._guards(statement.when)
         pick = self.expressions.infer(statement.pick)
-        self._label(statement.label)
+        self._label("route", statement)
         if not pick.broken and pick.sort is not Sort.INSTANCE:
             message = f"`route` needs an instance, found {pick}"
             self.findings.error("route", statement.pick.span, message, "pick one: route argmin(…)")
@@ -223,7 +225,7 @@ class Statements:
             self.findings.error("status", statement.status.span, message, help_text)
         retry = Type(Sort.NUMBER) if statement.retry is None else self.expressions.seconds(statement.retry)
         guards = self._guards(statement.when)
-        self._label(statement.label)
+        self._label("reject", statement)
         self._add(statement.retry or statement.message, guards, retry, may_end=True)
         self._outcome(statement, settled=statement.when is None, broken=False)
 
@@ -235,7 +237,7 @@ class Statements:
             message = "this would hold every request until its time is up"
             self.findings.error("hold", statement.span, message, "give it a `when`")
         guards = self._guards(statement.when)
-        self._label(statement.label)
+        self._label("hold", statement)
         over = Type(Sort.BOOL).reading(patience, Type(Sort.NUMBER, must=_HELD_SO_FAR, may=_HELD_SO_FAR))
         guards.append(Guard(HELD, statement.patience.span, over, implied=True))
         self._add(statement.patience, guards, Type(Sort.NUMBER), may_end=True)
@@ -260,9 +262,10 @@ class Statements:
     def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, may_end: bool) -> None:
         self.steps.append(Step(guards, found, quote(self.findings.text, value.span), may_end))
 
-    def _label(self, label: tree.Name | None) -> None:
-        if label is None:
-            return
+    def _label(self, word: str, statement: tree.Filter | tree.Route | tree.Reject | tree.Hold) -> None:
+        """Keep the label of a filter or an outcome; without one it has that which the plan gives it, its ordinal."""
+        self._ordinals[word] += 1
+        label = statement.label or tree.Name(span=statement.span, name=f"{word}_{self._ordinals[word]}")
         earlier = self._labels.setdefault(label.name, label.span)
         if earlier is not label.span:
             line = position(self.findings.text, earlier.start)[0]

@@ -261,6 +261,22 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "",
     ),
     (
+        "route argmin(requests) when req.turn == 0\nroute argmin(requests) as route_1",
+        {},
+        "route_1",
+        "label",
+        "`route_1` already labels line 2",
+        "",
+    ),
+    (
+        "keep healthy as keep_2\nkeep requests < 5\nroute argmin(requests)",
+        {},
+        "keep requests < 5",
+        "label",
+        "`keep_2` already labels line 2",
+        "",
+    ),
+    (
         "param OVERLOAD = 0.5 in 1.0..",
         {},
         "0.5",
