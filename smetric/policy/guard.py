@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Container, Iterator
+from dataclasses import fields
 
 from smetric.policy import tree
 from smetric.policy.layout.words import spaced_text
@@ -40,27 +41,13 @@ def one_line(source: str) -> str:
     return spaced_text(source) or " ".join(source.split())
 
 
-def _calls(expr: tree.Expr, definitions: Container[str]) -> Iterator[tree.Call]:
-    """Outermost calls of definitions in *expr*."""
-    match expr:
-        case tree.Call(function=function) if function in definitions:
-            yield expr
-        case tree.Call(arguments=arguments):
-            for argument in arguments:
-                yield from _calls(argument.value, definitions)
-                if argument.where is not None:
-                    yield from _calls(argument.where, definitions)
-        case tree.Unary(operand=operand):
-            yield from _calls(operand, definitions)
-        case tree.Binary(left=left, right=right):
-            yield from _calls(left, definitions)
-            yield from _calls(right, definitions)
-        case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
-            for part in (then, condition, otherwise):
-                yield from _calls(part, definitions)
-        case tree.At(vector=vector, pick=pick):
-            yield from _calls(vector, definitions)
-            yield from _calls(pick, definitions)
-        case tree.SetOf(items=items):
-            for item in items:
-                yield from _calls(item, definitions)
+def _calls(part: tree.Node, definitions: Container[str]) -> Iterator[tree.Call]:
+    """Outermost calls of definitions in *part*."""
+    if isinstance(part, tree.Call) and part.function in definitions:
+        yield part
+        return
+    for field in fields(part):
+        value = getattr(part, field.name)
+        for inner in value if isinstance(value, tuple) else (value,):
+            if isinstance(inner, tree.Node):
+                yield from _calls(inner, definitions)

@@ -28,6 +28,10 @@ def labels(when: str) -> list[str]:
             "any(healthy where requests > 3) or busy(requests) or busy(running)",
             ["any(healthy where requests > 3) or busy or busy"],
         ),
+        (
+            "requests[argmin(requests where busy(running))] > (1 if busy(requests) else -req.turn)",
+            ["requests[argmin(requests where busy)] > (1 if busy else -req.turn)"],
+        ),
         ("req.turn\n   >   1 # why\n and any(healthy)", ["req.turn > 1", "any(healthy)"]),
         ('req.session != "a#b"', ['req.session != "a#b"']),
     ],
