@@ -93,8 +93,7 @@ class KvEvents(Source):
                 # A fault of ours must not blind the router to this instance for good.
                 if (kept_back := self._log_limit.passes(subscriber)) is not None:
                     log.exception("smetric.kv_events.crashed", **told, kept_back=kept_back)
-            for stream in subscriber.streams.by_rank.values():
-                stream.lose(State.GAP)
+            subscriber.streams.lose(State.GAP)
             await asyncio.sleep(RETRY_S)
 
     def lookup(

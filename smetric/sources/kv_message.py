@@ -176,7 +176,7 @@ def _fits(event: BlockStored | BlockRemoved, count: int) -> bool:
 
 def _event(raw: msgspec.Raw) -> Event | None:
     # MessagePack: 0x90–0x9f, 0xdc and 0xdd begin an array.
-    first = bytes(memoryview(raw)[:1])[0]
+    first = memoryview(raw)[0]
     is_row = first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
     try:
         event: Event = _ROW.decode(raw) if is_row else _MAP.decode(raw)

@@ -544,6 +544,23 @@ async def test_an_address_that_cannot_be_used_is_said_once_for_each_reason_and_t
     ]
 
 
+async def test_contents_that_are_lost_with_the_connection_are_said_to_be_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run(self: Subscriber, context: zmq.asyncio.Context) -> None:
+        stream = self.streams.of(0)
+        assert stream is not None
+        stream.has_said_nothing()
+        self.streams.be_behind(False)
+        raise RuntimeError
+
+    monkeypatch.setattr(Subscriber, "run", run)
+    with capture_logs() as lines:
+        async with listening(Publisher(instance=ONE, endpoint="tcp://127.0.0.1:1")) as source:
+            await until(lambda: not source.figures().instances[ONE.id].is_known and len(lines) >= 3)
+    assert [line["state"] for line in lines if "state" in line] == ["known", "gap"]
+
+
 async def test_an_address_that_is_nonsense_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with capture_logs() as lines:
         async with listening(Publisher(instance=ONE, endpoint="nonsense")):
