@@ -18,9 +18,9 @@ from smetric.proxy.headers import first, response_headers
 from smetric.proxy.plane import Plane
 from smetric.proxy.relay import Observer
 from smetric.proxy.wire import AnswerBroken
-from smetric.request import InferenceRequest
 from smetric.telemetry.attempt import Attempt
 from smetric.telemetry.exchange import Exchange
+from smetric.telemetry.record import DecisionRecord
 
 
 class Delivery:
@@ -29,14 +29,13 @@ class Delivery:
     Args:
         plane: what all requests share.
         scope: the client's request, as ASGI has it.
-        request: the same, as the router has it.
         exchange: what telemetry sees of it.
         client: where the answer goes.
         lease: the charge on the instance.
         attempt: the answer's own telemetry.
         answer: its head has come.
         trial: what the request says of instances.
-        leased: it is inference.
+        record: the decision that led here, with the request as the router has it.
     """
 
     __slots__ = (
@@ -48,9 +47,8 @@ class Delivery:
         "_is_compressed",
         "_is_stream",
         "_lease",
-        "_leased",
         "_plane",
-        "_request",
+        "_record",
         "_scope",
         "_trial",
         "observer",
@@ -60,43 +58,42 @@ class Delivery:
         self,
         plane: Plane,
         scope: Scope,
-        request: InferenceRequest,
         exchange: Exchange,
         client: Client,
         lease: Lease,
         attempt: Attempt,
         answer: Answer,
         trial: Trial,
-        leased: bool,
+        record: DecisionRecord,
     ) -> None:
         self._plane = plane
         self._scope = scope
-        self._request = request
         self._exchange = exchange
         self._client = client
         self._lease = lease
         self._attempt = attempt
         self._answer = answer
         self._trial = trial
-        self._leased = leased
+        self._record = record
         self._headers = response_headers(answer.headers)
         self._is_stream = (first(self._headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
         #: The client asked for it; nothing of it can be read here, nor added to it.
         self._is_compressed = (first(self._headers, b"content-encoding") or b"identity").lower() != b"identity"
         #: What passes.
-        self.observer = Observer(request.api, self._is_stream and answer.status == 200 and not self._is_compressed)
+        self.observer = Observer(
+            record.request.api, self._is_stream and answer.status == 200 and not self._is_compressed
+        )
         lease.answer = self.observer
 
     async def run(self, held: list[bytes]) -> None:
         """Pass on what is *held* of the answer and what is still to come."""
         answer, client, deadlines = self._answer, self._client, self._plane.deadlines
         watchdog = client.watchdog
-        observer = self.observer
+        observer, is_inference = self.observer, self._record.is_inference
         headers = self._headers
         if self._is_stream:
             headers.append((b"x-accel-buffering", b"no"))
-        assert self._exchange.record is not None
-        headers += self._plane.receipt(self._exchange.record)
+        headers += self._plane.receipt(self._record)
         # A write costs more than all else here: the head goes with the first piece if that has come too, and the last
         # piece with the end where it is known to be the last.
         has_begun = is_sent = False
@@ -119,7 +116,7 @@ class Delivery:
                 if is_first:
                     ttfc_s = self._attempt.first_byte()
                     self._lease.first_byte()
-                    if self._leased and observer.is_stream:
+                    if is_inference and observer.is_stream:
                         self._trial.waited(self._lease, ttfc_s)
                         self._plane.router.first_token(self._lease, ttfc_s)
                 if has_begun:
@@ -129,8 +126,8 @@ class Delivery:
                     is_full = client.begin(answer.status, headers, piece, is_last=is_sent)
                 if is_full:
                     await client.drained()
-                if is_first and answer.status == 200 and self._leased:
-                    self._plane.router.prefilled(self._request, self._lease.instance)
+                if is_first and answer.status == 200 and is_inference:
+                    self._plane.router.prefilled(self._record.request, self._lease.instance)
                     self._exchange.answering()
                 if not is_sent:
                     watchdog.arm(deadlines.idle_s, "idle")
@@ -154,7 +151,7 @@ class Delivery:
 
     def _settle(self) -> None:
         """The answer is complete: learn from it."""
-        plane, observer, request = self._plane, self.observer, self._request
+        plane, observer, record, request = self._plane, self.observer, self._record, self._record.request
         status, instance = self._answer.status, self._lease.instance
         usage = observer.usage() if status == 200 else None
         if observer.is_aborted():
@@ -165,10 +162,9 @@ class Delivery:
         response_id = observer.response_id()
         if response_id:
             plane.router.pin(response_id, instance)
-        if status == 200 and self._leased:
+        if status == 200 and record.is_inference:
             plane.router.settled(request, instance, usage)
-            assert self._exchange.record is not None
-            plane.caches.answered(self._exchange.record, usage, self._scope["headers"])
+            plane.caches.answered(record, usage, self._scope["headers"])
         reason = observer.finish_reason() if self._attempt.is_recorded and status == 200 else ""
         self._attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage, finish_reason=reason)
         self._exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage)

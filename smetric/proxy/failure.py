@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smetric.errors import HttpError
 from smetric.proxy.headers import Headers
@@ -22,7 +22,7 @@ class Failure:
 
     error: HttpError | None = None
     status: int = 0
-    headers: Headers | None = None
+    headers: Headers = field(default_factory=list)
     body: bytes = b""
     #: Another instance may be tried.
     elsewhere: bool = True

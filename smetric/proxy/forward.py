@@ -32,11 +32,16 @@ from smetric.telemetry.record import DecisionRecord
 
 #: What an attempt came to on an instance that has died: the connection ended, or another could not be had.
 _DIED = frozenset({names.CLOSED, names.CONNECT_ERROR, names.CONNECT_TIMEOUT})
-#: What a client is told of an instance that was reached but did not answer, by reason.
+#: What a client is told where no answer came, by reason.
 _SAID = {
-    "closed": "the instance chosen for this request ended the connection before it answered",
-    "protocol": "what the instance chosen for this request answered is not HTTP/1.1",
+    names.CONNECT_ERROR: "the instance chosen for this request could not be reached",
+    names.CONNECT_TIMEOUT: "the instance chosen for this request could not be reached",
+    names.CLOSED: "the instance chosen for this request ended the connection before it answered",
+    names.PROTOCOL: "what the instance chosen for this request answered is not HTTP/1.1",
+    names.EXHAUSTED: "the router has no connection left for this request; send it again",
 }
+#: Of these, those that would come to the same elsewhere.
+_EVERYWHERE = frozenset({names.PROTOCOL, names.EXHAUSTED})
 
 
 class Forwarding:
@@ -174,47 +179,32 @@ class Forwarding:
 
     async def _attempt(self, lease: Lease, record: DecisionRecord, attempt: Attempt) -> Failure | None:
         """Send to the chosen instance and relay its answer; None when the client has been answered."""
-        instance = lease.instance
         watchdog = self._client.watchdog
         watchdog.arm(self._plane.deadlines.first_byte_s, "first_byte")
+        answer: Answer | None = None
         try:
             answer = await self._plane.upstream.send(
-                instance,
+                lease.instance,
                 self._scope["method"],
                 self._target,
                 [*self._headers, *attempt.headers],
                 self._body,
                 attempt.resent,
             )
+            return await self._answer(lease, record, attempt, answer)
         except UpstreamFailed as failed:
             attempt.end(failed.reason)
-            if failed.reason == names.EXHAUSTED:
-                none_left = "the router has no connection left for this request; send it again"
-                return Failure(UpstreamError(none_left, reason=names.EXHAUSTED, status=503), elsewhere=False)
-            return Failure(
-                UpstreamError(
-                    _SAID.get(failed.reason, "the instance chosen for this request could not be reached"),
-                    reason=failed.reason,
-                    status=503 if isinstance(failed, Unreachable) else 502,
-                ),
-                elsewhere=failed.reason != "protocol",
-            )
+            status = 503 if isinstance(failed, Unreachable) or failed.reason == names.EXHAUSTED else 502
+            error = UpstreamError(_SAID[failed.reason], reason=failed.reason, status=status)
+            return Failure(error, elsewhere=failed.reason not in _EVERYWHERE)
         except asyncio.CancelledError:
-            if watchdog.expired == "first_byte":
-                return self._overdue(attempt)
-            attempt.end("aborted")
-            raise
-        try:
-            return await self._answer(lease, record, attempt, answer)
-        except asyncio.CancelledError:
-            answer.close()
             if watchdog.expired == "first_byte" and not self._client.status:
                 return self._overdue(attempt)
-            attempt.end("aborted", status=answer.status)
+            attempt.end("aborted", status=answer.status if answer is not None else None)
             raise
-        except BaseException:
-            answer.close()
-            raise
+        finally:
+            if answer is not None:
+                answer.close()  # unless it was read to its end
 
     def _overdue(self, attempt: Attempt) -> Failure:
         """The first byte did not come in time."""
@@ -253,14 +243,13 @@ class Forwarding:
         self._delivery = Delivery(
             self._plane,
             self._scope,
-            self._request,
             self._exchange,
             self._client,
             lease,
             attempt,
             answer,
             self._trial,
-            self._leased,
+            record,
         )
         await self._delivery.run(held)
         return None
@@ -269,7 +258,6 @@ class Forwarding:
         """Answer with what is left after the last attempt."""
         if failure.error is not None:
             raise failure.error
-        assert failure.headers is not None
         if self._client.begin(failure.status, failure.headers, failure.body, is_last=True):
             await self._client.drained()
         self._exchange.end(failure.status, bytes_out=len(failure.body), error_type="upstream_status")
