@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -153,33 +152,6 @@ class NetworkRange(Kind[Network]):
         return str(value)
 
 
-class PolicyRef(Kind[str]):
-    """A shipped policy by its name, or a policy file by its path: whatever has a slash or ends in `.policy`.
-
-    Args:
-        empty: nothing at all may stand there too.
-    """
-
-    def __init__(self, *, empty: bool = False) -> None:
-        self._empty = empty
-
-    def parse(self, raw: Raw, name: str) -> str:
-        """The name, or the path; one that stands in a file starts from that file's folder."""
-        if self._empty and isinstance(raw, Scalar) and not raw.text:
-            return ""
-        rule = "the name of a shipped policy, or the path of a .policy file"
-        scalar = scalar_of(raw, name, rule)
-        if "\0" in scalar.text or len(scalar.text) > 4096:
-            raise wrong(raw, name, rule)
-        if scalar.folder is not None and is_policy_path(scalar.text):
-            return str(scalar.folder / Path(scalar.text))
-        return scalar.text
-
-    def schema(self) -> dict[str, Any]:
-        """A string."""
-        return {"type": "string"}
-
-
 class PathRef(Kind[str]):
     """A folder, or a file, by its path.
 
@@ -199,8 +171,24 @@ class PathRef(Kind[str]):
         scalar = scalar_of(raw, name, self._rule)
         if "\0" in scalar.text or len(scalar.text) > 4096:
             raise wrong(raw, name, self._rule)
-        return str(scalar.folder / Path(scalar.text)) if scalar.folder is not None else scalar.text
+        if scalar.folder is None or not self._is_path(scalar.text):
+            return scalar.text
+        return str(scalar.folder / scalar.text)
+
+    def _is_path(self, text: str) -> bool:
+        return True
 
     def schema(self) -> dict[str, Any]:
         """A string."""
         return {"type": "string"}
+
+
+class PolicyRef(PathRef):
+    """A shipped policy by its name, or a policy file by its path: whatever has a slash or ends in `.policy`."""
+
+    def __init__(self, *, empty: bool = False) -> None:
+        super().__init__(empty=empty, what="a .policy file")
+        self._rule = f"the name of a shipped policy, or {self._rule}"
+
+    def _is_path(self, text: str) -> bool:
+        return is_policy_path(text)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from smetric.config.kind import Kind, interpolated, scalar_of
 from smetric.config.raw import Raw, wrong
+
+N = TypeVar("N", int, float)
 
 #: Unit to seconds.
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -17,7 +19,7 @@ BYTES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "M
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]+)\Z")
 
 
-class _Quantity:
+class _Quantity(Kind[N]):
     """A number with a unit between two bounds, each written the same way."""
 
     def __init__(self, units: Mapping[str, float], shown: tuple[str, ...], low: str, high: str, rule: str) -> None:
@@ -33,7 +35,7 @@ class _Quantity:
             raise ValueError(text)
         return float(match[1]) * self._units[match[2]]
 
-    def value(self, raw: Raw, name: str) -> float:
+    def _value(self, raw: Raw, name: str) -> float:
         scalar = scalar_of(raw, name, self._rule)
         try:
             value = self._read(scalar.text)
@@ -44,10 +46,11 @@ class _Quantity:
         return value
 
     def schema(self) -> dict[str, Any]:
+        """A string with a unit."""
         return interpolated({"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)?\s*({'|'.join(self._units)})$"})
 
-    def show(self, value: float) -> str:
-        """In the largest unit that leaves a whole number, else in the smallest."""
+    def show(self, value: N) -> str:
+        """As it would be written: in the largest unit that leaves a whole number, else in the smallest."""
         for unit in self._shown:
             count = value / self._units[unit]
             if count >= 1 and abs(count - round(count)) < 1e-9:
@@ -58,39 +61,23 @@ class _Quantity:
         return f"{value / self._units[smallest]:.6f}".rstrip("0").rstrip(".") + smallest
 
 
-class Duration(Kind[float]):
+class Duration(_Quantity[float]):
     """A time; its value is in seconds."""
 
     def __init__(self, low: str = "1ms", high: str = "24h") -> None:
-        self._quantity = _Quantity(SECONDS, ("h", "m", "s", "ms", "us"), low, high, "a time")
+        super().__init__(SECONDS, ("h", "m", "s", "ms", "us"), low, high, "a time")
 
     def parse(self, raw: Raw, name: str) -> float:
         """Seconds."""
-        return self._quantity.value(raw, name)
-
-    def schema(self) -> dict[str, Any]:
-        """A string with a unit."""
-        return self._quantity.schema()
-
-    def show(self, value: float) -> str:
-        """As it would be written."""
-        return self._quantity.show(value)
+        return self._value(raw, name)
 
 
-class Size(Kind[int]):
+class Size(_Quantity[int]):
     """A number of bytes."""
 
     def __init__(self, low: str, high: str) -> None:
-        self._quantity = _Quantity(BYTES, ("GiB", "MiB", "KiB", "B"), low, high, "a size")
+        super().__init__(BYTES, ("GiB", "MiB", "KiB", "B"), low, high, "a size")
 
     def parse(self, raw: Raw, name: str) -> int:
         """Bytes."""
-        return int(self._quantity.value(raw, name))
-
-    def schema(self) -> dict[str, Any]:
-        """A string with a unit."""
-        return self._quantity.schema()
-
-    def show(self, value: int) -> str:
-        """As it would be written."""
-        return self._quantity.show(value)
+        return int(self._value(raw, name))
