@@ -176,8 +176,6 @@ class Families:
         if below.interval == ZERO and not below.may:
             raise Bad("divisor", given.plain[1][0].value.span, "this divisor is always 0", "write the default alone")
         interval = ratio(above.interval, below.interval)
-        if not interval.bounded:
-            raise Bad("overflow", given.call.span, "this may grow past 1e300", "bound its parts with clamp(…)")
         made = Type(Sort.NUMBER, above.vector or below.vector, unit, interval).reading(above, below)
         default = given.named[0][1]
         if not below.vector and absolute([below.interval]).low < SMALLEST_DIVISOR:

@@ -63,9 +63,9 @@ class Findings:
         if len(self.errors) > MAX_DIAGNOSTICS:
             raise Stop
 
-    def warn(self, code: str, span: Span, message: str, help_text: str = "") -> None:
+    def warn(self, code: str, span: Span, message: str) -> None:
         """Report a warning."""
-        self.warnings.append(Diagnostic(code, message, span, help_text, Severity.WARNING, self._source))
+        self.warnings.append(Diagnostic(code, message, span, severity=Severity.WARNING, source=self._source))
 
     @contextmanager
     def inside(self, call: tree.Call) -> Iterator[None]:

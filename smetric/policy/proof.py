@@ -33,13 +33,13 @@ class Counterexample:
 
 
 def counterexample(
-    policy: Policy, vocabulary: Vocabulary, promise: Property, *, situations: int = SITUATIONS, seed: int = 0
+    policy: Policy, vocabulary: Vocabulary, promise: Property, *, situations: int = SITUATIONS
 ) -> Counterexample | None:
     """Search for a situation that breaks *promise*, the smallest fleets first; None where none is found.
 
     The search is the same each time. What it does not find may still be there.
     """
-    for situation in SmallFleets(policy, vocabulary, seed).draw(situations):
+    for situation in SmallFleets(policy, vocabulary).draw(situations):
         broken = promise.broken(policy, vocabulary, situation)
         if broken is not None:
             return Counterexample(promise, _smallest(policy, vocabulary, promise, broken))
