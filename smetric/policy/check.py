@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check_pass import Pass, merged
@@ -91,10 +92,13 @@ def _check_settings_of_tests(
     """
     bare = replace(file, statements=tuple(each for each in file.statements if not isinstance(each, tree.Test)))
     found: dict[tuple[Source | None, Span], Diagnostic] = {}
+    tried: list[dict[str, Any]] = [{}]
     for test in tests:
+        if test.configured in tried:
+            continue
+        tried.append(test.configured)
         try:
-            if test.settings:
-                _check(bare, vocabulary, Settings(test.configured), [], libraries, None, ())
+            _check(bare, vocabulary, Settings(test.configured), [], libraries, None, ())
         except PolicyError as error:
             said = f'with what the test "{clip(test.sentence)}" sets'
             for each in error.diagnostics:

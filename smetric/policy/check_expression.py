@@ -92,8 +92,8 @@ class Expressions:
         """
         self._budget.nodes += 1
         if self._budget.nodes > MAX_NODES:
-            message = f"this policy has more than {MAX_NODES} parts, its definitions expanded"
-            self._findings.error("too-large", span, message, "name what repeats with `let`")
+            message = f"this file has more than {MAX_NODES} parts, its definitions expanded"
+            self._findings.error("too-large", span, message, "name what repeats with `let`; divide a library")
             raise Stop
 
     def same(self, span: Span, found: Type, message: str) -> None:
