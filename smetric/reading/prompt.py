@@ -185,11 +185,6 @@ class Prompt:
             if place == begins[-1][2]
         ]
 
-    @property
-    def blocks(self) -> array[int]:
-        """The hashes of its full blocks."""
-        return self.hashes.blocks
-
 
 class Hashes(Struct, frozen=True):
     """What stands for a prompt's text: 64-bit hashes, each of which covers everything before it.

@@ -17,9 +17,6 @@ class Unavailable(NotTokenised):
 class Encoder(Protocol):
     """Tokenises as a model's engine does."""
 
-    #: As it appears in metrics and configuration.
-    name: str
-
     async def start(self) -> None:
         """Open what encoding needs."""
 

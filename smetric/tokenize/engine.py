@@ -62,8 +62,6 @@ class EngineEncoder:
         clock: monotonic seconds.
     """
 
-    name = "engine"
-
     def __init__(
         self,
         fleet: Fleet,

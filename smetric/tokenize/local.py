@@ -102,8 +102,6 @@ class LocalEncoder:
         ConfigError: a folder lacks a file.
     """
 
-    name = "local"
-
     def __init__(self, folders: Mapping[str, Path], *, max_bytes: int) -> None:
         loaded = {
             path: ModelFolder(path, max_bytes=max_bytes // len(set(folders.values()))) for path in set(folders.values())

@@ -239,7 +239,7 @@ def test_two_consecutive_requests_of_claude_code_share_their_common_prompt() -> 
     second_conversation = _claude_code(2, 13)
     second = Prompt(second_conversation.pieces, 4.0, history_bytes=second_conversation.history_bytes)
     shared = 0
-    for a, b in zip(first.blocks, second.blocks, strict=False):
+    for a, b in zip(first.hashes.blocks, second.hashes.blocks, strict=False):
         if a != b:
             break
         shared += 1
@@ -312,9 +312,9 @@ def test_through_a_session_of_claude_code_each_request_begins_with_the_whole_of_
             question_bytes=conversation.question_bytes,
         )
         if before is not None:
-            shared = [a == b for a, b in zip(before.blocks, prompt.blocks, strict=False)]
+            shared = [a == b for a, b in zip(before.hashes.blocks, prompt.hashes.blocks, strict=False)]
             assert all(shared)
-            assert len(before.blocks) * BLOCK_BYTES >= 0.95 * before.size
+            assert len(before.hashes.blocks) * BLOCK_BYTES >= 0.95 * before.size
             assert prompt.hashes.question == before.hashes.whole
         before = prompt
         session.answer()

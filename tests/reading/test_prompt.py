@@ -13,7 +13,7 @@ TEXT = st.lists(st.binary(max_size=700), max_size=12)
 
 def _common(left: Prompt, right: Prompt) -> int:
     count = 0
-    for a, b in zip(left.blocks, right.blocks, strict=False):
+    for a, b in zip(left.hashes.blocks, right.hashes.blocks, strict=False):
         if a != b:
             break
         count += 1
@@ -24,8 +24,8 @@ def _common(left: Prompt, right: Prompt) -> int:
 def test_blocks_depend_on_the_text_and_not_on_how_it_is_cut_into_pieces(pieces: list[bytes], cut: int) -> None:
     text = b"".join(pieces)
     recut = [text[at : at + cut] for at in range(0, len(text), cut)]
-    assert Prompt(pieces, 4.0).blocks == Prompt(recut, 4.0).blocks
-    assert len(Prompt(pieces, 4.0).blocks) == len(text) // BLOCK_BYTES
+    assert Prompt(pieces, 4.0).hashes.blocks == Prompt(recut, 4.0).hashes.blocks
+    assert len(Prompt(pieces, 4.0).hashes.blocks) == len(text) // BLOCK_BYTES
 
 
 @given(st.binary(min_size=1, max_size=5000), st.binary(max_size=3000), st.binary(max_size=3000))
@@ -72,7 +72,7 @@ def test_a_block_hash_covers_everything_before_it() -> None:
     same = b"s" * BLOCK_BYTES
     left = Prompt([b"a" * BLOCK_BYTES, same], 4.0)
     right = Prompt([b"b" * BLOCK_BYTES, same], 4.0)
-    assert left.blocks[1] != right.blocks[1]
+    assert left.hashes.blocks[1] != right.hashes.blocks[1]
 
 
 def test_lengths_are_in_whole_tokens_and_never_zero() -> None:
@@ -106,11 +106,11 @@ def test_an_image_stands_for_its_tokens_and_tells_images_apart() -> None:
 def test_letting_the_text_go_keeps_the_hashes_and_gives_those_of_the_parts() -> None:
     pieces = [b"<|user|>", b"x" * 3000]
     prompt = Prompt(pieces, 4.0, outline=Outline("messages", [(0, Kind.USER, 0)], 0))
-    blocks = prompt.blocks
+    blocks = prompt.hashes.blocks
     parts = prompt.summarise(salt=1, template=2)
     assert parts is not None
     assert (len(parts.hashes), parts.size, parts.salt, parts.template) == (1, 3008, 1, 2)
-    assert (prompt.blocks, prompt.length) == (blocks, 752)
+    assert (prompt.hashes.blocks, prompt.length) == (blocks, 752)
     assert Prompt(pieces, 4.0).summarise(salt=0, template=0) is None
     small = Prompt([b"<|user|>", b"x" * 1000], 4.0, outline=Outline("messages", [(0, Kind.USER, 0)], 0))
     assert small.summarise(salt=0, template=0) is None

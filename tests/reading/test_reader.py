@@ -246,13 +246,13 @@ def test_an_alias_has_the_ratio_and_the_cache_key_of_the_model_it_stands_for() -
     assert alias.prompt_len == direct.prompt_len
     assert alias.prompt is not None
     assert direct.prompt is not None
-    assert alias.prompt.blocks == direct.prompt.blocks
+    assert alias.prompt.hashes.blocks == direct.prompt.hashes.blocks
 
 
 def test_model_and_salt_keep_equal_prompts_apart() -> None:
     text = {"messages": [{"role": "user", "content": "x" * 3000}]}
     keys = [chat(**text, **more).prompt for more in ({}, {"model": "n"}, {"cache_salt": "s"})]
-    assert len({tuple(prompt.blocks) for prompt in keys if prompt}) == 3
+    assert len({tuple(prompt.hashes.blocks) for prompt in keys if prompt}) == 3
     assert [chat(**more).cache_salt for more in ({}, {"cache_salt": "s"}, {"cache_salt": 7})] == ["", "s", ""]
 
 

@@ -45,7 +45,7 @@ def test_kept_or_found_anew_it_is_the_same(
             case "sent":
                 index.prefilled(request(blocks), instance)
             case "placed":
-                index.placed(instance, list(request(blocks).prompt.blocks))  # type: ignore[union-attr]
+                index.placed(instance, list(request(blocks).prompt.hashes.blocks))  # type: ignore[union-attr]
             case "forget":
                 index.forget(instance)
             case "restart":

@@ -101,7 +101,7 @@ async def test_a_placement_of_another_instance_or_process_is_refused_and_counted
     id: str, started_at: float | None
 ) -> None:
     one = Sidecar()
-    block = pack(asked("x", 1).prompt.blocks)  # type: ignore[union-attr]
+    block = pack(asked("x", 1).prompt.hashes.blocks)  # type: ignore[union-attr]
     await one.peers.receive(encode("s", 0, [Placement(id, started_at, block)]))
     assert 1 not in one.hits("x", 1)
     assert one.peers.figures().placements["refused"] == 1
@@ -111,7 +111,7 @@ async def test_what_is_sent_to_an_instance_or_in_blocks_that_are_not_known_here_
     None
 ):
     one = Sidecar()
-    block = pack(asked("x", 1).prompt.blocks)  # type: ignore[union-attr]
+    block = pack(asked("x", 1).prompt.hashes.blocks)  # type: ignore[union-attr]
     with capture_logs() as logs:
         await one.peers.receive(encode("s", 0, [Placement("a", 1000.0, block, 32)] * 3))
         assert one.hits("x", 1) == [0, 0]
@@ -130,7 +130,7 @@ async def test_what_a_peer_sent_to_a_new_process_before_it_was_known_here_is_mis
         one = Sidecar(*urls, heartbeat_s=0.02)
         await one.peers.start()
         ahead.serve("a", "x")
-        block = pack(asked("x", 2).prompt.blocks)  # type: ignore[union-attr]
+        block = pack(asked("x", 2).prompt.hashes.blocks)  # type: ignore[union-attr]
         await one.peers.receive(encode("s", 0, [Placement("a", 2000.0, block)]))
         assert one.hits("x") == [0, 0]
         instance = one.fleet["a"]

@@ -91,7 +91,7 @@ def beliefs(
         sent = InferenceRequest(prompt=Prompt([texts[who]], 4.0))
         assert sent.prompt is not None
         (believed,) = hits(index, sent, fleet)
-        blocks = sent.prompt.blocks
+        blocks = sent.prompt.hashes.blocks
         actual = engine.match(blocks)
         engine.pin(blocks[:actual])
         assert engine.reserve(len(blocks) - actual)

@@ -96,7 +96,7 @@ class Site:
                 self.engines[which].run(prompt)
                 if what == "told":
                     assert asked.prompt is not None
-                    self.index.placed(instance, asked.prompt.blocks)
+                    self.index.placed(instance, asked.prompt.hashes.blocks)
                 else:
                     self.index.missed(self.fleet)
                     self.unsure_since = [self.now] * 2

@@ -159,7 +159,7 @@ async def test_what_another_router_sent_without_ids_is_not_hidden_by_a_part_that
         pair.serve(shared, instance)
     elsewhere = asked(spelt(2000)).prompt
     assert elsewhere is not None
-    pair.text.placed(pair.fleet[0], elsewhere.blocks)
+    pair.text.placed(pair.fleet[0], elsewhere.hashes.blocks)
     follow_up = asked(spelt(2100), question=spelt(2000))
     assert await pair.look_up(follow_up) == [None, 256]
     assert pair.by_text(follow_up) == [2048, 256]

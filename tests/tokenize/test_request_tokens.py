@@ -42,8 +42,6 @@ IDS = array("I", range(1000))
 class FakeEncoder:
     """Answers with `ids`, or raises `error`, once `gate` is open."""
 
-    name = "fake"
-
     def __init__(self, ids: array[int] = IDS) -> None:
         self.ids = ids
         self.error: Exception | None = None

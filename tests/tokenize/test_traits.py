@@ -17,8 +17,6 @@ from tests.tokenize.recorded import model_folder
 class Template:
     """An encoder whose template refuses the efforts in `refused` and gives those in `ids` the ids named there."""
 
-    name = "fake"
-
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
         self.refused: set[str] = set()
