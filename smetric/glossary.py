@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from smetric.features import VOCABULARY
 from smetric.policy import Feature, PolicyError, RequestField, Unknown, tree
 from smetric.policy.builtin import BUILTINS
+from smetric.policy.guard import one_line
 from smetric.policy.keyword import KEYWORDS
 from smetric.policy.parser import read
 from smetric.policy.unit import BASES
@@ -83,7 +84,7 @@ def own_words(text: str) -> Iterator[tuple[Word, tree.Statement]]:
     except PolicyError:
         return
     for statement in file.statements:
-        form = " ".join(text[statement.span.start : statement.span.end].split())
+        form = one_line(text[statement.span.start : statement.span.end])
         if isinstance(statement, tree.Param | tree.Let | tree.Def):
             yield Word(statement.name, Kind.NAME, form, statement.doc), statement
         elif isinstance(statement, tree.Use):

@@ -5,14 +5,10 @@ The grammar ignores comments; this reads them from the text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from smetric.policy.diagnostic import Diagnostic, Severity
+from smetric.policy.diagnostic import COMMENT, Diagnostic, Severity
 from smetric.policy.span import Span
-
-#: A string is matched only to be stepped over: it may hold a `#`.
-_COMMENT = re.compile(r'"[^"\n]*"|(?P<comment>#[^\n]*)')
 
 
 class Comments:
@@ -22,7 +18,7 @@ class Comments:
         self._lines: dict[int, tuple[str, Span]] = {}
         self._text = text
         line, seen = 0, 0
-        for match in _COMMENT.finditer(text):
+        for match in COMMENT.finditer(text):
             if not (match["comment"] or "").startswith("##"):
                 continue
             start = match.start()

@@ -6,6 +6,7 @@ No judgement here: `lexer`, `parser` and the checker make the diagnostics.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ MAX_DIAGNOSTICS = 50
 _LINE_WIDTH = 160
 #: Characters of source text that a message quotes.
 _QUOTE_WIDTH = 60
+#: A comment, or a string, which may hold a `#`.
+COMMENT = re.compile(r'(?P<string>"[^"\n]*")|(?P<comment>#[^\n]*)')
 
 
 class Severity(enum.Enum):
@@ -135,8 +138,8 @@ def position(text: str, offset: int) -> tuple[int, int]:
 
 
 def quote(text: str, span: Span) -> str:
-    """The source at *span* on one line, cut to what a message can carry."""
-    return clip(" ".join(text[span.start : span.end].split()))
+    """The source at *span* on one line, without its comments, cut to what a message can carry."""
+    return clip(" ".join(COMMENT.sub(r"\g<string>", text[span.start : span.end]).split()))
 
 
 def clip(text: str) -> str:

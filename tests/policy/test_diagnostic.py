@@ -36,8 +36,9 @@ def test_an_error_holds_each_finding_once_in_the_order_of_the_text() -> None:
     assert str(error).index("early") < str(error).index("late")
 
 
-def test_a_quote_is_one_short_line() -> None:
-    assert quote("a +\n  b", Span(0, 7)) == "a + b"
+def test_a_quote_is_one_short_line_without_comments() -> None:
+    text = 'a + # why\n  b != "#" # a'
+    assert quote(text, Span(0, len(text) - 4)) == 'a + b != "#"'
     assert len(quote("a" * 500, Span(0, 500))) == 60
 
 
