@@ -46,7 +46,8 @@ class Drains:
 
     async def start(self) -> None:
         """Drain what was drained when the file was written, and follow it from now on."""
-        if self.restore():
+        self.restore()
+        if self._folder is not None:
             self._watch = asyncio.create_task(watch([self]), name="drains-watch")
 
     async def stop(self) -> None:
@@ -55,18 +56,14 @@ class Drains:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
 
-    def restore(self) -> bool:
-        """Drain what was drained when the file was written, but for instances that are not configured any more.
-
-        Returns:
-            Whether there is a file to follow.
-        """
+    def restore(self) -> None:
+        """Drain what was drained when the file was written, but for instances that are not configured any more."""
         if self._folder is None or not self._take_over():
-            return False
+            return
         if drained := self._fleet.health.drained():
             log.info("smetric.drains.restored", instances=drained)
         # Whoever configured the folder learns at once that nothing can be kept there, not when a drain is lost.
-        return not self._keep()
+        self._keep()
 
     @property
     def folders(self) -> Sequence[Path]:

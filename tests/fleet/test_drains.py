@@ -74,8 +74,13 @@ def test_a_file_that_is_broken_or_gone_while_it_is_followed_changes_nothing(tmp_
     assert draining(fleet) == ["a"]
 
 
-async def test_what_another_process_writes_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", ["", "{"])
+async def test_what_another_process_writes_is_followed_whatever_was_there_before(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(file_watch, "COMPARE_EVERY_S", 0.2)  # it is written before anybody watches
+    if before:
+        (tmp_path / NAME).write_text(before)
     fleet = fleet_of("a")
     drains = Drains(fleet, tmp_path)
     await drains.start()
