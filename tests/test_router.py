@@ -22,14 +22,7 @@ from smetric.routes import Routes
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import Usage
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 class FakeSource(Source):

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from smetric.cli import main
 from smetric.emulator.fleet import EmulatedFleet
-from tests.doctor.lab import ENGINES, free_port
+from tests.doctor.lab import ENGINES
+from tests.ports import free_port
 
 
 async def run(*arguments: str) -> Result:

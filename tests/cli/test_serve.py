@@ -17,14 +17,9 @@ from typing import TextIO
 
 import pytest
 
+from tests.ports import free_port
+
 INSTANCE = ("--instance", "http://127.0.0.1:1")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def start(*arguments: str, before: Sequence[str] = (), terminal: int = subprocess.PIPE) -> "subprocess.Popen[str]":

@@ -7,13 +7,7 @@ import pytest
 
 from smetric.config.credential import Credential, credential
 from smetric.errors import ConfigError
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_nothing_set_is_no_credential() -> None:
@@ -21,7 +15,7 @@ def test_nothing_set_is_no_credential() -> None:
 
 
 def test_a_file_is_read_again_when_it_changes_and_the_last_good_secret_kept_while_it_is_bad(tmp_path: Path) -> None:
-    clock, file = Clock(), tmp_path / "secret"
+    clock, file = Clock(0.0), tmp_path / "secret"
     file.write_text("first\n")
     secret = Credential("x", "", str(file), clock=clock)
     assert secret.text == "first"
@@ -54,7 +48,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_pipe_would_block_and_is_refused(tmp_path: Path) -> None:
-    clock, file = Clock(), tmp_path / "secret"
+    clock, file = Clock(0.0), tmp_path / "secret"
     file.write_text("first")
     secret = Credential("x", "", str(file), clock=clock)
     file.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from smetric.emulator.fleet import EmulatedFleet
 from smetric.emulator.instance import InstanceSettings as EngineSettings
 from smetric.sim.engine import EngineConfig
 from tests.doctor.front import Front
+from tests.ports import free_port
 from tests.sources.kv_engine import KvEngine
 
 ENGINES = EngineSettings(model="m", engine=EngineConfig(blocks=2048, max_model_len=16384), time_scale=100.0)
@@ -47,13 +47,6 @@ class Lab:
             lmcache=LmcacheSettings(**{"url": self.store.url, "instances": ids, **fields}),
             tokenizer=TokenizerSettings(source="engine"),
         )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def told(examination: Examination) -> list[tuple[str, Finding]]:

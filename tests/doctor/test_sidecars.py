@@ -20,8 +20,9 @@ from smetric.doctor.report import as_text
 from smetric.proxy.server import listen, serve
 from smetric.proxy.tls import Tls
 from smetric.sources import index_image
-from tests.doctor.lab import Lab, free_port, the_only, told
+from tests.doctor.lab import Lab, the_only, told
 from tests.fakes import until
+from tests.ports import free_port
 
 
 async def test_a_port_that_something_else_has_is_found(lab: Lab) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from examples.tracing.process import serving
-from tests.e2e.real_vllm import HERE, folder, free_ports
+from tests.e2e.real_vllm import HERE, folder
+from tests.ports import free_ports
 
 FILES = HERE.parents[1] / "examples" / "gateways"
 #: Where the files say that the gateway and its routers are.

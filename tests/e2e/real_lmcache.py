@@ -15,7 +15,8 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.e2e.real_vllm import folder, free_ports
+from tests.e2e.real_vllm import folder
+from tests.ports import free_ports
 
 HERE = Path(__file__).parent
 #: Tokens of a chunk, LMCache's default.

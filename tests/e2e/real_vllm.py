@@ -7,13 +7,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from tests.ports import free_ports
 
 HERE = Path(__file__).parent
 MODEL = "tiny"
@@ -30,15 +31,6 @@ def folder() -> Path:
 def set_up() -> None:
     """Install vLLM and make the model, unless they are there."""
     subprocess.run([HERE / "setup_vllm.sh", folder()], check=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody has just now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class RealEngine:

@@ -18,8 +18,9 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tests.e2e.real_vllm import BLOCK, RealEngine, folder, free_ports
+from tests.e2e.real_vllm import BLOCK, RealEngine, folder
 from tests.e2e.sessions import AgentSession
+from tests.ports import free_ports
 
 #: Times an agent asks where the router, which has the rest of two busy cores, is overloaded.
 TRIES = 10

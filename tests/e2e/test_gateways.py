@@ -21,9 +21,9 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.gateways import KINDS, gateway, program, set_up
-from tests.e2e.real_vllm import free_ports
 from tests.fakes import DONE, Call, FakeEngine, RawClient, Response, chunk, delta, hang, healthy, request, until
 from tests.faults.process import Process, process
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

@@ -24,7 +24,7 @@ import pytest
 from examples.tracing.phoenix import PROJECT, Found, export_to, find, phoenix, set_up
 from examples.tracing.router import router
 from examples.tracing.traffic import INSTANCES, REQUESTS, SESSIONS, HotSpot, Session, engines, play
-from tests.e2e.real_vllm import free_ports
+from tests.ports import free_ports
 from tests.ui.chromium import chromium, executable
 
 pytestmark = pytest.mark.e2e

@@ -27,7 +27,7 @@ import pytest
 
 from examples.tracing.router import router
 from examples.tracing.traffic import REQUESTS, engines, play
-from tests.e2e.real_vllm import free_ports
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.e2e
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest_asyncio
 from smetric.emulator.fleet import EmulatedFleet
 from smetric.emulator.instance import InstanceSettings
 from smetric.sim.engine import EngineConfig
+from tests.fakes import until
 
 CAPTURES = Path(__file__).parent.parent / "data" / "vllm"
 #: What the model behind the captures was served with.
@@ -90,14 +91,6 @@ async def exchange(url: str, request: bytes) -> Response:
     writer.close()
     await writer.wait_closed()
     return parse(data)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to be within 5 s")
 
 
 def _event(chunk: bytes) -> tuple[str, Any]:

@@ -9,14 +9,7 @@ from smetric.features import VOCABULARY
 from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import CERTAIN, SCRAPED, Fleet
 from smetric.fleet.instance import Instance, Scrape
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def fleet_of(*instances: Instance, clock: Clock | None = None) -> Fleet:

@@ -11,14 +11,7 @@ from smetric.fleet.instance import Instance, State
 from smetric.fleet.tolerance import Tolerance
 from smetric.fleet.trial import Trial
 from smetric.telemetry import names
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 class Ward:

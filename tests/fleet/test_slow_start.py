@@ -18,17 +18,10 @@ from smetric.policy import Decision, Policy, load
 from smetric.request import Api, InferenceRequest
 from smetric.resources import policy_path
 from smetric.telemetry.candidates import rows
+from tests.clock import Clock
 
 COUNT = 4
 FAIR = 1 / COUNT
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def fleet_of(clock: Clock, count: int = COUNT, slow_start_s: float = 30.0) -> Fleet:
@@ -57,7 +50,7 @@ def first_turns(
     policy_name: str, *, rate: float = 200.0, prefill_s: float = 0.1, decode_s: float = 1.4
 ) -> list[tuple[float, int]]:
     """First turns at random times for 60 s: when each came, and where it went; gpu-0 comes back, empty, at 0 s."""
-    clock, rng = Clock(), random.Random(7)
+    clock, rng = Clock(0.0), random.Random(7)
     fleet = fleet_of(clock)
     policy = load(policy_path(policy_name).read_text(), VOCABULARY)
     cursors: dict[str, str] = {}
@@ -104,7 +97,7 @@ def test_the_share_of_first_turns_grows_evenly_over_the_slow_start(policy_name: 
 
 def test_without_it_one_that_comes_back_is_flooded() -> None:
     """What the phantom load is against: the empty one is the least loaded until it is as loaded as the others."""
-    clock = Clock()
+    clock = Clock(0.0)
     fleet = fleet_of(clock, slow_start_s=0)
     policy = load(policy_path("load_only").read_text(), VOCABULARY)
     for instance in fleet.instances[1:]:
@@ -119,7 +112,7 @@ def test_without_it_one_that_comes_back_is_flooded() -> None:
 
 
 def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     fleet = fleet_of(clock, 3)
     one, two, three = fleet.instances
     for instance, running, unprefilled in ((one, 2, 100), (two, 8, 600), (three, 12, 1000)):
@@ -152,7 +145,7 @@ def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
 
 
 def test_where_all_have_come_back_at_once_nothing_is_added() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     fleet = fleet_of(clock, 2)
     for instance, own in zip(fleet.instances, (3, 5), strict=True):
         come_back(fleet, instance)

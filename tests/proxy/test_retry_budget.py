@@ -4,13 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.proxy.retry_budget import LEAST, SHARE, WINDOW_S, RetryBudget
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def taken(budget: RetryBudget, wanted: int) -> int:

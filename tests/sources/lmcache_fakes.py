@@ -18,17 +18,10 @@ from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_lookup import Lookup
 from smetric.telemetry import names
 from smetric.tokens import TokenRatio
+from tests.clock import Clock
 from tests.fakes import Call, FakeEngine
 
 JSON = (b"content-type", b"application/json")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Ids:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.adapters import RENEWED_S, Adapters
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_a_model_that_instances_call_an_adapter_is_one_under_its_alias_too() -> None:

@@ -9,6 +9,7 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import CacheConfig
 from smetric.sources.prefix_index import PrefixIndex
+from tests.clock import Clock
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, instances, request
 
 WARM_UP_S = 10.0
@@ -18,14 +19,6 @@ STEP = st.tuples(
     st.integers(0, 2),
     PROMPT,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @settings(max_examples=200)

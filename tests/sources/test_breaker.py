@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.sources.breaker import Breaker
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def breaker(clock: Clock) -> Breaker:
@@ -26,7 +19,7 @@ def fail(one: Breaker, times: int) -> None:
 
 
 def test_it_opens_after_failures_in_a_row_and_not_for_failures_between_successes() -> None:
-    one = breaker(Clock())
+    one = breaker(Clock(0.0))
     fail(one, 2)
     one.succeeded()
     fail(one, 2)
@@ -37,7 +30,7 @@ def test_it_opens_after_failures_in_a_row_and_not_for_failures_between_successes
 
 
 def test_open_it_lets_one_request_through_after_a_while_and_closes_when_that_succeeds() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     one = breaker(clock)
     fail(one, 3)
     clock.now = 4.99
@@ -50,7 +43,7 @@ def test_open_it_lets_one_request_through_after_a_while_and_closes_when_that_suc
 
 
 def test_a_try_that_fails_opens_it_for_as_long_again() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     one = breaker(clock)
     fail(one, 3)
     clock.now = 5.0
@@ -62,7 +55,7 @@ def test_a_try_that_fails_opens_it_for_as_long_again() -> None:
 
 
 def test_a_try_that_was_abandoned_leaves_the_next_one_free_at_once() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     one = breaker(clock)
     fail(one, 3)
     clock.now = 5.0
@@ -73,7 +66,7 @@ def test_a_try_that_was_abandoned_leaves_the_next_one_free_at_once() -> None:
 
 
 def test_what_was_under_way_when_it_opened_and_fails_late_does_not_hold_the_next_try_back() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     one = breaker(clock)
     assert [one.allows() for _ in range(5)] == [True] * 5
     for _ in range(3):
@@ -87,7 +80,7 @@ def test_what_was_under_way_when_it_opened_and_fails_late_does_not_hold_the_next
 
 @given(st.lists(st.sampled_from(["succeeded", "failed", "abandoned"]), max_size=60), st.integers(1, 5))
 def test_whatever_happened_a_service_that_is_well_again_is_asked_again(ends: list[str], most: int) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     one = Breaker(most, 5.0, clock=clock)
     for end in ends:
         clock.now += 1.0
@@ -102,7 +95,7 @@ def test_whatever_happened_a_service_that_is_well_again_is_asked_again(ends: lis
 
 @pytest.mark.parametrize("most", [1, 4])
 def test_it_never_opens_early(most: int) -> None:
-    one = Breaker(most, 1.0, clock=Clock())
+    one = Breaker(most, 1.0, clock=Clock(0.0))
     fail(one, most - 1)
     assert not one.is_open
     one.failed()

@@ -11,14 +11,7 @@ from smetric.fleet.instance import Instance
 from smetric.sources.fetch_rate import KEPT, LEAST_TOKENS, FetchRates
 from smetric.sources.prefill_rate import FEWEST, FRESH_S, PrefillRates
 from smetric.sources.prefill_times import PrefillTimes
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def measured(

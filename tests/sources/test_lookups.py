@@ -14,16 +14,9 @@ from smetric.sources.lookups import LookupDeadline, Lookups
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.log_limit import EVERY_S
 from smetric.telemetry.record import Usage
+from tests.clock import Clock
 
 HIT = frozenset({"hit_len"})
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Table(Source):

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from smetric.fleet.instance import Instance
 from smetric.fleet.prefill_cost import ATTENTION_TOKENS
 from smetric.sources.prefill_rate import FEWEST, FRESH_S, KEPT, PrefillRates
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def sample(rates: PrefillRates, instance: Instance, seconds: float, *, new: int = 1000, hit: int | None = 0) -> None:

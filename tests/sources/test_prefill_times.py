@@ -7,14 +7,7 @@ import pytest
 from smetric.fleet.instance import Instance
 from smetric.sources.prefill_rate import FEWEST, FRESH_S
 from smetric.sources.prefill_times import EVERY_S, KEPT, PrefillTimes
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def plain() -> Instance:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.prefix_index import PrefixIndex
+from tests.clock import Clock
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request
 
 
@@ -226,16 +227,8 @@ def test_a_reply_is_forgotten_with_the_prompt_before_it() -> None:
 # ── Loss is not eviction ─────────────────────────────────────────────────────
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_of_an_engine_that_was_warm_before_a_miss_is_unknown_until_the_warm_up_is_over() -> None:
-    clock, (instance,) = Clock(), instances(1, seen_empty=False)
+    clock, (instance,) = Clock(0.0), instances(1, seen_empty=False)
     index = PrefixIndex(warm_up_s=600, clock=clock)
     assert hits(index, request("ab"), [instance]) == [None]
     index.prefilled(request("ab"), instance)
@@ -248,7 +241,7 @@ def test_of_an_engine_that_was_warm_before_a_miss_is_unknown_until_the_warm_up_i
 def test_once_it_was_sent_its_capacity_all_it_held_before_is_gone() -> None:
     (instance,) = instances(1, seen_empty=False)
     instance.cache.block_size, instance.cache.num_blocks = TOKENS_PER_BLOCK, 4
-    index = PrefixIndex(clock=Clock())
+    index = PrefixIndex(clock=Clock(0.0))
     index.prefilled(request("abc"), instance)
     index.prefilled(request("abc"), instance)
     assert hits(index, request("x"), [instance]) == [None]
@@ -265,7 +258,7 @@ def test_a_restart_that_was_seen_leaves_nothing_unknown() -> None:
 
 
 def test_placements_that_never_arrived_make_misses_unknown_and_hits_stay() -> None:
-    clock, fleet = Clock(), instances(2)
+    clock, fleet = Clock(0.0), instances(2)
     index = PrefixIndex(clock=clock)
     index.prefilled(request("ab"), fleet[0])
     assert hits(index, request("ab"), fleet) == [2, 0]

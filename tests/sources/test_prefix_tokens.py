@@ -16,18 +16,11 @@ from smetric.sources.cut import TokenCutting
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_tokens import ASKED_S, PrefixTokens
 from smetric.telemetry.record import Usage
+from tests.clock import Clock
 from tests.fakes import until
 from tests.sources.lettered import instances
 
 BLOCK = 16
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Ids:

@@ -6,15 +6,7 @@ from smetric.fleet.instance import Instance
 from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.prompt_class import FRESH_S, WINDOW, PromptClasses
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
+from tests.clock import Clock
 
 INSTANCE = Instance("a", "http://a")
 

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
 from smetric.sources.request_rate import WINDOW_S, RequestRates
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def send(rates: RequestRates, instance: Instance) -> None:

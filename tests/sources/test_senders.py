@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from smetric.sources.senders import GONE_S, MAX_SENDERS, Senders
+from tests.clock import Clock
 
 SILENCE_S = 6.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def made() -> tuple[Senders, Clock]:

@@ -15,6 +15,7 @@ import structlog
 from smetric.fleet.instance import Instance
 from smetric.sources import addresses
 from smetric.sources.vllm import MAX_PAGE_BYTES, VllmSource
+from tests.clock import Clock
 from tests.resolver import Resolver
 
 CAPTURE = Path(__file__).parents[1] / "data" / "vllm" / "metrics_load.http"
@@ -62,19 +63,11 @@ class Engine:
             writer.close()
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Bench:
     """One instance in front of one engine, and what the source reported."""
 
     def __init__(self, instance: Instance, engine: Engine, timeout_s: float) -> None:
-        self.instance, self.engine, self.clock = instance, engine, Clock()
+        self.instance, self.engine, self.clock = instance, engine, Clock(100.0)
         self.restarts: list[int] = []
         self.results: list[str] = []
         self.source = VllmSource(

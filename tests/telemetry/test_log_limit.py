@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from smetric.telemetry.log_limit import EVERY_S, MOST_KEYS, LogLimit
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_one_line_a_minute_says_how_many_were_kept_back() -> None:
