@@ -6,12 +6,14 @@ What a change comes to, and what is done about files that cannot be used, is the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 from watchfiles import awatch
+
+from smetric.telemetry.log_limit import LogLimit
 
 log = structlog.get_logger("smetric.files")
 
@@ -30,13 +32,18 @@ class Watched(Protocol):
         """Read them again if they have changed."""
 
 
-async def watch(files: Sequence[Watched], *, changed: Callable[[], None] = lambda: None) -> None:
-    """Refresh *files* whenever their folders change, until cancelled. *changed* is called after each look."""
+async def watch(files: Sequence[Watched]) -> None:
+    """Refresh *files* whenever their folders change, until cancelled."""
+    log_limit = LogLimit()
 
     def look() -> None:
         for file in files:
-            file.refresh()
-        changed()
+            try:
+                file.refresh()
+            except Exception:
+                # A fault of ours must not end the watch for good.
+                if (kept_back := log_limit.passes(id(file))) is not None:
+                    log.exception("smetric.files.failed", file=type(file).__name__, kept_back=kept_back)
 
     # The folders, not the files: editors and mounted ConfigMaps replace the file, or a link above it.
     folders = {folder for file in files for folder in file.folders}

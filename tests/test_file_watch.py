@@ -10,20 +10,24 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric import file_watch
+from tests.fakes import until
 
 
 class Looked:
-    """Counts how often it is asked to look."""
+    """Counts how often it is asked to look, and may fail at that."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, error: Exception | None = None) -> None:
         self.folders = {folder}
+        self.error = error
         self.times = 0
 
     def refresh(self) -> None:
         self.times += 1
+        if self.error is not None:
+            raise self.error
 
 
-async def test_where_the_system_tells_of_no_change_files_are_compared_and_the_log_says_so(
+async def test_where_the_system_tells_of_no_change_files_are_compared_and_one_that_fails_ends_no_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*folders: Path, **_: object) -> AsyncIterator[None]:
@@ -32,12 +36,12 @@ async def test_where_the_system_tells_of_no_change_files_are_compared_and_the_lo
 
     monkeypatch.setattr(file_watch, "awatch", full)
     monkeypatch.setattr(file_watch, "COMPARE_EVERY_S", 0.001)
-    file, seen = Looked(tmp_path), asyncio.Event()
+    broken, file = Looked(tmp_path, RuntimeError("a fault")), Looked(tmp_path)
     with capture_logs() as lines:
-        task = asyncio.create_task(file_watch.watch([file], changed=lambda: seen.set() if file.times > 2 else None))
-        async with asyncio.timeout(5):
-            await seen.wait()
+        task = asyncio.create_task(file_watch.watch([broken, file]))
+        await until(lambda: file.times > 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    (line,) = lines
-    assert (line["event"], line["reason"]) == ("smetric.files.compared", "No space left on device")
+    compared, failed = lines
+    assert (compared["event"], compared["reason"]) == ("smetric.files.compared", "No space left on device")
+    assert (failed["event"], failed["file"]) == ("smetric.files.failed", "Looked"), "once; and the other goes on"

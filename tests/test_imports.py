@@ -19,11 +19,11 @@ LAYERS = (
     {"live"},
     {"router", "routes", "root", "shadow", "trial", "guardrail", "arm_load", "policies", "policy_file"},
     {"sources", "fleet", "features", "telemetry", "records", "policy_folder", "policy_text"}
-    | {"request", "reading", "caches", "tokens", "token_ids", "tokenize", "block_keys"},
+    | {"request", "reading", "caches", "tokens", "token_ids", "tokenize", "block_keys", "file_watch"},
     {"policy"},
 )
 #: What any layer but `policy` may use, and which uses no layer itself.
-GROUND = {"config", "errors", "resources", "file_bytes", "file_watch", "unreadable"}
+GROUND = {"config", "errors", "resources", "file_bytes", "unreadable"}
 #: Beside the layers: the paper's model of an engine, and what speaks vLLM on the wire with it.
 ASIDE = {
     "sim": {"sim", "policy", "features", "fleet", "request", "records", *GROUND},

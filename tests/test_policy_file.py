@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import structlog
 
 from smetric.errors import ConfigError
@@ -17,6 +17,7 @@ from smetric.file_watch import watch
 from smetric.policy import PolicyError, Source
 from smetric.policy.parser import MAX_BYTES
 from smetric.policy_file import Origin, PolicyFile
+from tests.fakes import until
 
 GOOD = "policy p\nroute argmin(requests) as least\n"
 BETTER = "policy p\nroute argmax(hit_len) as warmest\n"
@@ -218,32 +219,23 @@ def test_a_file_half_written_is_picked_up_when_it_is_whole(path: Path, policy_fi
     assert policy_file.current.policy.source == BETTER
 
 
-@pytest_asyncio.fixture
-async def watched(policy_file: PolicyFile) -> AsyncIterator[asyncio.Event]:
-    changed = asyncio.Event()
-    task = asyncio.create_task(watch([policy_file], changed=changed.set))
-    yield changed
+@asynccontextmanager
+async def watching(policy_file: PolicyFile) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch([policy_file]))
+    await asyncio.sleep(0.1)  # the watch is set up in a thread that reports nothing when it is ready
+    yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _until_generation(policy_file: PolicyFile, changed: asyncio.Event, number: int) -> None:
-    async with asyncio.timeout(10):
-        while policy_file.current.number < number:
-            changed.clear()
-            await changed.wait()
-
-
-async def test_the_file_is_watched_whether_it_is_written_or_replaced(
-    path: Path, policy_file: PolicyFile, watched: asyncio.Event
-) -> None:
-    await asyncio.sleep(0.1)  # the watch is set up in a thread that reports nothing when it is ready
-    path.write_text(BETTER)  # noqa: ASYNC240 - a few bytes
-    await _until_generation(policy_file, watched, 2)
-    replacement = path.with_suffix(".new")
-    replacement.write_text(GOOD)
-    replacement.rename(path)
-    await _until_generation(policy_file, watched, 3)
+async def test_the_file_is_watched_whether_it_is_written_or_replaced(path: Path, policy_file: PolicyFile) -> None:
+    async with watching(policy_file):
+        path.write_text(BETTER)  # noqa: ASYNC240 - a few bytes
+        await until(lambda: policy_file.current.number == 2, within_s=10)
+        replacement = path.with_suffix(".new")
+        replacement.write_text(GOOD)
+        replacement.rename(path)
+        await until(lambda: policy_file.current.number == 3, within_s=10)
     assert policy_file.current.policy.source == GOOD
 
 
@@ -255,14 +247,10 @@ async def test_a_swap_of_the_link_above_the_file_is_seen(tmp_path: Path) -> None
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "p.policy").symlink_to("..data/p.policy")
     policy_file = PolicyFile(tmp_path / "p.policy", VOCABULARY)
-    changed = asyncio.Event()
-    task = asyncio.create_task(watch([policy_file], changed=changed.set))
-    await asyncio.sleep(0.1)
-    (tmp_path / "..tmp").symlink_to("two")
-    (tmp_path / "..tmp").rename(tmp_path / "..data")
-    await _until_generation(policy_file, changed, 2)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with watching(policy_file):
+        (tmp_path / "..tmp").symlink_to("two")
+        (tmp_path / "..tmp").rename(tmp_path / "..data")
+        await until(lambda: policy_file.current.number == 2, within_s=10)
     assert policy_file.current.policy.source == BETTER
 
 

@@ -29,6 +29,10 @@ EVENTS = {
         "Warning: the system does not tell of changed files, and why: policies or certificates are compared now and "
         "then."
     ),
+    "smetric.files.failed": (
+        "Error: looking at policies, certificates or drains for changes raised: a bug; it goes on. Once a minute for "
+        "each; `kept_back` counts the rest."
+    ),
     "smetric.policy.failed": "Error: the policy raised while it was evaluated: a bug.",
     "smetric.instance.restarted": (
         "Warning: a new process answers; what was known of its cache is forgotten. Where it repeats, several engines "
