@@ -82,12 +82,13 @@ class Builder:
 
     def route(self, span: Span, parts: list[Any]) -> tree.Route:
         pick, when, label = parts
-        return tree.Route(span=span, pick=pick, when=when, label=label and _name(label))
+        return tree.Route(span=span, word="route", pick=pick, when=when, label=label and _name(label))
 
     def reject(self, span: Span, parts: list[Any]) -> tree.Reject:
         status, message, retry, when, label = parts
         return tree.Reject(
             span=span,
+            word="reject",
             status=tree.Number(span=status.span, value=number_of(status)),
             message=tree.Text(span=message.span, value=str(message)[1:-1]),
             retry=retry,
@@ -97,7 +98,7 @@ class Builder:
 
     def hold(self, span: Span, parts: list[Any]) -> tree.Hold:
         patience, when, label = parts
-        return tree.Hold(span=span, patience=patience, when=when, label=label and _name(label))
+        return tree.Hold(span=span, word="hold", patience=patience, when=when, label=label and _name(label))
 
     # ── literals ──
 

@@ -34,7 +34,7 @@ _HELD_SO_FAR = frozenset(("req.held",))
 class _Outcomes:
     """What is known of the outcomes so far."""
 
-    last: tree.Route | tree.Reject | tree.Hold | None = None
+    last: tree.Rule | None = None
     settled: bool = False
     broken: bool = False
     guarded: bool = False
@@ -193,7 +193,7 @@ class Statements:
             self.findings.error("filter-order", statement.span, message, "move this line above it")
         guards = self._guards(statement.when)
         mask = self.expressions.infer(statement.mask)
-        self._label(statement.word, statement)
+        self._label(statement)
         if not mask.broken and mask.sort is not Sort.BOOL:
             message = f"`{statement.word}` needs a truth value, found {mask}"
             self.findings.error("mask", statement.mask.span, message, comparison(mask.sort))
@@ -209,7 +209,7 @@ class Statements:
     def _route(self, statement: tree.Route) -> None:
         guards = self._guards(statement.when)
         pick = self.expressions.infer(statement.pick)
-        self._label("route", statement)
+        self._label(statement)
         if not pick.broken and pick.sort is not Sort.INSTANCE:
             message = f"`route` needs an instance, found {pick}"
             self.findings.error("route", statement.pick.span, message, "pick one: route argmin(…)")
@@ -225,7 +225,7 @@ class Statements:
             self.findings.error("status", statement.status.span, message, help_text)
         retry = Type(Sort.NUMBER) if statement.retry is None else self.expressions.seconds(statement.retry)
         guards = self._guards(statement.when)
-        self._label("reject", statement)
+        self._label(statement)
         self._add(statement.retry or statement.message, guards, retry, may_end=True)
         self._outcome(statement, settled=statement.when is None, broken=False)
 
@@ -237,13 +237,13 @@ class Statements:
             message = "this would hold every request until its time is up"
             self.findings.error("hold", statement.span, message, "give it a `when`")
         guards = self._guards(statement.when)
-        self._label("hold", statement)
+        self._label(statement)
         over = Type(Sort.BOOL).reading(patience, Type(Sort.NUMBER, must=_HELD_SO_FAR, may=_HELD_SO_FAR))
         guards.append(Guard(HELD, statement.patience.span, over, implied=True))
         self._add(statement.patience, guards, Type(Sort.NUMBER), may_end=True)
         self._outcome(statement, settled=False, broken=False)
 
-    def _outcome(self, statement: tree.Route | tree.Reject | tree.Hold, *, settled: bool, broken: bool) -> None:
+    def _outcome(self, statement: tree.Rule, *, settled: bool, broken: bool) -> None:
         self._outcomes.last = statement
         self._outcomes.settled |= settled and not broken and not self._outcomes.guarded
         self._outcomes.guarded = False
@@ -262,8 +262,9 @@ class Statements:
     def _add(self, value: tree.Expr, guards: list[Guard], found: Type, *, may_end: bool) -> None:
         self.steps.append(Step(guards, found, quote(self.findings.text, value.span), may_end))
 
-    def _label(self, word: str, statement: tree.Filter | tree.Route | tree.Reject | tree.Hold) -> None:
+    def _label(self, statement: tree.Rule) -> None:
         """Keep the label of a filter or an outcome; without one it has that which the plan gives it, its ordinal."""
+        word = statement.word
         self._ordinals[word] += 1
         label = statement.label or tree.Name(span=statement.span, name=f"{word}_{self._ordinals[word]}")
         earlier = self._labels.setdefault(label.name, label.span)

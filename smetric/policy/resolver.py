@@ -93,7 +93,7 @@ class Resolver:
             if isinstance(statement, tree.Let):
                 self._owner = statement.name
                 scope.names[statement.name] = bound(statement.name, self._term(statement.value, scope))
-            elif isinstance(statement, tree.Filter | tree.Route | tree.Reject | tree.Hold):
+            elif isinstance(statement, tree.Rule):
                 steps.append(self._step(statement, steps))
         plan = Plan(tuple(steps), tuple(self._bindings), tuple(self._picks.keys), tuple(self._draws.keys))
         count_uses(plan.terms)
@@ -129,8 +129,8 @@ class Resolver:
 
     # ── statements ───────────────────────────────────────────────────────────
 
-    def _step(self, statement: tree.Filter | tree.Route | tree.Reject | tree.Hold, before: Sequence[Step]) -> Step:
-        kind = _kind(statement)
+    def _step(self, statement: tree.Rule, before: Sequence[Step]) -> Step:
+        kind = StatementKind(statement.word)
         if statement.label is not None:
             label = statement.label.name
         else:
@@ -262,15 +262,3 @@ class Resolver:
                 known = Provenance("known", plain[0], span=span, shape=Shape.VECTOR)
                 age = Provenance("age", plain[0], span=span, shape=Shape.VECTOR)
                 return op("and", span, known, op("<=", span, age, plain[1]))
-
-
-def _kind(statement: tree.Filter | tree.Route | tree.Reject | tree.Hold) -> StatementKind:
-    match statement:
-        case tree.Filter(word=word):
-            return StatementKind(word)
-        case tree.Route():
-            return StatementKind.ROUTE
-        case tree.Reject():
-            return StatementKind.REJECT
-        case tree.Hold():
-            return StatementKind.HOLD

@@ -180,43 +180,43 @@ class Def(Statement):
     body: Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Filter(Statement):
-    """`keep mask [when condition] [as label]`, or `prefer …`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Statement):
+    """A filter or an outcome, `… [when condition] [as label]`; `word` is what it starts with."""
 
-    word: str  # keep | prefer
-    mask: Expr
+    word: str
     when: Expr | None
     label: Name | None
 
 
 @dataclass(frozen=True, slots=True)
-class Route(Statement):
-    """`route pick [when condition] [as label]`."""
+class Filter(Rule):
+    """`keep mask`, or `prefer mask`."""
+
+    mask: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Rule):
+    """`route pick`."""
 
     pick: Expr
-    when: Expr | None
-    label: Name | None
 
 
 @dataclass(frozen=True, slots=True)
-class Reject(Statement):
-    """`reject status "message" [retry after] [when condition] [as label]`."""
+class Reject(Rule):
+    """`reject status "message" [retry after]`."""
 
     status: Number
     message: Text
     retry: Expr | None
-    when: Expr | None
-    label: Name | None
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Statement):
-    """`hold for patience [when condition] [as label]`."""
+class Hold(Rule):
+    """`hold for patience`."""
 
     patience: Expr
-    when: Expr | None
-    label: Name | None
 
 
 @dataclass(frozen=True, slots=True)
