@@ -13,27 +13,16 @@ import os
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.kit.load import build, free_ports, mock_instances
+from benchmarks.kit.load import build, free_ports, is_ready, mock_instances
 from benchmarks.kit.process import running
 
 INSTANCES = 4
 #: Seconds of idling over which CPU is counted and after which memory is read; scrapes go on meanwhile.
 IDLE_S = 4.0
-
-
-def is_ready(port: int) -> bool:
-    """Whether the router on *port* says that it is ready."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
 
 
 def start_once(folder: Path, instances: Sequence[str]) -> tuple[float, float, float, float]:

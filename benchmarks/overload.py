@@ -13,8 +13,6 @@ import argparse
 import asyncio
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import cast
 
 import uvloop
 
-from benchmarks.kit.load import free_ports
+from benchmarks.kit.load import free_ports, is_ready
 from benchmarks.kit.process import OTHER_CORE, on_core, running
 
 SERVICE_S = 0.25
@@ -180,15 +178,6 @@ async def measure(port: int, in_flight: int, times: Sequence[float], seconds: fl
     return is_fine
 
 
-def is_ready(port: int) -> bool:
-    """Whether the router on *port* says that it is ready."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
-
-
 async def run(folder: Path, in_flight: int, times: Sequence[float], seconds: float) -> bool:
     """Start an engine and a router, and measure."""
     server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0)
@@ -197,11 +186,8 @@ async def run(folder: Path, in_flight: int, times: Sequence[float], seconds: flo
     command += ["--port", str(port), "--admin-port", str(port + 1), "--instance", f"http://127.0.0.1:{engine}"]
     environ = {"SMETRIC_OVERLOAD__IN_FLIGHT": str(in_flight), "SMETRIC_OVERLOAD__WAIT": "500ms"}
     try:
-        with running("smetric", command, folder / "smetric.log", environ=environ):
-            for _ in range(300):
-                if await asyncio.to_thread(is_ready, port):
-                    break
-                await asyncio.sleep(0.1)
+        with running("smetric", command, folder / "smetric.log", environ=environ) as router:
+            await asyncio.to_thread(router.wait_until, lambda: is_ready(port), within_s=30.0)
             return await measure(port, in_flight, times, seconds)
     finally:
         server.close()

@@ -73,12 +73,12 @@ class Chat:
         )
 
     def read(self, data: bytes, into: Reply) -> None:
-        """A chunk: text, or usage at the end."""
+        """A chunk: text, or usage at the end; an error has neither."""
         if data == b"[DONE]":
             into.is_complete = True
             return
         chunk = orjson.loads(data)
-        for choice in chunk["choices"]:
+        for choice in chunk.get("choices", ()):
             into.text.append(choice["delta"].get("content") or "")
         if usage := chunk.get("usage"):
             into.prompt_tokens = usage["prompt_tokens"]

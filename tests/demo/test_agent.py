@@ -45,8 +45,8 @@ async def test_each_request_carries_the_replies_to_those_before() -> None:
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(503, b'{"error":{}}'), (200, CHUNK)],
-    ids=["refused", "cut off"],
+    [(503, b'{"error":{}}'), (200, CHUNK), (200, CHUNK + b'data: {"error":{"type":"upstream_error"}}\n\n')],
+    ids=["refused", "cut off", "failed"],
 )
 async def test_a_session_ends_at_an_answer_that_is_not_whole(status: int, body: bytes) -> None:
     noted, carried = await answers_to(whole(), web.Response(status=status, body=body))
