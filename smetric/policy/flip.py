@@ -128,8 +128,7 @@ def _columns(
     """The column of *feature* with *value* for instance *i*, and those in which it stands in for unknown cells."""
     changed = _changed(decision, feature, i, value)
     columns = {feature.name: changed}
-    for name in decision.reads:
-        known = decision.snapshot.known.get(name)
+    for name, known in decision.snapshot.known.items():
         if known is not None and vocabulary.features[name].instead == feature.name:
             cells = zip(decision.snapshot.columns[name], known, changed, strict=True)
             columns[name] = [cell if told else instead for cell, told, instead in cells]
