@@ -29,9 +29,13 @@ class Term:
     span: Span
     shape: Shape
 
-    def parts(self) -> tuple[Term, ...]:
+    def parts(self) -> list[Term]:
         """The expressions this one is computed from."""
-        return ()
+        found: list[Term] = []
+        for name in self.__slots__:
+            value = getattr(self, name)
+            found += [part for part in (value if type(value) is tuple else (value,)) if isinstance(part, Term)]
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -61,9 +65,9 @@ class Ref(Term):
 
     binding: Binding
 
-    def parts(self) -> tuple[Term, ...]:
+    def parts(self) -> list[Term]:
         """The binding's value."""
-        return (self.binding.value,)
+        return [self.binding.value]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,10 +81,6 @@ class Op(Term):
     op: str
     operands: tuple[Term, ...]
 
-    def parts(self) -> tuple[Term, ...]:
-        """The operands."""
-        return self.operands
-
 
 @dataclass(slots=True, eq=False)
 class Reduce(Term):
@@ -93,10 +93,6 @@ class Reduce(Term):
     default: Term | None
     level: int
 
-    def parts(self) -> tuple[Term, ...]:
-        """Everything it is computed from."""
-        return (self.value, *self.more, *(part for part in (self.where, self.default) if part is not None))
-
 
 @dataclass(slots=True, eq=False)
 class At(Term):
@@ -104,10 +100,6 @@ class At(Term):
 
     vector: Term
     pick: Term
-
-    def parts(self) -> tuple[Term, ...]:
-        """Vector and pick."""
-        return (self.vector, self.pick)
 
 
 @dataclass(slots=True, eq=False)
@@ -118,10 +110,6 @@ class Scale(Term):
     value: Term
     level: int
 
-    def parts(self) -> tuple[Term, ...]:
-        """The vector."""
-        return (self.value,)
-
 
 @dataclass(slots=True, eq=False)
 class Draw(Term):
@@ -131,10 +119,6 @@ class Draw(Term):
     amount: Term
     level: int
     site: int
-
-    def parts(self) -> tuple[Term, ...]:
-        """How many, or how likely."""
-        return (self.amount,)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,10 +131,6 @@ class Top(Term):
     level: int
     site: int
 
-    def parts(self) -> tuple[Term, ...]:
-        """Value, number and tie breakers."""
-        return (self.value, self.amount, *self.thens)
-
 
 @dataclass(slots=True, eq=False)
 class Keyed(Term):
@@ -159,10 +139,6 @@ class Keyed(Term):
     function: str
     key: Term
 
-    def parts(self) -> tuple[Term, ...]:
-        """The key."""
-        return (self.key,)
-
 
 @dataclass(slots=True, eq=False)
 class Provenance(Term):
@@ -170,10 +146,6 @@ class Provenance(Term):
 
     function: str
     value: Term
-
-    def parts(self) -> tuple[Term, ...]:
-        """The expression."""
-        return (self.value,)
 
 
 @dataclass(slots=True, eq=False)
@@ -208,10 +180,6 @@ class Pick(Term):
         builtin = BUILTINS[self.function]
         self.family, self.direction = builtin.family, builtin.direction
         self.rotates = builtin.family is Family.ROTATION
-
-    def parts(self) -> tuple[Term, ...]:
-        """Everything it is computed from."""
-        return (self.value, *self.thens, *(part for part in (self.named, self.where) if part is not None))
 
 
 @dataclass(slots=True, eq=False)
