@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from smetric.sources.index_image import VERSION
+from smetric.sources.index_image import VERSION, unpack
 from smetric.unreadable import UNREADABLE
 
 #: Most bytes of a batch that is taken.
@@ -79,4 +79,6 @@ def decode(data: bytes) -> Batch:
         raise UnreadableBatch(f"it is of version {batch.version}, this router speaks {VERSION}; run the same release")
     if any(len(placement.packed) % 8 for placement in batch.placements):
         raise UnreadableBatch("a placement has a hash that is cut off")
+    if any(len(set(unpack(placement.packed))) < len(placement.packed) // 8 for placement in batch.placements):
+        raise UnreadableBatch("a placement has one block in two places")
     return batch

@@ -216,6 +216,7 @@ async def test_peers_that_hear_each_other_know_what_is_not_held() -> None:
         b"{}",
         encode("s", 0, [])[:-1],
         encode("s", 0, [Placement("a", None, b"123")]),
+        encode("s", 0, [Placement("a", 1000.0, pack([5, 6, 5]))]),
         encode("s" * 1000, 0, []),
     ],
 )
