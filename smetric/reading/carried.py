@@ -22,6 +22,7 @@ from smetric.reading.json_text import Text
 from smetric.reading.marks import ENDINGS
 from smetric.reading.parts import Parts
 from smetric.reading.screening import STRIDE, Screened
+from smetric.unreadable import UNREADABLE
 
 #: Bytes that all of it may take; what was used longest ago goes first.
 MOST_BYTES = 32 * 1024 * 1024
@@ -266,7 +267,7 @@ def _beginning(body: bytes, least: int, end: int, opening: bytes) -> int | None:
             break
         try:
             _OBJECT.decode(memoryview(body)[at:end])
-        except msgspec.DecodeError:
+        except UNREADABLE:
             continue
         return at
     return None

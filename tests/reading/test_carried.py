@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -305,3 +306,26 @@ def test_the_bound_counts_real_bytes(session: str, turns: int) -> None:
     finally:
         tracemalloc.stop()
     assert reader.memory.bytes / 2 < taken <= reader.memory.bytes
+
+
+def test_messages_that_nest_too_deeply_where_an_answer_begins_are_not_remembered() -> None:
+    """The stack is higher there than where the body was read."""
+    before = Reader()
+    for depth in range(sys.getrecursionlimit() - 150, sys.getrecursionlimit() - 50, 10):
+        message = b'{"role":"user","content":"x","more":%b}' % (b"[" * depth + b"]" * depth)
+        body = b'{"messages":[{"role":"user","content":"%b"},%b]}' % (b"x" * 2 * STRIDE, message)
+        try:
+            request = before.read(Api.CHAT, body, before.memory)
+        except RequestError:
+            continue
+        assert request.prompt is not None
+        assert request.prompt.hashes.blocks
+        higher(100, request.answering)
+        assert request.parts is not None
+
+
+def higher(frames: int, call: Callable[[], None]) -> None:
+    if frames:
+        higher(frames - 1, call)
+    else:
+        call()
