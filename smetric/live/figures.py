@@ -17,7 +17,6 @@ from smetric.telemetry import names
 
 if TYPE_CHECKING:
     from smetric.telemetry.record import DecisionRecord
-    from smetric.telemetry.shadowed import Shadowed
 
 #: Seconds over which rates and percentiles are taken, and hit rates.
 WINDOW_S, HIT_WINDOW_S = 10, 60
@@ -39,15 +38,9 @@ class _Second:
     predicted: int = 0
     actual: int = 0
     prompts: int = 0
-    #: By policy in shadow: how often it agreed, and how often it had an answer.
-    shadows: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def compare(self, shadowed: Iterable[Shadowed]) -> None:
-        """Count how often the policies in shadow agreed."""
-        for one in shadowed:
-            if one.decision is not None:
-                agreed, answered = self.shadows.get(one.policy.name, (0, 0))
-                self.shadows[one.policy.name] = (agreed + (one.answer == names.AGREES), answered + 1)
+    #: By policy in shadow: how often it had an answer, and how often that agreed.
+    answered: Counter[str] = field(default_factory=Counter)
+    agreed: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -98,8 +91,10 @@ class Figures:
         second.ttfts.extend(islice(ttfts, _MOST_TIMES - len(second.ttfts)))
         predicted = actual = prompts = 0
         for record in ended:
-            if record.shadowed:
-                second.compare(record.shadowed)
+            for one in record.shadowed:
+                if one.decision is not None:
+                    second.answered[one.policy.name] += 1
+                    second.agreed[one.policy.name] += one.answer == names.AGREES
             usage, hit = record.usage, record.hit
             if hit is not None and usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
                 predicted += record.as_counted(hit[0], usage.prompt_tokens)
@@ -157,16 +152,12 @@ class Figures:
     def _compute(self, instances: Sequence[Instance]) -> dict[str, Any]:
         now, window = self._clock(), self._window
         seconds = max(1, len(window))
-        sent: Counter[str] = Counter()
-        outcomes: Counter[str] = Counter()
+        sent, outcomes, answered, agreed = (Counter[str]() for _ in range(4))
         for second in window:
             sent.update(second.instances)
             outcomes.update(second.outcomes)
-        shadows: dict[str, tuple[int, int]] = {}
-        for second in window:
-            for name, (agreed, answered) in second.shadows.items():
-                before = shadows.get(name, (0, 0))
-                shadows[name] = (before[0] + agreed, before[1] + answered)
+            answered.update(second.answered)
+            agreed.update(second.agreed)
         decisions = sum(second.decisions for second in window)
         ttfts = sorted(time for second in window for time in second.ttfts)
         evaluations = sorted(time for second in window for time in second.evaluations)
@@ -188,7 +179,7 @@ class Figures:
             "predicted": _share(sum(second.predicted for second in window), prompts),
             "actual": _share(sum(second.actual for second in window), prompts),
             "age_s": max(ages, default=None),
-            "shadows": {name: _share(agreed, answered) for name, (agreed, answered) in sorted(shadows.items())},
+            "shadows": {name: _share(agreed[name], count) for name, count in sorted(answered.items())},
             "instances": rows,
         }
 
