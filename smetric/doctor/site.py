@@ -85,9 +85,11 @@ async def visit(settings: Settings, *, may_probe: bool, may_wait: bool) -> Async
 def _router(settings: Settings) -> tuple[Application, str]:
     """A router that leaves no trace, and what is wrong with the configured policy.
 
-    It neither reads nor writes the folder of the running router's index, tells its peers nothing, and sends no spans.
+    It neither reads nor writes what the running router keeps (its index, what is drained), tells its peers nothing, and
+    sends no spans.
     """
-    silent = replace(settings, prefix_index=replace(settings.prefix_index, folder=""), peers=PeersSettings())
+    index = replace(settings.prefix_index, folder="")
+    silent = replace(settings, prefix_index=index, peers=PeersSettings(), state_dir="")
     try:
         return Application(silent, environ={}), ""
     except PolicyError as error:

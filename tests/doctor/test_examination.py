@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from smetric.config.settings import InstanceSettings, KvEventsSettings, PrefixIndexSettings
+from smetric.config.settings import InstanceSettings, KvEventsSettings, PrefixIndexSettings, RecordSettings
 from smetric.doctor import examination as examined_by
 from smetric.doctor.check import Check, Skipped
 from smetric.doctor.examination import Result, examine
@@ -55,6 +56,14 @@ async def test_without_probes_engines_compute_nothing(lab: Lab) -> None:
     assert examination.exit_code == 0, as_text(examination)
     assert [instance.engine.totals.prompt for instance in lab.engines.instances] == [0, 0]
     assert {o.check.name: o.reason for o in examination.outcomes}["hits"] == "no probe was wanted"
+
+
+async def test_what_a_router_keeps_and_records_is_left_alone(lab: Lab, tmp_path: Path) -> None:
+    record = RecordSettings(path=str(tmp_path / "decisions.jsonl"), trace=str(tmp_path / "trace.jsonl"))
+    index = replace(lab.settings.prefix_index, folder=str(tmp_path / "index"))
+    settings = replace(lab.settings, prefix_index=index, record=record, state_dir=str(tmp_path / "state"))
+    assert (await examine(settings, may_probe=False)).exit_code == 0
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", BROKEN)
