@@ -156,9 +156,11 @@ def _subject(decision: Decision, at: int, term: Term) -> str:
             name: str = decision.snapshot.ids[index]
             if pick.value.shape is not Shape.VECTOR:
                 return name
-            score = decision.policy.probe(decision, at, pick.value)[index]
-            extreme = "lowest" if pick.direction == "min" else "highest"
-            return f"{name}, with the {extreme} {term_name(decision, pick.value)} ({figure(score)}),"
+            value = term_name(decision, pick.value)
+            score = figure(decision.policy.probe(decision, at, pick.value)[index])
+            if pick.family is Family.LOTTERY or pick.named is not None:  # whoever was taken need not be the best
+                return f"{name}, with {value} {score},"
+            return f"{name}, with the {'lowest' if pick.direction == 'min' else 'highest'} {value} ({score}),"
     return step.label
 
 

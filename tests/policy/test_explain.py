@@ -185,6 +185,14 @@ def test_a_sentence_has_the_numbers_that_settled_it(fields: dict[str, Any], hits
     assert summary(decide(SMETRIC, snapshot, **fields)) == sentence
 
 
+@pytest.mark.parametrize("pick", ["sample(hit_len)", "rr_argmax(hit_len, within: 9000 tokens)"])
+def test_a_sentence_does_not_call_the_best_who_was_drawn_or_had_its_turn(pick: str) -> None:
+    body = f"let s = {pick}\nroute s when hit_len[s] > 9999 as full\nroute argmin(requests)"
+    assert summary(decide(body, Snapshot(IDS, {"hit_len": [8, 0, 0], "requests": [20, 4, 3]}))) == (
+        "route_2: gpu-2 has the fewest requests (3); gpu-0, with hit_len 8, failed hit_len[s] > 9999 (8 ≤ 9999)"
+    )
+
+
 def test_a_sentence_says_how_a_tie_was_settled() -> None:
     even = Snapshot(IDS, {"hit_len": [0, 0, 0], "requests": [2, 2, 2]})
     assert summary(decide("route rr_argmin(requests)", even)) == (
