@@ -75,10 +75,7 @@ class Wish:
 
     def fits(self, record: DecisionRecord) -> bool:
         """Whether *record* is one of them; what costs least is looked at first."""
-        if self.outcome and record.outcome != self.outcome:
-            if self.outcome != ODD or record.outcome in names.ORDINARY:
-                return False
-        elif self.outcome == ODD:
+        if self.outcome not in ("", record.outcome) and (self.outcome != ODD or record.outcome in names.ORDINARY):
             return False
         if self.rule and record.rule != self.rule:
             return False

@@ -126,16 +126,17 @@ class Tracing:
         from opentelemetry import trace
 
         assert self._maker is not None
-        if parent is None:
-            return self._maker.begin(name, trace_id, None, None, trace.SpanKind.SERVER, attributes, start_ns)
-        state = trace.TraceState.from_header([parent.tracestate.decode()]) if parent.tracestate else None
-        remote = trace.SpanContext(
-            int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.sampled), state
-        )
-        if parent.trusted:
-            return self._maker.begin(name, remote.trace_id, state, remote, trace.SpanKind.SERVER, attributes, start_ns)
-        links = (trace.Link(remote),)
-        return self._maker.begin(name, trace_id, None, None, trace.SpanKind.SERVER, attributes, start_ns, links)
+        state, above, links = None, None, tuple[trace.Link, ...]()
+        if parent is not None:
+            state = trace.TraceState.from_header([parent.tracestate.decode()]) if parent.tracestate else None
+            remote = trace.SpanContext(
+                int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.sampled), state
+            )
+            if parent.trusted:
+                trace_id, above = remote.trace_id, remote
+            else:
+                links = (trace.Link(remote),)
+        return self._maker.begin(name, trace_id, state, above, trace.SpanKind.SERVER, attributes, start_ns, links)
 
     def child(
         self, name: str, parent: OpenSpan, kind: SpanKind, attributes: Mapping[str, Any], start_ns: int
