@@ -14,7 +14,7 @@ from lark import Lark
 from lark.parsers.lalr_analysis import Shift
 
 from smetric.policy.span import Span
-from smetric.policy.token import Token
+from smetric.policy.token import END, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Automaton:
         values: list[Any] = []
         starts: list[int] = []
         ends: list[int] = []
-        for token in (*tokens, Token("", "$END", 0, 0)):
+        for token in (*tokens, END):
             kind = token.type
             while (rule := ended[state].get(kind)) is not None:
                 size, make, symbol = rule

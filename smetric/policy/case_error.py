@@ -57,7 +57,7 @@ def _unit(stop: Stop) -> Diagnostic | None:
 def _bare_word(stop: Stop) -> Diagnostic | None:
     """A string without quotes in a cell."""
     token, previous = stop.token, stop.previous
-    if token is None or previous is None or token.type != "NAME" or previous.type not in ("VBAR", "LBRACE", "COMMA"):
+    if token.type != "NAME" or previous.type not in ("VBAR", "LBRACE", "COMMA"):
         return None
     if "UNKNOWN" not in stop.accepted and "STRING" not in stop.accepted:
         return None
@@ -67,10 +67,10 @@ def _bare_word(stop: Stop) -> Diagnostic | None:
 
 def _field(stop: Stop) -> Diagnostic | None:
     """`req.` in `given`, or in a guard without quotes."""
-    token, previous = stop.token, stop.previous
-    if token is None or token.type != "DOT" or previous != "req":
+    token = stop.token
+    if token.type != "DOT" or stop.previous != "req":
         return None
-    if any(earlier.type == "FAILING" for earlier in stop.tokens[: stop.place]):
+    if any(earlier.type == "FAILING" for earlier in stop.before):
         return unexpected(token, 'quote what is no name: failing "req.turn != 0"')
     return unexpected(token, f"`given` is of the request, so write `{stop.following or 'turn'} = …`")
 

@@ -21,7 +21,7 @@ def explain_number(stop: Stop) -> Diagnostic | None:
 def _separator(stop: Stop) -> Diagnostic | None:
     """`1,000`, or `0,9`."""
     token, before = stop.token, stop.previous
-    if token is None or token.type != "COMMA" or before is None or before.type != "NUMBER":
+    if token.type != "COMMA" or before.type != "NUMBER":
         return None
     parts, end = [str(before)], before.end
     for comma, behind in zip(stop.tokens[stop.place :: 2], stop.tokens[stop.place + 1 :: 2], strict=False):
@@ -38,54 +38,46 @@ def _separator(stop: Stop) -> Diagnostic | None:
 
 def _thousands(stop: Stop) -> Diagnostic | None:
     """`4k tokens`: the unit stands behind what was taken for one."""
-    token, unit = stop.token, stop.previous
-    if token is None or token.type != "NAME" or unit is None or unit.type != "NAME" or stop.place < 2:
-        return None
-    number = stop.tokens[stop.place - 2]
-    if number.type != "NUMBER" or number.end != unit.start:
+    number, unit = stop.second_last, stop.previous
+    if stop.token.type != "NAME" or unit.type != "NAME" or number.type != "NUMBER" or number.end != unit.start:
         return None
     return Diagnostic("unit", f"unknown unit `{clip(unit)}`", unit.span, NUMBERS)
 
 
 def _product(stop: Stop) -> Diagnostic | None:
     """`3 norm(v)`: a call, taken for a unit."""
-    token, word = stop.token, stop.previous
-    if token is None or token.type != "LPAR" or word is None or word.type != "NAME" or word.end != token.start:
+    token, word, number = stop.token, stop.previous, stop.second_last
+    if token.type != "LPAR" or word.type != "NAME" or word.end != token.start:
         return None
-    number = stop.tokens[stop.place - 2] if stop.place > 1 else word
-    return unexpected(word, f"{PRODUCT} {number} * {word}(…)") if number.type == "NUMBER" else None
+    return unexpected(word, f"{PRODUCT} {clip(number)} * {clip(word)}(…)") if number.type == "NUMBER" else None
 
 
 def _mistyped(stop: Stop) -> Diagnostic | None:
     """`2 annd mean(requests) < 3`: the word was taken for a unit."""
     word = stop.previous
-    if word is None or word.type != "NAME" or stop.place < 2 or stop.tokens[stop.place - 2].type != "NUMBER":
+    if word.type != "NAME" or stop.second_last.type != "NUMBER":
         return None
     meant = did_you_mean(word, BEHIND_NUMBERS) if base_unit(word) is None else ""
     return Diagnostic("unit", f"unknown unit `{clip(word)}`", word.span, meant) if meant else None
 
 
 def _bare_per(stop: Stop) -> Diagnostic | None:
-    token, previous = stop.token, stop.previous
-    if token is None or previous is None or token.type != "PER" or previous.type != "NUMBER":
+    if stop.token.type != "PER" or stop.previous.type != "NUMBER":
         return None
-    return Diagnostic("unit", "a unit is missing before `per`", token.span, "e.g. 5 requests per second")
+    return Diagnostic("unit", "a unit is missing before `per`", stop.token.span, "e.g. 5 requests per second")
 
 
 def _divided(stop: Stop) -> Diagnostic | None:
     """`5 tokens/s`, where no division can stand."""
-    token, unit = stop.token, stop.previous
-    if token is None or token.type != "SLASH" or unit is None or unit.type != "NAME" or stop.place < 2:
+    if (stop.second_last.type, stop.previous.type, stop.token.type) != ("NUMBER", "NAME", "SLASH"):
         return None
-    if stop.tokens[stop.place - 2].type != "NUMBER":
-        return None
-    return unexpected(token, "units divide with `per`: 5 tokens per second")
+    return unexpected(stop.token, "units divide with `per`: 5 tokens per second")
 
 
 def _bare_point(stop: Stop) -> Diagnostic | None:
     """`1.`"""
     token, number = stop.token, stop.previous
-    if token is None or token.type != "DOT" or number is None or number.type != "NUMBER" or number.end != token.start:
+    if token.type != "DOT" or number.type != "NUMBER" or number.end != token.start:
         return None
     return unexpected(token, f"a digit follows the dot: write {clip(number)}.0, or {clip(number)}")
 

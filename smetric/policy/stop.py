@@ -9,37 +9,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smetric.policy.diagnostic import Diagnostic, clip
-from smetric.policy.lexer import same_line
-from smetric.policy.token import Token
+from smetric.policy.token import END, Token
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a parse stopped: `place` in `tokens` (their length at the end), and the terminals that would do there."""
+    """Where a parse stopped: `place` in `tokens` (their length at the end), and the terminals that would do there.
+
+    It is never the first place: a statement starts with its keyword.
+    """
 
     tokens: Sequence[Token]
     place: int
     accepted: frozenset[str]
 
     @property
-    def token(self) -> Token | None:
-        """The token nobody expected; None at the end of the statement."""
-        return self.tokens[self.place] if self.place < len(self.tokens) else None
+    def token(self) -> Token:
+        """The token nobody expected; `END` at the end of the statement."""
+        return self.tokens[self.place] if self.place < len(self.tokens) else END
 
     @property
-    def previous(self) -> Token | None:
+    def before(self) -> Sequence[Token]:
+        """The tokens before it."""
+        return self.tokens[: self.place]
+
+    @property
+    def previous(self) -> Token:
         """The token before it."""
-        return self.tokens[self.place - 1] if self.place else None
+        return self.tokens[self.place - 1]
+
+    @property
+    def second_last(self) -> Token:
+        """The token before the previous one; `END` where there is none."""
+        return self.tokens[self.place - 2] if self.place > 1 else END
 
     @property
     def following(self) -> Token | None:
         """The token behind it."""
         return self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else None
-
-    @property
-    def starts_line(self) -> bool:
-        """Whether the token is the first on its line and could be meant as a statement."""
-        return self.token is not None and self.previous is not None and not same_line(self.previous, self.token)
 
     @property
     def in_test(self) -> bool:

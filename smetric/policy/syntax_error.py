@@ -11,11 +11,11 @@ from smetric.policy.builtin import BUILTINS
 from smetric.policy.case_error import explain_case
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.foreign import CONDITION, ELSEWHERE, FOREIGN
-from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS
+from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS, same_line
 from smetric.policy.number_error import explain_number
 from smetric.policy.stop import Stop, unexpected
 from smetric.policy.suggestion import BEHIND_NUMBERS, closest
-from smetric.policy.token import Token
+from smetric.policy.token import END, Token
 
 STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STATEMENTS[-1]}"
 
@@ -92,7 +92,7 @@ def _brackets(stop: Stop) -> Diagnostic | None:
 
 def _reserved(stop: Stop) -> Diagnostic | None:
     token, previous = stop.token, stop.previous
-    if token is None or previous is None or not _is_word(token):
+    if not _is_word(token):
         return None
     if previous.type in BEFORE_NAMES or (stop.accepted == {"NAME"} and previous.type in ("LPAR", "COMMA")):
         return Diagnostic("reserved", f"`{token}` is a reserved word", token.span, "choose another name")
@@ -101,9 +101,9 @@ def _reserved(stop: Stop) -> Diagnostic | None:
 
 def _start(stop: Stop) -> Diagnostic | None:
     token = stop.token
-    if token is None or token.type not in ("NAME", "IF", "ELSE", "WHEN") or not stop.starts_line or stop.in_test:
+    if token.type not in ("NAME", "IF", "ELSE", "WHEN") or same_line(stop.previous, token) or stop.in_test:
         return None
-    if token.type == "WHEN" and any(earlier.type == "WHEN" for earlier in stop.tokens[: stop.place]):
+    if token.type == "WHEN" and any(earlier.type == "WHEN" for earlier in stop.before):
         return unexpected(token, "conditions are joined by `and`")
     if token not in ELSEWHERE and closest(token, _words(stop.accepted)):
         return None
@@ -112,14 +112,14 @@ def _start(stop: Stop) -> Diagnostic | None:
 
 def _equals(stop: Stop) -> Diagnostic | None:
     token = stop.token
-    if token is None or token.type != "EQUAL" or "COMPARE" not in stop.accepted:
+    if token.type != "EQUAL" or "COMPARE" not in stop.accepted:
         return None
     return unexpected(token, "compare with `==`; `=` only follows a name being defined")
 
 
 def _argument(stop: Stop) -> Diagnostic | None:
     """The name of an argument without its colon."""
-    if stop.token is None or stop.previous not in _ARGUMENTS or "COLON" not in stop.accepted:
+    if stop.token is END or stop.previous not in _ARGUMENTS or "COLON" not in stop.accepted:
         return None
     return unexpected(stop.token, f"an argument is named with a colon: `{stop.previous}: …`")
 
@@ -127,9 +127,9 @@ def _argument(stop: Stop) -> Diagnostic | None:
 def _foreign(stop: Stop) -> Diagnostic | None:
     """A mark or word of another language."""
     token, previous = stop.token, stop.previous
-    if token is None or stop.in_test:
+    if token is END or stop.in_test:
         return None
-    if token == "?" and previous is not None and previous.type == "COMPARE":
+    if token == "?" and previous.type == "COMPARE":
         return unexpected(token, "whether it is known is asked with `known(…)`")
     for text in (f"{token}{stop.following}", f"{previous}{token}", str(token)):
         if text in FOREIGN:
@@ -139,10 +139,10 @@ def _foreign(stop: Stop) -> Diagnostic | None:
 
 def _chain(stop: Stop) -> Diagnostic | None:
     token, previous = stop.token, stop.previous
-    if token is None or previous is None or token.type not in ("COMPARE", "IN") or previous.type not in OPERAND_ENDS:
+    if token.type not in ("COMPARE", "IN") or previous.type not in OPERAND_ENDS:
         return None
     depth = 0
-    for earlier in reversed(stop.tokens[: stop.place]):
+    for earlier in reversed(stop.before):
         depth += (earlier.type in CLOSERS) - (earlier.type in OPENERS)
         if depth < 0 or (depth == 0 and earlier.type in ("AND", "OR", "IF", "ELSE", "WHEN", "AS", "COMMA", "WHERE")):
             return None
@@ -152,18 +152,17 @@ def _chain(stop: Stop) -> Diagnostic | None:
 
 
 def _range(stop: Stop) -> Diagnostic | None:
-    token, previous = stop.token, stop.previous
-    if token is None or previous is None or stop.tokens[0].type != "PARAM" or previous.type != "IN":
+    if stop.token is END or stop.tokens[0].type != "PARAM" or stop.previous.type != "IN":
         return None
-    return unexpected(token, "a range is written `0..5` or `0..`, choices `{a, b}`")
+    return unexpected(stop.token, "a range is written `0..5` or `0..`, choices `{a, b}`")
 
 
 def _set(stop: Stop) -> Diagnostic | None:
     """`x in ["a", "b"]`, or `x in ("a", "b")`."""
     token = stop.token
-    if token is None or token.type not in ("LSQB", "COMMA"):
+    if token.type not in ("LSQB", "COMMA"):
         return None
-    before = list(stop.tokens[: stop.place])
+    before = list(stop.before)
     if token.type == "COMMA":
         while before and before[-1].type == "STRING":
             before.pop()
@@ -175,58 +174,51 @@ def _set(stop: Stop) -> Diagnostic | None:
 def _label(stop: Stop) -> Diagnostic | None:
     """A `when` behind the label, or a `retry` behind either."""
     token = stop.token
-    if token is None:
-        return None
-    if token.type == "RETRY" and any(earlier.type in ("WHEN", "AS") for earlier in stop.tokens[: stop.place]):
+    if token.type == "RETRY" and any(earlier.type in ("WHEN", "AS") for earlier in stop.before):
         return unexpected(token, 'the condition follows it: reject 429 "…" retry … when … as …')
-    if token.type != "WHEN" or stop.place < 2 or stop.tokens[stop.place - 2].type != "AS":
+    if token.type != "WHEN" or stop.second_last.type != "AS":
         return None
     return unexpected(token, "the label comes last: … when … as …")
 
 
 def _else(stop: Stop) -> Diagnostic | None:
     """An `else` of no `if` in this statement."""
-    token = stop.token
-    if token is None or token.type != "ELSE" or any(earlier.type == "IF" for earlier in stop.tokens[: stop.place]):
+    if stop.token.type != "ELSE" or any(earlier.type == "IF" for earlier in stop.before):
         return None
-    return unexpected(token, CONDITION)
+    return unexpected(stop.token, CONDITION)
 
 
 def _no_arguments(stop: Stop) -> Diagnostic | None:
-    token = stop.token
-    if token is None or token.type != "RPAR" or stop.tokens[0].type != "DEF" or stop.place != 3:
+    if stop.token.type != "RPAR" or stop.tokens[0].type != "DEF" or stop.place != 3:
         return None
     return Diagnostic(
         "arguments",
         "a definition takes at least one argument",
-        token.span,
+        stop.token.span,
         "a value without arguments is a `let`",
     )
 
 
 def _where(stop: Stop) -> Diagnostic | None:
-    if stop.token is None or stop.token.type != "WHERE":
+    if stop.token.type != "WHERE":
         return None
     return unexpected(stop.token, "`where` stands inside a call: argmin(… where …)")
 
 
 def _unquoted_name(stop: Stop) -> Diagnostic | None:
     """A hyphen in a name that the header, a label or a table gives, or quotes around it."""
-    token, previous = stop.token, stop.previous
-    if token is None or previous is None:
-        return None
+    token = stop.token
     if token.type == "STRING" and stop.accepted == {"NAME"}:
         return unexpected(token, "a name is written without quotes")
-    if token.type not in ("MINUS", "DOT") or previous.type != "NAME":
+    if token.type not in ("MINUS", "DOT") or stop.previous.type != "NAME":
         return None
-    is_label = stop.place > 1 and stop.tokens[stop.place - 2].type == "AS"
-    if stop.in_test or is_label or stop.tokens[0].type in ("POLICY", "LIBRARY"):
+    if stop.in_test or stop.second_last.type == "AS" or stop.tokens[0].type in ("POLICY", "LIBRARY"):
         return unexpected(token, "names have letters, digits and `_` only")
     return None
 
 
 def _end(stop: Stop) -> Diagnostic | None:
-    if stop.token is not None:
+    if stop.token is not END:
         return None
     first, last = stop.tokens[0], stop.tokens[-1]
     help_text = _expected(stop, stop.accepted - _OPERATORS or stop.accepted)
@@ -238,12 +230,12 @@ def _end(stop: Stop) -> Diagnostic | None:
 
 
 def _anything(stop: Stop) -> Diagnostic:
-    token = stop.token or stop.tokens[-1]
+    token = stop.previous if stop.token is END else stop.token
     if token.type == "NAME":
         meant = closest(token, _words(stop.accepted))
         if meant:
             return unexpected(token, f"did you mean `{meant}`?")
-        if stop.previous is not None and stop.previous.type == "NAME" and closest(stop.previous, ("not",)):
+        if stop.previous.type == "NAME" and closest(stop.previous, ("not",)):
             return unexpected(stop.previous, "did you mean `not`?")
     return unexpected(token, _expected(stop, stop.accepted))
 
@@ -284,8 +276,7 @@ def _words(accepted: frozenset[str]) -> list[str]:
 def _expected(stop: Stop, accepted: frozenset[str]) -> str:
     """What of *accepted* would do, in words; empty where the list would help nobody."""
     parts: list[str] = []
-    behind_number = stop.previous is not None and stop.previous.type == "NUMBER"
-    is_unit = behind_number and "VBAR" not in accepted  # what a name would be there; it helps nobody
+    is_unit = stop.previous.type == "NUMBER" and "VBAR" not in accepted  # what a name would be there; it helps nobody
     rest = accepted - {"$END", "NAME" if is_unit else ""}
     if rest >= _VALUES:
         parts.append("a value")

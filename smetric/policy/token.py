@@ -44,6 +44,10 @@ class Token(str):
         return Span(self.start, self.start + len(self))
 
 
+#: What Lark puts behind the last token; it stands where there is none.
+END = Token("", "$END", 0, 0)
+
+
 class Scanner:
     """Divides texts by the terminals of a grammar, the longest pattern of the highest priority first, as Lark does.
 
