@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from urllib.parse import urlsplit
+
+from smetric.sources import addresses
 
 
 async def resolve(url: str) -> tuple[str, int] | None:
@@ -12,11 +13,9 @@ async def resolve(url: str) -> tuple[str, int] | None:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter where no name could look like this
+        return min(await addresses.resolve(parts.hostname or "", port)), port
+    except OSError:
         return None
-    return sorted(str(one[4][0]) for one in infos)[0], port
 
 
 def is_here(ip: str) -> bool:
