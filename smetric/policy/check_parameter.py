@@ -22,6 +22,9 @@ from smetric.policy.types import BROKEN, Sort, Type
 from smetric.policy.unit import PLAIN, Unit
 from smetric.policy.vocabulary import LARGEST, Kind, Vocabulary
 
+#: Characters of a configured text that may be a number with its unit.
+_LONGEST_QUANTITY = 100
+
 
 class Parameters:
     """Reads the `param` statements of a file, one after the other.
@@ -63,15 +66,9 @@ class Parameters:
         if isinstance(statement.value, tree.Number) and statement.value.unit and unit is None:
             return BROKEN
         unit = unit or PLAIN
-        made = Parameter(name=statement.name, value=value, unit=str(unit), doc=statement.doc)
-        with_domain = self._with_domain(made, statement, unit)
-        if with_domain is None:
-            return BROKEN
-        made = with_domain
-        if made.outside(value):
-            what = f"its own range {made.domain}" if made.low is not None else f"its own choices {made.domain}"
-            message = f"the default of `{made.name}` is outside {what}"
-            self._findings.error("default", statement.value.span, message)
+        bare = Parameter(name=statement.name, value=value, unit=str(unit), doc=statement.doc)
+        made = self._with_domain(bare, statement, unit)
+        if made is None or self._default_is_outside(made, statement.value.span):
             return BROKEN
         self._of[made.name] = unit
         self.declared[made.name] = self._configured(made, statement)
@@ -183,6 +180,14 @@ class Parameters:
             return None
         return replace(made, low=domain.low.value, high=None if domain.high is None else domain.high.value)
 
+    def _default_is_outside(self, made: Parameter, span: Span) -> bool:
+        """Report a default that its own range or choices do not allow."""
+        outside = made.outside(made.value)
+        if outside:
+            domain = f"{'choices' if made.choices else 'range'} {made.domain}"
+            self._findings.error("default", span, f"the default of `{made.name}` is outside its own {domain}")
+        return outside
+
     def _repeats(self, items: Sequence[tree.Expr]) -> bool:
         """Report the first of *items* that stands there twice, if one does."""
         again = next((item for at, item in enumerate(items) if item in items[:at]), None)
@@ -234,9 +239,7 @@ class Parameters:
             return BROKEN
         choices = tuple(item.name for item in items if isinstance(item, tree.Name))
         made = Parameter(name=name, value=default.name, choices=choices, is_feature=True, doc=statement.doc)
-        if made.outside(default.name):
-            message = f"the default of `{name}` is outside its own choices {made.domain}"
-            self._findings.error("default", default.span, message)
+        if self._default_is_outside(made, default.span):
             return BROKEN
         made = self._configured(made, statement)
         self._acting[name] = made.value
@@ -252,13 +255,13 @@ def _literal(expr: tree.Expr) -> Value:
 
 def _quantity(text: str) -> tree.Number | None:
     """The number that a configured text such as `500ms` or `16 requests` writes; None when it writes none."""
-    file, errors = read(f"policy p param P = {text[:100]}")
-    if errors or len(file.statements) != 1:
+    if len(text) > _LONGEST_QUANTITY:
         return None
-    (statement,) = file.statements
-    if not isinstance(statement, tree.Param) or statement.domain is not None:
-        return None
-    return statement.value if isinstance(statement.value, tree.Number) else None
+    file, errors = read(f"policy p param P = {text}")
+    match file.statements:
+        case (tree.Param(value=tree.Number() as quantity, domain=None),) if not errors:
+            return quantity
+    return None
 
 
 def _shown(given: object, unit: str) -> str:

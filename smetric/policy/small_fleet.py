@@ -151,7 +151,7 @@ def _simpler(value: Any, word: Feature | RequestField) -> Iterator[Any]:
     """Values of *word* that read more easily than *value*."""
     if value is None:
         yield word.default
-    elif isinstance(value, float) and not isinstance(value, bool):
+    elif isinstance(value, float):
         yield from (
             each for each in (0.0, 1.0, float(round(value / 2)), value - 1) if max(0.0, word.low) <= each < value
         )

@@ -11,7 +11,7 @@ from smetric.policy.vocabulary import Feature, Kind, RequestField
 
 
 class Sort(enum.Enum):
-    """The kinds of values; `BROKEN` is what an error left behind, and fits everywhere."""
+    """The kinds of values, those of the vocabulary among them; `BROKEN` is what an error left behind, and fits all."""
 
     NUMBER = "number"
     BOOL = "bool"
@@ -19,9 +19,6 @@ class Sort(enum.Enum):
     SET = "set"
     INSTANCE = "instance"
     BROKEN = "broken"
-
-
-_SORTS = {Kind.NUMBER: Sort.NUMBER, Kind.BOOL: Sort.BOOL, Kind.STRING: Sort.STRING, Kind.SET: Sort.SET}
 
 
 NOTHING: frozenset[str] = frozenset()
@@ -86,4 +83,4 @@ BROKEN = Type(Sort.BROKEN)
 def of_word(word: Feature | RequestField, unit: Unit) -> Type:
     """The type of a feature, one for each candidate, or of a request's field, which is single."""
     interval = Interval(word.low, word.high) if word.kind is Kind.NUMBER else TRUTH
-    return Type(_SORTS[word.kind], isinstance(word, Feature), unit, interval)
+    return Type(Sort(word.kind.value), isinstance(word, Feature), unit, interval)

@@ -58,6 +58,7 @@ def test_a_number_set_in_the_unit_of_a_feature_has_that_of_the_one_chosen_with_i
         ("N = 2 in 1..1048576", 1_048_577, "configuration sets `N` to 1048577, outside 1..1048576"),
         ("N = 2 in {1, 2}", 3, "configuration sets `N` to 3, outside {1, 2}"),
         ("N = 2", True, "configuration sets `N` to true, but it is a number"),
+        ("N = 2", "3" + " " * 100 + "4", "but it is a number"),
         ("N = 2", "two", 'configuration sets `N` to "two", but it is a number'),
         ("N = 2", float("nan"), "configuration sets `N` to nan, but numbers are at most 1e15"),
         ("N = 2", 10**400, "but numbers are at most 1e15"),
