@@ -1,9 +1,8 @@
-"""HTTP/1.1 from the wire: requests told apart without doubt, answered in order, no connection that outlives its use.
+"""HTTP/1.1 on one connection: requests answered in order, bounded in number and time, and an end behind its use.
 
-Parsing is httptools' (llhttp, strict): what it refuses is answered here, and what it lets pass is judged by
-`inspect_head`. Whatever leaves in doubt where a request ends is answered once, and the connection ends behind it.
-One request and its answer are in `transaction.py`, the task that answers in `turns.py`, connections in their number and
-their start and end in `connection.py`. In what it differs from Hypercorn's own is held by
+Whatever leaves in doubt where a request ends is answered once, and the connection ends behind it. Requests are told
+apart in `parser.py`; one and its answer are in `transaction.py`, the task that answers in `turns.py`, connections in
+their number and their start and end in `connection.py`. In what it differs from Hypercorn's own is held by
 `tests/proxy/test_deviations.py`.
 """
 
@@ -16,25 +15,20 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
-from urllib.parse import unquote
-
-import httptools
-import structlog
 
 from smetric.errors import HttpError, RequestError
 from smetric.proxy.asgi import App, Scope
 from smetric.proxy.client import LINGER_BYTES, LINGER_S
 from smetric.proxy.error_response import FAULT
 from smetric.proxy.inflow import Inflow, polled
-from smetric.proxy.intake import BODY_FIELDS, Refused, has_body, inspect_head, unheard
+from smetric.proxy.intake import Refused, unheard
 from smetric.proxy.limits import Limits
-from smetric.proxy.refusal import explain, oddity, refusal
+from smetric.proxy.parser import Parser
+from smetric.proxy.refusal import refusal
 from smetric.proxy.scope import scope_over
 from smetric.proxy.transaction import HIGH_WATER, Stage, Transaction
 from smetric.proxy.turns import Turns
 from smetric.proxy.watchdog import Timer
-
-log = structlog.get_logger("smetric.server")
 
 #: How long a connection may wait for its client to take a goodbye, or what is buffered of an answer that was broken
 #: off, seconds.
@@ -64,33 +58,27 @@ class Http1(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_body_bytes",
         "_current",
-        "_deadline",
         "_drain",
         "_dropped",
         "_has_left",
-        "_headers",
         "_inflow",
         "_is_closing",
-        "_is_deaf",
         "_limits",
         "_loop",
         "_lost",
-        "_overhead",
         "_parser",
-        "_received",
-        "_receiving",
         "_refused",
         "_scope",
         "_state",
         "_timer",
         "_transport",
-        "_url",
-        "_waiting",
+        "deadline",
+        "is_deaf",
         "is_ending",
         "is_full",
         "turns",
+        "waiting",
     )
 
     def __init__(
@@ -108,24 +96,16 @@ class Http1(asyncio.Protocol):
         self._refused = refused
         self._loop = asyncio.get_running_loop()
         self.turns = Turns(app, timer or Timer(), self._loop)
-        self._parser = httptools.HttpRequestParser(self)
+        #: From `connection_made` on; and what each scope begins as.
         self._transport: asyncio.Transport
-        #: What each scope begins as.
-        self._scope: dict[str, Any] = {}
-        #: The head being read; None between its end and the next request.
-        self._headers: list[tuple[bytes, bytes]] | None = None
-        self._url = b""
-        #: Bytes of the request being read: those that are not of its body, and those that are.
-        self._overhead = self._body_bytes = 0
-        #: The same as the last data came, the whole of it included: no head in it is longer.
-        self._received = 0
-        #: Whose body is arriving.
-        self._receiving: Transaction | None = None
+        self._parser: Parser
+        self._scope: dict[str, Any]
         #: Who is being answered.
         self._current: Transaction | None = None
-        self._waiting: deque[Transaction | bytes] = deque()
+        #: Behind it.
+        self.waiting: deque[Transaction | bytes] = deque()
         #: Nothing more is read as a request; what still comes is dropped, and counted.
-        self._is_deaf = False
+        self.is_deaf = False
         self._dropped = 0
         self._is_closing = self._has_left = False
         #: None before reading is paused for the first time.
@@ -134,7 +114,7 @@ class Http1(asyncio.Protocol):
         self._drain: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         #: By which a request or the rest of its head is to come; 0 for a head that has just begun.
-        self._deadline = 0.0
+        self.deadline = 0.0
         self.is_full = self.is_ending = False
 
     # From the event loop
@@ -143,43 +123,23 @@ class Http1(asyncio.Protocol):
         """The connection is there."""
         self._transport = cast(asyncio.Transport, transport)
         self._scope = scope_over(transport)
+        self._parser = Parser(self, self._scope, self._limits, self._state)
         self._await_request(self._limits.idle_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         """*data* has arrived."""
-        if self._is_deaf:
+        if self.is_deaf:
             self._dropped += len(data)
             if self._dropped > LINGER_BYTES:
                 self._close(0.0)
             return
-        before = self._overhead
-        self._received = self._overhead = before + len(data)
-        while data:
-            data = self._parse(data)
-        if self._overhead - before > FRAMING_AT_ONCE and not self._is_deaf:
+        parser = self._parser
+        framing = parser.read(data)
+        if framing > FRAMING_AT_ONCE and not self.is_deaf:
             self._pause(True)
-            self._loop.call_soon(self._set_reading)
-        if self._headers is not None and not self._deadline and self._current is None and not self._is_deaf:
+            self._loop.call_soon(self.set_reading)
+        if parser.headers is not None and not self.deadline and self._current is None and not self.is_deaf:
             self._await_request(self._limits.head_timeout_s)
-        limits = self._limits
-        if self._overhead > limits.header_bytes and self._overhead > limits.overhead_bytes(self._body_bytes):
-            in_head = self._headers is not None
-            status = (414 if len(self._url) > limits.target_bytes else 431) if in_head else 400
-            self.refuse(RequestError("the request takes more bytes around its body than allowed", status=status))
-
-    def _parse(self, data: bytes) -> bytes:
-        """Parse *data*; what is returned of it has not been parsed, and is to be."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade()
-            return b"" if self._is_deaf else data[upgrade.args[0] :]
-        except httptools.HttpParserCallbackError:
-            log.exception("smetric.connection.failed")
-            self.abort()
-        except httptools.HttpParserError as error:
-            self.refuse(explain(error))
-        return b""
 
     def eof_received(self) -> None:
         """The client has closed its side: it waits for nothing any more. The transport closes itself."""
@@ -205,93 +165,21 @@ class Http1(asyncio.Protocol):
 
     # From the parser
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._headers = []
-        self._url = b""
-        self._deadline = 0.0
-
-    def on_url(self, piece: bytes) -> None:
-        """*piece* of the request target."""
-        self._url += piece
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header field; those behind a body are dropped."""
-        headers = self._headers
-        if headers is not None:
-            headers.append((name.lower(), value.rstrip(b" \t")))
-
-    def on_headers_complete(self) -> None:
-        """The head is whole."""
-        headers, self._headers = self._headers, None
-        if self._is_deaf or headers is None:
-            return
-        parser = self._parser
-        raw_path, _, query = self._url.partition(b"?")
-        path = raw_path.decode("ascii")
-        version = parser.get_http_version()
-        scope = self._scope.copy()
-        scope["http_version"] = version
-        scope["method"] = parser.get_method().decode("ascii")
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"] = raw_path
-        scope["query_string"] = query
-        scope["headers"] = headers
-        scope["state"] = dict(self._state)
-        problem = oddity(scope) if version == "0.9" or parser.should_upgrade() else None
-        if problem is None:
-            problem = inspect_head(scope, self._limits, self._received)
-        if problem is not None:
-            self.refuse(problem, scope)
-            return
-        transaction = self._receiving = Transaction(
-            self, scope, self._limits, version == "1.1" and parser.should_keep_alive()
-        )
-        if self._current is None and not self._waiting:
+    def begin(self, transaction: Transaction) -> None:
+        """The head of a request is whole: its turn has come, or comes behind others."""
+        if self._current is None and not self.waiting:
             self._current = transaction
             self.turns.take(transaction)
         else:
-            self._waiting.append(transaction)
-            self._set_reading()
+            self.waiting.append(transaction)
+            self.set_reading()
 
-    def on_body(self, piece: bytes) -> None:
-        """*piece* of a body."""
-        size = len(piece)
-        self._overhead -= size
-        self._body_bytes += size
-        receiving = self._receiving
-        if receiving is None or self._is_deaf:
-            return
-        receiving.feed(piece)
-        if receiving.buffered > HIGH_WATER or self._waiting:
-            self._set_reading()
-
-    def on_message_complete(self) -> None:
+    def complete(self, transaction: Transaction) -> None:
         """A request is whole."""
-        receiving = self._receiving
-        if receiving is None:
-            return
-        if self._parser.should_upgrade() and has_body(receiving.scope):
-            return  # the parser takes its body for another protocol
-        self._receiving = None
-        self._overhead = self._body_bytes = 0
-        receiving.end_body()
-        if len(self._waiting) >= PIPELINE_MOST:
-            receiving.is_last = self._is_deaf = True
+        if len(self.waiting) >= PIPELINE_MOST:
+            transaction.is_last = self.is_deaf = True
         if self._inflow is not None:  # the app may never take this body, and then nobody else would resume
-            self._set_reading()
-
-    def _ignore_upgrade(self) -> None:
-        """Go on with HTTP/1.1 behind a request to change to another protocol, with its body first if it has one."""
-        self._parser = httptools.HttpRequestParser(self)
-        receiving, self._receiving = self._receiving, None
-        if receiving is not None and not receiving.complete:
-            # A fresh parser that is told of the same body; `_receiving` is unset so that it starts nothing.
-            framing = b"".join(b"%b: %b\r\n" % field for field in receiving.scope["headers"] if field[0] in BODY_FIELDS)
-            is_deaf, self._is_deaf = self._is_deaf, True
-            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
-            self._is_deaf = is_deaf
-            self._receiving = receiving
+            self.set_reading()
 
     # For transactions
 
@@ -313,20 +201,20 @@ class Http1(asyncio.Protocol):
     def taken(self) -> None:
         """The app has taken what there was of the body."""
         if self._inflow is not None:
-            self._set_reading()
+            self.set_reading()
 
     def answered(self, transaction: Transaction) -> None:
         """The answer is whole: go on with the next request, or end."""
         self._current = None
-        if transaction.is_last and (self._is_deaf or self._waiting or not transaction.complete):
+        if transaction.is_last and (self.is_deaf or self.waiting or not transaction.complete):
             self._linger()
         elif transaction.is_last:
             self._close(self._limits.send_timeout_s)
-        elif self._waiting:
-            self._start(self._waiting.popleft())
-            self._set_reading()
+        elif self.waiting:
+            self._start(self.waiting.popleft())
+            self.set_reading()
         else:
-            wait_s = self._limits.idle_timeout_s if self._headers is None else self._limits.head_timeout_s
+            wait_s = self._limits.idle_timeout_s if self._parser.headers is None else self._limits.head_timeout_s
             self._await_request(LAST_REQUEST_S if self.is_ending else wait_s)
 
     def failed(self, transaction: Transaction) -> None:
@@ -334,8 +222,8 @@ class Http1(asyncio.Protocol):
         self._current = None
         stage, transaction.stage = transaction.stage, Stage.ENDED
         if stage is Stage.WAITING:
-            self._is_deaf = True
-            self._waiting.clear()
+            self.is_deaf = True
+            self.waiting.clear()
             self._start(refusal(FAULT, transaction.scope, b""))
             return
         if transaction.ends_by_close:  # what there is of it would look whole
@@ -356,11 +244,11 @@ class Http1(asyncio.Protocol):
 
     def refuse(self, problem: HttpError, scope: Scope | None = None) -> None:
         """Answer *problem* when its turn has come; nothing behind it counts."""
-        if self._is_deaf:
+        if self.is_deaf:
             return
-        self._is_deaf = True
-        self._set_reading()
-        broken, self._receiving = self._receiving, None
+        self.is_deaf = True
+        self.set_reading()
+        broken, self._parser.receiving = self._parser.receiving, None
         is_seen = broken is not None and broken is self._current
         if broken is not None:
             broken.leave(problem)
@@ -370,16 +258,16 @@ class Http1(asyncio.Protocol):
                     self._close(CLOSE_TIMEOUT_S)
                     return
             else:
-                self._waiting.remove(broken)
+                self.waiting.remove(broken)
         self._refused(problem, self._scope, is_seen)
-        said = refusal(problem, scope, self._url)
-        if self._current is None and not self._waiting:
+        said = refusal(problem, scope, self._parser.url)
+        if self._current is None and not self.waiting:
             self._start(said)
         else:
-            self._waiting.append(said)
+            self.waiting.append(said)
 
     def _await_request(self, seconds: float) -> None:
-        self._deadline = deadline = self._loop.time() + seconds
+        self.deadline = deadline = self._loop.time() + seconds
         if self._timer is not None and self._timer.when() > deadline:
             self._cancel_timer()
         if self._timer is None:
@@ -388,13 +276,13 @@ class Http1(asyncio.Protocol):
     def _check(self) -> None:
         """The deadline for a request may have passed. It moves without its timer, which would cost more than this."""
         self._timer = None
-        if self._current is not None or self._is_deaf:
+        if self._current is not None or self.is_deaf:
             return
-        if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._check)
-        elif self._headers is None and polled(self._transport, select.POLLIN):  # a reset would be all it got
+        if self._loop.time() < self.deadline:
+            self._timer = self._loop.call_at(self.deadline, self._check)
+        elif self._parser.headers is None and polled(self._transport, select.POLLIN):  # a reset would be all it got
             self._await_request(LAST_REQUEST_S)
-        elif self._headers is None:
+        elif self._parser.headers is None:
             # Who speaks TLS need not answer our goodbye, nor hear it as long as it has no use for the connection.
             is_taken = not self._transport.get_write_buffer_size() and polled(self._transport, select.POLLOUT)
             self._close(CLOSE_TIMEOUT_S if is_taken else self._limits.send_timeout_s)
@@ -402,10 +290,10 @@ class Http1(asyncio.Protocol):
             text = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
             self.refuse(RequestError(text, status=408, kind="request_timeout"))
 
-    def _set_reading(self) -> None:
+    def set_reading(self) -> None:
         """Pause or resume reading: by what waits for the app, and always on when it is dropped anyway."""
-        held = sum(turn.buffered for turn in {self._receiving, *self._waiting} if isinstance(turn, Transaction))
-        self._pause(not self._is_deaf and (held > HIGH_WATER or len(self._waiting) >= PIPELINE_PAUSE))
+        held = sum(turn.buffered for turn in {self._parser.receiving, *self.waiting} if isinstance(turn, Transaction))
+        self._pause(not self.is_deaf and (held > HIGH_WATER or len(self.waiting) >= PIPELINE_PAUSE))
 
     def _pause(self, is_paused: bool) -> None:
         if self._inflow is None:
@@ -418,10 +306,10 @@ class Http1(asyncio.Protocol):
         """The client has left: nobody waits for an answer any more."""
         if self._has_left:
             return
-        self._has_left = self._is_deaf = True
+        self._has_left = self.is_deaf = True
         self.resume_writing()
-        self._receiving = None
-        self._waiting.clear()
+        self._parser.receiving = None
+        self.waiting.clear()
         self.turns.end()
         current, self._current = self._current, None
         if current is not None:
@@ -429,8 +317,8 @@ class Http1(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Let a client that may still be sending read its answer: a reset could overtake it."""
-        self._is_deaf = True
-        self._set_reading()
+        self.is_deaf = True
+        self.set_reading()
         if self._is_closing or self._transport.is_closing():
             return
         if self._transport.can_write_eof():
@@ -441,7 +329,7 @@ class Http1(asyncio.Protocol):
 
     def _close(self, grace_s: float) -> None:
         """Close, and abort if the client has not taken what is buffered within *grace_s*."""
-        self._is_closing = self._is_deaf = True
+        self._is_closing = self.is_deaf = True
         self._leave()
         self._cancel_timer()
         self._transport.close()
@@ -455,7 +343,7 @@ class Http1(asyncio.Protocol):
     def end(self) -> None:
         """End with what is under way, or is on its way already."""
         self.is_ending = True
-        if self._current is None and self._headers is None and not self._is_deaf:
+        if self._current is None and self._parser.headers is None and not self.is_deaf:
             self._await_request(LAST_REQUEST_S)
 
     def abort(self) -> None:
