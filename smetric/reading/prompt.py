@@ -175,14 +175,17 @@ class Prompt:
         outline, pieces = self._outline, self._pieces
         if outline is None or pieces is None:
             return []
-        begins = outline.begins[outline.messages_from :]
-        while begins and begins[-1][1] is Kind.ASSISTANT:
-            begins = begins[:-1]
-        ends = [start for start, _, _ in outline.begins[outline.messages_from + 1 :]] + [len(pieces)]
+        begins, first = outline.begins, outline.messages_from
+        last = len(begins)
+        while last > first and begins[last - 1][1] is Kind.ASSISTANT:
+            last -= 1
+        at = last
+        while at > first and begins[at - 1][2] == begins[last - 1][2]:
+            at -= 1
+        ends = [*(start for start, _, _ in begins[at + 1 : last + 1]), len(pieces)]
         return [
             (kind, b"".join(piece[:_BYTES_SEEN] for piece in pieces[start : min(end, start + _PIECES_SEEN)]))
-            for (start, kind, place), end in zip(begins, ends, strict=False)
-            if place == begins[-1][2]
+            for (start, kind, _), end in zip(begins[at:last], ends, strict=False)
         ]
 
 
