@@ -210,7 +210,7 @@ def _unquoted_name(stop: Stop) -> Diagnostic | None:
     token = stop.token
     if token.type == "STRING" and stop.accepted == {"NAME"}:
         return unexpected(token, "a name is written without quotes")
-    if token.type not in ("MINUS", "DOT") or stop.previous.type != "NAME":
+    if token.type not in ("MINUS", "DOT") or stop.previous.type != "NAME" or not same_line(stop.previous, token):
         return None
     if stop.in_test or stop.second_last.type == "AS" or stop.tokens[0].type in ("POLICY", "LIBRARY"):
         return unexpected(token, "names have letters, digits and `_` only")

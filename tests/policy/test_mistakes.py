@@ -654,6 +654,7 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
                 "a row starts with the name of its instance, without a `|`",
             ),
             ("instance | requests\na | 1\nexpected a", "expected", "did you mean `expect`?"),
+            ("instance | requests\n--- | ---\na | 1\nexpect a", "-", "expected `(`, `|` or a name"),
             (
                 "instance | requests\na | 1 requests\nexpect a",
                 "requests",
