@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 class Attempt:
     """One attempt on one instance."""
 
-    __slots__ = ("_exchange", "_record", "_span", "headers", "result", "started", "status", "ttfc_s")
+    __slots__ = ("_exchange", "_record", "_span", "headers", "result", "started", "status")
 
     def __init__(self, exchange: Exchange, record: DecisionRecord, path: str, number: int) -> None:
         self._exchange = exchange
         self._record = record
         #: When it began, monotonic seconds.
         self.started = time.perf_counter()
-        #: Seconds until the first byte of the answer's body, None while there is none.
-        self.ttfc_s: float | None = None
         #: How it ended, one of `names.RESULTS`, and what the instance answered; empty and None until then.
         self.result = ""
         self.status: int | None = None
@@ -76,7 +74,7 @@ class Attempt:
         """The first byte of the answer's body came: so many seconds after the attempt began."""
         now = time.perf_counter()
         self._exchange.ttft_s = now - self._exchange.started
-        self.ttfc_s = ttfc_s = now - self.started
+        self._record.ttfc_s = ttfc_s = now - self.started
         return ttfc_s
 
     def resent(self) -> None:
@@ -116,8 +114,8 @@ class Attempt:
         about: dict[str, Any] = {names.RESULT.name: result}
         if status is not None:
             about[names.HTTP_STATUS.name] = status
-        if self.ttfc_s is not None:
-            about[names.GEN_AI_TTFC.name] = self.ttfc_s
+        if self._record.ttfc_s is not None:
+            about[names.GEN_AI_TTFC.name] = self._record.ttfc_s
         if finish_reason:
             about[names.GEN_AI_FINISH.name] = [finish_reason]
         if usage is not None:

@@ -158,6 +158,9 @@ class DecisionRecord:
     forecast: Forecast | None = field(default=None, init=False)
     status: int | None = field(default=None, init=False)
     ttft_s: float | None = field(default=None, init=False)
+    #: Seconds from sending the request to the first byte of the answer; `ttft_s` are those from its arrival, and hold
+    #: how long its client took to send it.
+    ttfc_s: float | None = field(default=None, init=False)
     duration_s: float | None = field(default=None, init=False)
     error_type: str = field(default="", init=False)
     usage: Usage | None = field(default=None, init=False)

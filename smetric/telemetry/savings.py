@@ -1,7 +1,7 @@
 """What decisions cost or saved, by policy, rule and day: forecasts, settled by what became of the requests.
 
-Tokens are those found cached, beside what the other instance was believed to hold; seconds are the time to the first
-token, beside what was expected of that one. Forecasts are made in `forecast.py`.
+Tokens are those found cached, beside what the other instance was believed to hold; seconds are the time from
+sending to the first token, beside what was expected of that one. Forecasts are made in `forecast.py`.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Savings:
                 account.saved_tokens += saved
                 (series.tokens_saved if saved >= 0 else series.tokens_lost).value += abs(saved)
         # Only of a stream is the first byte the first token; a second attempt began late.
-        if not request.stream or record.rank or record.ttft_s is None:
+        actual_s = record.ttfc_s
+        if not request.stream or record.rank or actual_s is None:
             return
-        actual_s = record.ttft_s - record.held_s - record.lookup_s
         if forecast.ttft_s is not None:
             account.forecast += 1
             account.predicted_s += forecast.ttft_s

@@ -77,9 +77,9 @@ async def test_forecasts_are_within_the_stated_factor_of_what_came(traffic: str)
             stop.set()
             await asyncio.gather(*serving)
     shares = [
-        one.forecast.ttft_s / (one.ttft_s - one.held_s - one.lookup_s)
+        one.forecast.ttft_s / one.ttfc_s
         for one in made
-        if one.ttft_s is not None and one.forecast is not None and one.forecast.ttft_s is not None
+        if one.ttfc_s is not None and one.forecast is not None and one.forecast.ttft_s is not None
     ]
     # The first eight samples of each instance say nothing yet.
     assert len(shares) >= SESSIONS * (len(additions) - 9)

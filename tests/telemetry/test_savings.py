@@ -84,7 +84,7 @@ def test_a_hit_that_was_looked_up_for_another_policy_counts_too() -> None:
 
 def ended(found: Forecast | None, **fields: Any) -> DecisionRecord:
     made = record(stream=True)
-    made.forecast, made.status, made.ttft_s, made.usage = found, 200, 0.5, Usage(1000, 20, 864)
+    made.forecast, made.status, made.ttfc_s, made.usage = found, 200, 0.5, Usage(1000, 20, 864)
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -93,7 +93,7 @@ def ended(found: Forecast | None, **fields: Any) -> DecisionRecord:
 def test_outcomes_settle_what_decisions_saved_and_lost() -> None:
     savings = Savings(lambda: NOON)
     savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64)))
-    savings.settle(ended(Forecast(0.6, "gpu-0", 0.3, 1000), ttft_s=0.7, held_s=0.1, lookup_s=0.1))
+    savings.settle(ended(Forecast(0.6, "gpu-0", 0.3, 1000), ttfc_s=0.5, held_s=0.1, lookup_s=0.1))
     savings.settle(ended(Forecast(0.4), usage=None))
     savings.settle(ended(None, migration=Migration("gpu-0", "g", 880)))
     savings.settle(ended(None, migration=Migration("gpu-0", "not picked", None)))
@@ -129,7 +129,7 @@ def test_only_streams_and_first_attempts_tell_times() -> None:
     savings = Savings(lambda: NOON)
     savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64), rank=1))
     in_one_piece = record(stream=False)
-    in_one_piece.forecast, in_one_piece.status, in_one_piece.ttft_s = Forecast(0.4, "gpu-0", 2.0, 64), 200, 0.5
+    in_one_piece.forecast, in_one_piece.status, in_one_piece.ttfc_s = Forecast(0.4, "gpu-0", 2.0, 64), 200, 0.5
     savings.settle(in_one_piece)
     (row,) = savings.report()
     assert row["seconds"]["compared"] == row["forecast"]["count"] == 0
@@ -158,6 +158,7 @@ def test_a_clock_that_was_a_year_ahead_leaves_nothing_to_a_day_that_has_not_come
 
 def answered(app: Telemetry, made: DecisionRecord) -> None:
     exchange = begin(app)
+    exchange.started -= 100.0  # its client was as slow as that to send it
     exchange.decided(made)
     attempt = exchange.attempt("/v1/chat/completions")
     attempt.first_byte()
@@ -178,4 +179,5 @@ def test_each_decision_carries_its_forecast_and_is_settled_when_it_ends() -> Non
     assert shown["other_ttft_s"] == pytest.approx(1.0)
     (row,) = app.consequences.savings.report()
     assert row["tokens"] == {"compared": 1, "saved": 880}
-    assert row["seconds"]["saved"] > 0
+    assert row["seconds"]["saved"] == pytest.approx(1.0, abs=0.2)
+    assert row["forecast"]["actual_s"] < 0.2
