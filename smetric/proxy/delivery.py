@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from smetric.errors import UpstreamError
+from smetric.errors import HttpError, UpstreamError
 from smetric.fleet.lease import Lease
 from smetric.fleet.trial import Trial
 from smetric.proxy.answer import Answer
@@ -170,16 +170,20 @@ class Delivery:
         self._exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage)
 
     async def _break_off(self, result: str) -> None:
-        """The answer ended early and the client has seen some of it: say so in the stream, end without its end mark.
+        """The answer ended early and the client has seen some of it.
 
-        What is no event stream, or has had its end mark, is cut off: returning without a last piece makes the server
-        close the connection.
+        Returning without a last piece makes the server close the connection.
         """
         self._answer.close()
         self._attempt.end(result, status=self._answer.status)
         self._exchange.end(self._answer.status, bytes_out=self.observer.size, error_type=f"upstream_{result}")
-        if self._is_stream and not (self._is_compressed or self.observer.is_past_mark):
-            error = UpstreamError("the instance broke off its answer", reason=result)
+        await self.tell(UpstreamError("the instance broke off its answer", reason=result))
+
+    async def tell(self, error: HttpError) -> None:
+        """Add *error* to the stream as its last event; nothing where it is none that can be read, or has ended."""
+        observer = self.observer
+        has_ended = observer.is_past_mark or (observer.ended and self._answer.is_whole)
+        if self._is_stream and not (self._is_compressed or has_ended):
             event = error_event(self._scope["path"], error)
-            if self._client.pass_on(event):
+            if self._client.pass_on(b"\n\n" + event if observer.is_within_event else event):
                 await self._client.drained()

@@ -24,7 +24,7 @@ from smetric.proxy.admission import Admission
 from smetric.proxy.asgi import App, Receive, Scope, Send
 from smetric.proxy.client import Client, ClientGone
 from smetric.proxy.counted import Counted
-from smetric.proxy.error_response import error_event, send_error
+from smetric.proxy.error_response import send_error
 from smetric.proxy.forward import Forwarding
 from smetric.proxy.permit import Permit
 from smetric.proxy.plane import Plane
@@ -180,10 +180,8 @@ class Inference:
                 if not client.status:
                     client.is_last = True
                     await send_error(client.send, path, CUT_OFF)
-                elif forwarding is not None and forwarding.awaits_events:
-                    event = error_event(path, CUT_OFF)
-                    if client.pass_on(event):
-                        await client.drained()
+                elif forwarding is not None:
+                    await forwarding.tell(CUT_OFF)
         except TimeoutError:
             pass  # it does not read; the connection is closed over its head
 

@@ -269,11 +269,10 @@ class Forwarding:
         self._exchange.end(error.status, error_type=reason)
         await send_error(self._client.send, self._path, error, self._plane.receipt(record) if record else None)
 
-    @property
-    def awaits_events(self) -> bool:
-        """The client is in the middle of a stream of events."""
-        delivery = self._delivery
-        return delivery is not None and delivery.observer.is_stream and not delivery.observer.ended
+    async def tell(self, error: HttpError) -> None:
+        """Tell the client of *error* in the middle of its answer, where that can be told."""
+        if self._delivery is not None:
+            await self._delivery.tell(error)
 
     @property
     def bytes_out(self) -> int:

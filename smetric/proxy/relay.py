@@ -83,8 +83,8 @@ class Observer:
         self.is_stream = is_stream
         self._marker = END_MARKERS.get(api) if is_stream else None
         self._head = b""
-        #: A stream begins at the beginning of a line.
-        self._tail = bytearray(b"\n")
+        #: A stream begins as if an event had ended.
+        self._tail = bytearray(b"\n\n")
         #: The stream's own end mark has passed; True for what has none.
         self.ended = self._marker is None
         #: Bytes passed, and ends of events among them.
@@ -113,6 +113,11 @@ class Observer:
         return self.ended and self._marker is not None
 
     @property
+    def is_within_event(self) -> bool:
+        """What has passed ends in the middle of an event."""
+        return not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+
+    @property
     def is_engine_error(self) -> bool:
         """The stream's tail holds the engine's own error event."""
         return any(marker in self._tail for marker in ENGINE_ERROR)
@@ -139,7 +144,7 @@ class Observer:
 
     def _whole_usage(self) -> _Usage | None:
         """That of a short answer that is one object: to read it all is less work than to look for a part of it."""
-        if self.is_stream or self.size >= len(self._tail):  # which begins with a line break
+        if self.is_stream or self.size > len(self._tail) - 2:  # which begins with two line breaks
             return None
         try:
             return _decode_whole(self._tail).usage

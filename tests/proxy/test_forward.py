@@ -137,6 +137,20 @@ async def test_a_stream_that_breaks_off_ends_with_one_error_event_of_its_api(pat
             assert end not in answer.body
 
 
+@pytest.mark.parametrize("begun", [b"", b'data: {"choi', b"data: {}\r\n\r", b"data: {}\n"])
+async def test_an_error_event_is_one_though_the_stream_breaks_off_within_another(begun: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.stream(delta("a"), *filter(None, [begun]), end=False)
+        call.close()
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat(stream=True)
+        first, *_, last, end = answer.body.split(b"\n\n")
+        assert (first + b"\n\n", end) == (delta("a"), b"")
+        assert "error" in orjson.loads(last.strip().removeprefix(b"data: "))
+
+
 async def test_a_stream_is_one_however_its_content_type_is_written() -> None:
     async def script(call: Call) -> None:
         await call.send(head(200, (b"Content-Type", b"Text/Event-Stream"), (b"Transfer-Encoding", b"chunked")))
