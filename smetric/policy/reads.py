@@ -6,7 +6,7 @@ What one expression reads is part of its `Type`; here it is put together along t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from smetric.policy.diagnostic import Diagnostic, Severity
 from smetric.policy.span import Span
@@ -43,12 +43,8 @@ class Step:
     may_end: bool
 
 
-@dataclass(slots=True)
-class _Paths:
-    """What is read for certain from each guard on, and from each step on, of one policy."""
-
-    behind: list[list[frozenset[str]]] = field(default_factory=list)
-    from_step: list[frozenset[str]] = field(default_factory=list)
+#: Of each step, what is read for certain from each of its guards on, then behind the last.
+_Certain = list[list[frozenset[str]]]
 
 
 def reads(steps: Sequence[Step], vocabulary: Vocabulary) -> Mapping[str, str]:
@@ -56,13 +52,12 @@ def reads(steps: Sequence[Step], vocabulary: Vocabulary) -> Mapping[str, str]:
 
     A feature that only a tie, a default or one side of an expression asks for has that expression's label or text.
     """
-    paths = _certain(
-        steps, frozenset(f"req.{name}" for name, word in vocabulary.request.items() if word.may_be_unknown)
-    )
-    always = paths.from_step[0] if steps else NOTHING
+    unknowable = frozenset(f"req.{name}" for name, word in vocabulary.request.items() if word.may_be_unknown)
+    certain = _certain(steps, unknowable)
+    always = certain[0][0] if steps else NOTHING
     may = NOTHING.union(*(_may(step) for step in steps))
     return {
-        name: ALWAYS if name in always else _spared_by(name, steps, paths)
+        name: ALWAYS if name in always else _spared_by(name, steps, certain)
         for name in sorted(may & vocabulary.features.keys())
     }
 
@@ -86,30 +81,25 @@ def wasted_lookups(steps: Sequence[Step], vocabulary: Vocabulary) -> list[Diagno
     return found
 
 
-def _certain(steps: Sequence[Step], unknowable: frozenset[str]) -> _Paths:
+def _certain(steps: Sequence[Step], unknowable: frozenset[str]) -> _Certain:
     """What is read for certain; a guard that reads one of the *unknowable* may fail before it reads anything."""
-    paths = _Paths()
+    certain: _Certain = []
     after: frozenset[str] = NOTHING
     for step in reversed(steps):
-        held = step.value.must if step.may_end else step.value.must | after
-        behind = [held]
+        behind = [step.value.must if step.may_end else step.value.must | after]
         for guard in reversed(step.guards):
-            asked = guard.type.must | (behind[-1] & after)
-            behind.append(asked & after if guard.type.may & unknowable else asked)
-        behind.reverse()
-        paths.behind.append(behind)
+            asked = guard.type.must | (behind[0] & after)
+            behind.insert(0, asked & after if guard.type.may & unknowable else asked)
+        certain.insert(0, behind)
         after = behind[0]
-        paths.from_step.append(after)
-    paths.behind.reverse()
-    paths.from_step.reverse()
-    return paths
+    return certain
 
 
-def _spared_by(name: str, steps: Sequence[Step], paths: _Paths) -> str:
+def _spared_by(name: str, steps: Sequence[Step], certain: _Certain) -> str:
     for at, step in enumerate(steps):
-        failed = paths.from_step[at + 1] if at + 1 < len(steps) else NOTHING
+        failed = certain[at + 1][0] if at + 1 < len(steps) else NOTHING
         for place, guard in enumerate(step.guards):
-            if name in guard.type.may or (name in paths.behind[at][place + 1]) != (name in failed):
+            if name in guard.type.may or (name in certain[at][place + 1]) != (name in failed):
                 return guard.label
         if name in step.value.may or (step.may_end and name in failed):
             return step.text
