@@ -7,6 +7,7 @@ asked for is in `smetric.sources.kv_socket`, what messages say in `smetric.sourc
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import aclosing
 
@@ -27,8 +28,12 @@ from smetric.telemetry.log_limit import LogLimit
 REPLAY_S = 30.0
 #: Replays of one gap: the engine's socket drops what it cannot send at once.
 REPLAY_TRIES = 5
+#: Seconds after which a connection that broke, and that ZeroMQ does not try to have again, is made anew.
+RECONNECT_S = 5.0
 #: Seconds between two tries to have from the replay socket what may have been missed, least and most.
 CATCH_UP_S = (1.0, 60.0)
+
+_CONNECTION = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 
 log = structlog.get_logger("smetric.kv_events")
 
@@ -47,6 +52,7 @@ class Subscriber:
         self.streams = Streams(publisher.instance, index)
         self._context: zmq.asyncio.Context | None = None
         self._is_connected = False
+        self._connect_due = math.inf
         self._catch_up_due = 0.0
         self._catch_up_pause = CATCH_UP_S[0]
         self._log_limit = LogLimit()
@@ -63,7 +69,7 @@ class Subscriber:
             # Several may connect to an address bound here. One that is connected to is the instance's own, and whatever
             # it publishes tells whether the topic is the right one.
             events.setsockopt(zmq.SUBSCRIBE, self._topic if self.publisher.bind else b"")
-            with events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as connection:
+            with events.get_monitor_socket(_CONNECTION) as connection:
                 try:
                     await self._listen(events, connection)
                 finally:
@@ -83,14 +89,26 @@ class Subscriber:
             # What the connection did comes first: its messages came later.
             while await connection.poll(0):
                 self._connection_changed(parse_monitor_message(await connection.recv_multipart())["event"])
+            if time.monotonic() >= self._connect_due and not self.publisher.bind:
+                self._connect_due = math.inf
+                events.disconnect(self.publisher.endpoint)
+                events.connect(self.publisher.endpoint)
             if self.publisher.replay and self._is_connected and time.monotonic() >= self._catch_up_due:
                 await self._catch_up()
             if events in ready:
                 await self._drain(waiting)
 
     def _connection_changed(self, event: int) -> None:
-        """Whatever was published while there was no connection went by, and only a replay or the next message tells."""
+        """Whatever was published while there was no connection went by, and only a replay or the next message tells.
+
+        After a message that is too large, or what is none, ZeroMQ gives a connection up for good and retries nothing.
+        """
+        self._connect_due = math.inf
+        if event == zmq.EVENT_CONNECT_RETRIED:
+            return
         self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if not self._is_connected:
+            self._connect_due = time.monotonic() + RECONNECT_S
         self._fall_behind()
 
     def _fall_behind(self) -> None:
@@ -223,7 +241,7 @@ class Subscriber:
         self._caught_up()
 
     def _caught_up(self) -> None:
-        self._catch_up_due = float("inf")
+        self._catch_up_due = math.inf
         self.streams.be_behind(False)
 
     def forget(self) -> None:

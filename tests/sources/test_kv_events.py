@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.request import InferenceRequest
-from smetric.sources import kv_events, kv_socket
+from smetric.sources import kv_events, kv_socket, kv_subscriber
 from smetric.sources.kv_events import KvEvents
 from smetric.sources.kv_publisher import Publisher
 from smetric.sources.kv_subscriber import Subscriber
@@ -542,6 +542,24 @@ async def test_an_address_that_cannot_be_used_is_said_once_for_each_reason_and_t
         ("crashed", "tcp://127.0.0.1:1", None),
         ("failed", "tcp://127.0.0.1:1", os.strerror(errno.EACCES)),
     ]
+
+
+async def test_a_message_that_is_too_large_is_a_gap_and_what_follows_it_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_subscriber, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(kv_socket, "MAX_MESSAGE_BYTES", 4096)
+    monkeypatch.setattr(kv_socket, "REPLAY_SILENCE_S", 0.05)
+    async with engine() as one, listening(publisher(one)) as source:
+        await one.joined()
+        await one.publish(stored(PROMPT))
+        await known_after(source, 1)
+        await one.publish(stored(range(5000)))
+        async with asyncio.timeout(5):
+            while messages(source) < 2:
+                await one.publish(stored([7] * 9))
+                await asyncio.sleep(0.02)
+        assert (told(source).gaps, told(source).is_known) == (1, False)
 
 
 async def test_contents_that_are_lost_with_the_connection_are_said_to_be_unknown(
