@@ -22,8 +22,10 @@ BLOCK_BYTES = 1024
 CHUNK_BYTES = 64 * 1024
 #: Rendered bytes an image stands for: 1,024 tokens at the initial ratio.
 IMAGE_BYTES = 4096
-#: How much of a part is seen by who asks what the last message is: pieces, and bytes of each.
-_PIECES_SEEN = 4
+#: In so many pieces.
+IMAGE_PIECES = 16
+#: How much of a part is seen by who asks what the last message is: pieces, those of an image too, and bytes of each.
+_PIECES_SEEN = 4 + IMAGE_PIECES
 _BYTES_SEEN = 4096
 _NONE = array("Q")
 #: The blocks of a chunk.
@@ -275,6 +277,9 @@ def _between(pieces: Sequence[Text], start: int, end: int) -> bytes:
     return b"".join(found)
 
 
-def image(data: bytes | memoryview) -> bytes:
-    """The piece an image (or any other medium) renders to: its hash, repeated to the length it stands for."""
-    return xxhash.xxh3_64_digest(data) * (IMAGE_BYTES // 8)
+def image(data: bytes | memoryview) -> tuple[bytes, ...]:
+    """The pieces an image (or any other medium) renders to: its hash, repeated to the length it stands for.
+
+    They are one and the same: a body of some KiB may name thousands of images.
+    """
+    return (xxhash.xxh3_64_digest(data) * (IMAGE_BYTES // IMAGE_PIECES // 8),) * IMAGE_PIECES

@@ -236,7 +236,9 @@ class Rendering:
         if part.content:
             self._add_content(part.content, [], depth + 1)
         media = (part.source, part.image_url, part.input_audio, part.audio_url, part.video_url, part.file)
-        self.pieces.extend(image(memoryview(medium)) for medium in media if medium)
+        for medium in media:
+            if medium:
+                self.pieces += image(memoryview(medium))
         if is_result:
             results.append(len(self.pieces))
 

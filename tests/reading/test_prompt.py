@@ -98,7 +98,7 @@ def test_a_prompt_whose_tokens_become_known_has_that_many(size: int, count: int)
 
 
 def test_an_image_stands_for_its_tokens_and_tells_images_apart() -> None:
-    assert len(image(b"data:image/png;base64,AAAA")) == IMAGE_BYTES
+    assert sum(map(len, image(b"data:image/png;base64,AAAA"))) == IMAGE_BYTES
     assert image(b"one") != image(b"two")
     assert image(b"one") == image(b"one")
 

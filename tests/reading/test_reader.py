@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from smetric.errors import RequestError
 from smetric.reading.body import TOO_DEEP
 from smetric.reading.fields import MAX_STRING
+from smetric.reading.prompt import IMAGE_BYTES
 from smetric.reading.reader import MAX_PROMPTS, Reading, parse
 from smetric.request import Api, InferenceRequest
 from smetric.tokens import TokenRatio
@@ -311,6 +313,20 @@ def test_a_body_whose_parts_alone_nest_too_deeply_is_refused(api: Api, body: byt
         except RequestError as error:
             refused.add(str(error))
     assert refused == {TOO_DEEP}
+
+
+def test_thousands_of_images_in_a_small_body_take_little_memory() -> None:
+    """What waits for its answer is bounded by the bytes of bodies."""
+    part = b'{"image_url":1,"source":1,"file":1,"audio_url":1,"video_url":1,"input_audio":1}'
+    body = b'{"messages":[{"role":"user","content":[%b]}]}' % b",".join([part] * 1000)
+    tracemalloc.start()
+    try:
+        request = read(Api.CHAT, body)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert request.prompt_len > 6000 * IMAGE_BYTES / 4
+    assert held < 64 * len(body)
 
 
 def test_other_apis_need_no_json() -> None:
