@@ -67,6 +67,8 @@ def live_routes(live: LiveStack) -> list[Route]:
         query = request.query_params
         if (history := query.get("history", "1")) not in ("0", "1"):
             raise HTTPException(400, f"history={history[:64]!r}: 0 or 1")
+        if request.method == "HEAD":  # its client waits for no body, and the next request for this one's end
+            return Response(headers=_FRESH, media_type="text/event-stream")
         try:
             viewer = feed.join(Wish.of(query), history=history == "1")
         except ValueError as error:

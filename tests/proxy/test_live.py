@@ -13,7 +13,7 @@ import pytest
 from smetric.config.settings import Admin, ShadowSettings
 from smetric.live.feed import MOST_VIEWERS
 from smetric.live.wish import Wish
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, RawClient, request
 from tests.faults.harness import Running, running
 
 FILES = [file.name for file in (Path(__file__).parents[2] / "smetric" / "ui").iterdir()]
@@ -95,6 +95,14 @@ async def test_the_stream_begins_with_the_past_and_goes_on_with_what_happens() -
             (row,) = (await of_kind(events, "decisions"))["rows"]
             assert (row["id"], row["instance"], row["rule"]) == (second, "e0", "balance")
             assert row["sentence"].startswith("balance: e0")
+
+
+async def test_the_head_of_the_stream_is_all_that_is_asked_for_by_head() -> None:
+    async with fresh(FakeEngine()) as router, await RawClient.connect(router.admin_url) as client:
+        await client.send(request("HEAD", "/admin/decisions/stream") + request("GET", "/healthz"))
+        head = await client.response("HEAD")
+        assert (head.status, head.value("content-type")) == (200, "text/event-stream; charset=utf-8")
+        assert (await client.response()).body == b"ok\n"
 
 
 async def test_of_all_policies_those_that_act_stand_in_the_state_and_all_can_be_asked() -> None:
