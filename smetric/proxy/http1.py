@@ -280,7 +280,7 @@ class Http1(asyncio.Protocol):
             return
         if self._loop.time() < self.deadline:
             self._timer = self._loop.call_at(self.deadline, self._check)
-        elif self._parser.headers is None and polled(self._transport, select.POLLIN):  # a reset would be all it got
+        elif polled(self._transport, select.POLLIN):  # what has come is read first; a close would reset it
             self._await_request(LAST_REQUEST_S)
         elif self._parser.headers is None:
             # Who speaks TLS need not answer our goodbye, nor hear it as long as it has no use for the connection.

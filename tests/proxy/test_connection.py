@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import uvloop
 
 from smetric.proxy.asgi import Receive, Scope, Send
@@ -83,7 +84,8 @@ async def test_an_idle_connection_is_closed_when_its_time_is_over() -> None:
         assert await used.at_end()
 
 
-def test_a_request_that_has_come_when_the_idle_time_is_over_is_answered() -> None:
+@pytest.mark.parametrize("before", [0, 10], ids=["all of it", "the rest of its head"])
+def test_a_request_that_has_come_when_the_time_for_it_is_over_is_answered(before: int) -> None:
     """On the loop that a router runs on, which comes to its timers before it reads."""
 
     async def late() -> tuple[int, bytes]:
@@ -95,15 +97,17 @@ def test_a_request_that_has_come_when_the_idle_time_is_over_is_answered() -> Non
             """While this is read the deadline passes, and then the request comes."""
             asyncio.get_running_loop().remove_reader(wake)
             time.sleep(0.3)
-            ours.sendall(GET)
+            ours.sendall(GET[before:])
 
         with ours, wake, waker:
-            async with serving(app, limits=Limits(idle_timeout_s=0.2)) as (url, _):
+            async with serving(app, limits=Limits(idle_timeout_s=0.2, head_timeout_s=0.2)) as (url, _):
                 host, _, port = url.removeprefix("http://").partition(":")
                 ours.connect((host, int(port)))
                 async with RawClient(*await asyncio.open_connection(sock=ours.dup())) as client:
                     await client.send(GET)
                     await client.response("GET")
+                    await client.send(GET[:before])
+                    await asyncio.sleep(0.05)
                     asyncio.get_running_loop().add_reader(wake, busy)
                     waker.send(b".")
                     answer = await client.response("GET")
