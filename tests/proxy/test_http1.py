@@ -41,14 +41,13 @@ async def serving(endpoint: Endpoint, limits: Limits | None = None) -> AsyncIter
 
 
 async def read_body(receive: Receive) -> bytes:
-    body = b""
+    pieces: list[bytes] = []
     while True:
         message = await receive()
         assert message["type"] == "http.request"
-        piece: bytes = message["body"]
-        body += piece
+        pieces.append(message["body"])
         if not message["more_body"]:
-            return body
+            return b"".join(pieces)
 
 
 async def answer(send: Send, body: bytes, *headers: tuple[bytes, bytes]) -> None:
