@@ -30,7 +30,7 @@ _ID = re.compile(r"[0-9A-Za-z]{1,64}\Z")
 @click.option(
     "--snapshot", metavar="FILE|-", help="JSON with `instances`, and if need be `request`, `cursors`, `seed`."
 )
-@set_option()
+@set_option
 @click.option("--decision", metavar="ID", help="A decision of a running router or of a record: x-smetric-decision-id.")
 @click.option("--record", "records", metavar="FILE", multiple=True, help="Look for it there; repeat it for more files.")
 @admin_option

@@ -27,7 +27,7 @@ RECORDED = "recorded"
 @click.command()
 @click.argument("records", metavar="RECORD...", nargs=-1, required=True)
 @click.option("--policy", metavar="NAME|FILE|-", help="Who decides anew; the record's own policy when not given.")
-@set_option()
+@set_option
 @click.option(
     "--against",
     metavar="recorded|NAME|FILE",

@@ -25,6 +25,10 @@ _OPTIONS = {
     "--admin-port": "admin.port",
 }
 
+set_option = click.option(
+    "--set", "params", metavar="PARAM=VALUE", multiple=True, help="A parameter of the policy; repeat it for more."
+)
+
 
 def settings_options(command: F) -> F:
     """Adds the options; the command gets them as keyword arguments and hands them to `settings_table`."""
@@ -36,18 +40,11 @@ def settings_options(command: F) -> F:
             click.option("--host", metavar="ADDRESS", help="Where to listen for clients."),
             click.option("--port", metavar="PORT", help="Port for clients."),
             click.option("--admin-port", metavar="PORT", help="Port for metrics and administration, on loopback."),
-            set_option(),
+            set_option,
         )
     ):
         command = option(command)
     return command
-
-
-def set_option() -> Callable[[F], F]:
-    """`--set NAME=VALUE`, any number of times."""
-    return click.option(
-        "--set", "params", metavar="PARAM=VALUE", multiple=True, help="A parameter of the policy; repeat it for more."
-    )
 
 
 def settings_table(config: Path | None, params: tuple[str, ...], **options: str | tuple[str, ...] | None) -> Table:
@@ -57,11 +54,11 @@ def settings_table(config: Path | None, params: tuple[str, ...], **options: str 
         value = options[option.removeprefix("--").replace("-", "_")]
         if value not in (None, ()):
             flags.append(Flagged(option, name, value))
-    flags += param_flags(params)
+    flags += _param_flags(params)
     return stack(config, os.environ, flags, SETTINGS)
 
 
-def param_flags(params: tuple[str, ...]) -> list[Flagged]:
+def _param_flags(params: tuple[str, ...]) -> list[Flagged]:
     """`--set OVERLOAD=3` as flags."""
     flags = []
     for param in params:
@@ -74,4 +71,4 @@ def param_flags(params: tuple[str, ...]) -> list[Flagged]:
 
 def param_values(params: tuple[str, ...]) -> Mapping[str, float | str | bool]:
     """`--set OVERLOAD=3` as values for a policy's parameters."""
-    return from_table(stack(None, {}, param_flags(params), SETTINGS)).params
+    return from_table(stack(None, {}, _param_flags(params), SETTINGS)).params

@@ -20,7 +20,7 @@ _TIMEOUT_S = 30.0
 @click.argument("policy", metavar="NAME|FILE|-")
 @click.option("--of", "name", metavar="NAME", default="default", show_default=True, help="The route it is tried on.")
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), default=1000, show_default=True, help="Decisions.")
-@set_option()
+@set_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @admin_option
 def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, admin: str) -> None:

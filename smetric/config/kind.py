@@ -50,9 +50,9 @@ def scalar_of(raw: Raw, name: str, expected: str) -> Scalar:
 
 
 class Text(Kind[str]):
-    """Any text, or the text that *pattern* matches from end to end; *rule* says the pattern in words."""
+    """A text that *pattern* matches from end to end; *rule* says the pattern in words."""
 
-    def __init__(self, pattern: str = "", rule: str = "a text", *, empty: bool = False) -> None:
+    def __init__(self, pattern: str, rule: str, *, empty: bool = False) -> None:
         self._pattern = pattern
         self._rule = rule
         self._empty = empty
@@ -64,14 +64,12 @@ class Text(Kind[str]):
         scalar = scalar_of(raw, name, self._rule)
         if scalar.typed and not scalar.quoted and _NOT_TEXT.match(scalar.text):
             raise wrong(raw, name, f'{self._rule} (put it in quotes: "{scalar.text}")')
-        if self._pattern and not re.fullmatch(self._pattern, scalar.text):
+        if not re.fullmatch(self._pattern, scalar.text):
             raise wrong(raw, name, self._rule)
         return scalar.text
 
     def schema(self) -> dict[str, Any]:
         """A string."""
-        if not self._pattern:
-            return {"type": "string"}
         return interpolated({"type": "string", "pattern": f"^(?:{self._pattern})$"})
 
 

@@ -13,13 +13,15 @@ from smetric.errors import ConfigError
 
 T = TypeVar("T")
 
+#: Most items of a list, unless it says otherwise, and most names of a table.
+_MOST = 1024
 _REQUIRED: Any = object()
 
 
 class ListOf(Kind[tuple[T, ...]]):
     """A list of one kind; in the environment and in flags its items may also stand with commas between them."""
 
-    def __init__(self, item: Kind[T], most: int = 1024) -> None:
+    def __init__(self, item: Kind[T], most: int = _MOST) -> None:
         self.item = item
         self._most = most
 
@@ -58,19 +60,18 @@ class OneOrMore(ListOf[T]):
 class MapOf(Kind[Mapping[str, T]]):
     """A table from free names to values of one kind."""
 
-    def __init__(self, value: Kind[T], most: int = 1024) -> None:
+    def __init__(self, value: Kind[T]) -> None:
         self.value = value
-        self._most = most
 
     def parse(self, raw: Raw, name: str) -> Mapping[str, T]:
         """A dict."""
-        if not isinstance(raw, Table) or len(raw.entries) > self._most:
-            raise wrong(raw, name, f"a table of at most {self._most} names")
+        if not isinstance(raw, Table) or len(raw.entries) > _MOST:
+            raise wrong(raw, name, f"a table of at most {_MOST} names")
         return {key: self.value.parse(value, f"{name}.{key}") for key, value in raw.entries.items()}
 
     def schema(self) -> dict[str, Any]:
         """An object with free names."""
-        return {"type": "object", "additionalProperties": self.value.schema(), "maxProperties": self._most}
+        return {"type": "object", "additionalProperties": self.value.schema(), "maxProperties": _MOST}
 
     def show(self, value: Mapping[str, T]) -> dict[str, Any]:
         """A dict."""

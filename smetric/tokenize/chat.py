@@ -135,13 +135,13 @@ def checked(messages: Any) -> list[dict[str, Any]]:
             raise Refused
         content = message.get("content")
         if isinstance(content, list):
-            refuse_media(content)
+            _refuse_media(content)
         elif content is not None and not isinstance(content, str):
             raise Refused
     return messages
 
 
-def refuse_media(parts: Iterable[Any]) -> None:
+def _refuse_media(parts: Iterable[Any]) -> None:
     """Raise `Unsupported` unless all *parts* are text."""
     for part in parts:
         if isinstance(part, str):
