@@ -76,7 +76,7 @@ class SmallFleets:
         if self._chance.random() < _UNKNOWN:
             return None
         highest = request.get(feature.at_most)
-        if feature.at_most and highest is not None and self._chance.random() < 0.5:
+        if highest is not None and self._chance.random() < 0.5:
             return self._chance.choice((0.0, highest / 2, highest))
         return self._value(feature, highest)
 
@@ -139,9 +139,8 @@ def smaller(situation: Situation, vocabulary: Vocabulary) -> Iterator[Situation]
     for name, column in situation.cells.items():
         for i, cell in enumerate(column):
             for simpler in _simpler(cell, vocabulary.features[name]):
-                yield replace(
-                    situation, cells={**situation.cells, name: [*column[:i], simpler, *column[i + 1 :]]}
-                )  # fmt: skip
+                changed = [*column[:i], simpler, *column[i + 1 :]]
+                yield replace(situation, cells={**situation.cells, name: changed})
     for name, value in situation.request.items():
         for simpler in _simpler(value, vocabulary.request[name]):
             yield replace(situation, request={**situation.request, name: simpler})
