@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -107,6 +107,7 @@ class Guardrail:
         instances: all instances.
         band: what is tolerated.
         on_restored: told of the route, and of what was out of band: one of `names.OUT_OF_BAND`.
+        aliases: names by which clients, and so routes, call models that instances serve under another.
         clock: monotonic seconds.
     """
 
@@ -117,9 +118,11 @@ class Guardrail:
         band: Band,
         on_restored: Callable[[str, str], None] = lambda route, reason: None,
         *,
+        aliases: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._instances = instances
+        self._aliases = aliases or {}
         self._band = band
         self._on_restored = on_restored
         self._clock = clock
@@ -241,7 +244,7 @@ class Guardrail:
         """For each group of instances under load that it may choose from: its own requests, and all, of a window."""
         if not self._loads:
             return
-        models = watched.route.match.models
+        models = [self._aliases.get(name, name) for name in watched.route.match.models]
         groups: dict[Group, dict[Instance, float]] = {}
         for instance in self._loads[-1]:
             if not models or any(instance.serves(model) for model in models):

@@ -55,7 +55,9 @@ class Policies:
         #: Undoes changes; None for never.
         self.guardrail: Guardrail | None = None
         if settings.guardrail.enabled:
-            self.guardrail = Guardrail(self.routes, instances, band_of(settings), metrics.restored)
+            self.guardrail = Guardrail(
+                self.routes, instances, band_of(settings), metrics.restored, aliases=settings.models
+            )
 
     @property
     def default(self) -> PolicyFile:

@@ -52,6 +52,7 @@ class World:
             lambda: self.instances,
             band or Band(),
             lambda *what: self.told.append(what),
+            aliases={"alias": "m"},
             clock=lambda: self.now,
         )
         self._leases: list[Lease] = []
@@ -239,8 +240,9 @@ def test_instances_of_other_models_are_compared_with_each_other_only(tmp_path: P
     assert world.pass_s(60) <= 12
 
 
-def test_a_route_for_one_model_answers_for_its_instances_only(tmp_path: Path) -> None:
-    world = World(tmp_path, models=("m", "m", "other", "other"), match="m")
+@pytest.mark.parametrize("match", ["m", "alias"])
+def test_a_route_for_one_model_answers_for_its_instances_only(tmp_path: Path, match: str) -> None:
+    world = World(tmp_path, models=("m", "m", "other", "other"), match=match)
     world.swap(BAD)
     world.load(2, 2, 9, 0)
     assert world.pass_s(60) == 60
