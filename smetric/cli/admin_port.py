@@ -33,8 +33,12 @@ class Unreachable(click.ClickException):
     exit_code = UNREACHABLE
 
 
-def ask(admin: str, method: str, path: str, document: Any = None, *, timeout_s: float = _TIMEOUT_S) -> tuple[int, Any]:
+def ask(
+    admin: str, method: str, path: str, document: Any = None, *, timeout_s: float = _TIMEOUT_S
+) -> tuple[int, dict[str, Any]]:
     """Status and JSON of the answer of the router at *admin*; no proxy and no redirect is followed.
+
+    Unless the status is 200, `error` says why.
 
     Args:
         admin: its URL.
@@ -65,9 +69,12 @@ def ask(admin: str, method: str, path: str, document: Any = None, *, timeout_s: 
         sent = "wants its token: set" if "Authorization" not in headers else "wants another token than is in"
         raise Unreachable(f"{admin} {sent} SMETRIC_ADMIN__TOKEN or SMETRIC_ADMIN__TOKEN_FILE")
     try:
-        return status, json.loads(answer)
-    except ValueError as error:
-        raise strange(admin, status) from error
+        said = json.loads(answer)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or (status != 200 and not isinstance(said.get("error"), str)):
+        raise strange(admin, status)
+    return status, said
 
 
 def _parts(admin: str) -> SplitResult:
@@ -105,13 +112,8 @@ def change_instance(admin: str, instance: str, verb: str) -> dict[str, Any]:
         Unreachable: it does not answer, or not as SMetric does.
     """
     status, answer = ask(admin, "POST", f"/admin/instances/{segment(instance)}/{verb}")
-    if not isinstance(answer, dict):
-        raise strange(admin, status)
     if status != 200:
-        said = answer.get("error")
-        if not isinstance(said, str):
-            raise strange(admin, status)
-        raise click.ClickException(f"{instance}: {said}")
+        raise click.ClickException(f"{instance}: {answer['error']}")
     if not answer.keys() >= {"state", "requests", "others", "kept", "not_kept_because"}:
         raise strange(admin, status)
     return answer

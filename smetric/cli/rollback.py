@@ -25,10 +25,8 @@ def rollback(name: str, generation: int | None, admin: str) -> None:
     """
     document = {} if generation is None else {"generation": generation}
     status, answer = ask(admin, "POST", f"/admin/policies/{segment(name)}/rollback", document)
-    if not isinstance(answer, dict):
-        raise strange(admin, status)
     if status != 200:
-        raise click.ClickException(str(answer.get("error", f"status {status}")))
+        raise click.ClickException(answer["error"])
     try:
         acting = answer["generations"][-1]
         click.echo(

@@ -37,12 +37,10 @@ def try_(policy: str, name: str, last: int, params: tuple[str, ...], form: str, 
     if params:
         document["params"] = param_values(params)
     status, answer = ask(admin, "POST", f"/admin/policies/{segment(name)}/try", document, timeout_s=_TIMEOUT_S)
-    if not isinstance(answer, dict):
-        raise strange(admin, status)
     if status == 422:
-        raise click.ClickException(f"{source.path} does not check\n\n{answer.get('error')}")
+        raise click.ClickException(f"{source.path} does not check\n\n{answer['error']}")
     if status != 200:
-        raise click.ClickException(str(answer.get("error", f"status {status}")))
+        raise click.ClickException(answer["error"])
     if form == "json":
         click.echo(json.dumps(answer, ensure_ascii=False, indent=2))
         return

@@ -234,19 +234,23 @@ class Admin(http.server.BaseHTTPRequestHandler):
     """What is no router's admin port, and knows no decision."""
 
     answers: ClassVar = {
+        "/admin/decisions/01GONE/record": (404, b'{"error": "no such decision"}'),
         "/admin/decisions/01ODD/record": (200, b"<html>"),
         "/admin/decisions/01OTHER/record": (200, b'{"decision": {"id": "01OTHER"}}'),
         "/admin/decisions/01ILL/record": (500, b"[]"),
     }
 
+    otherwise = 404, b"{}"
+
     def do_GET(self) -> None:
-        status, body = self.answers.get(self.path, (404, b"{}"))
+        status, body = self.answers.get(self.path, self.otherwise)
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
         self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -268,6 +272,7 @@ def admin() -> Iterator[str]:
     [
         ("01GONE", 1, "decision 01GONE is not among the last ones of"),
         ("01ODD", 3, "not as SMetric does"),
+        ("01NOWHERE", 3, "answers 404, but not as SMetric does"),
         ("01OTHER", 3, "not as SMetric does"),
         ("01ILL", 3, "answers 500"),
     ],
@@ -307,6 +312,16 @@ def test_a_password_in_an_admin_url_is_refused_and_not_shown() -> None:
 def test_a_host_that_no_look_up_takes_does_not_answer() -> None:
     result = run("explain", "--decision", "01GOOD", "--admin", "http://a..b")
     assert (result.exit_code, "http://a..b does not answer" in result.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("command", ["drain", "undrain", "rollback", "try"])
+def test_what_answers_as_no_admin_port_does_is_not_taken_for_one(
+    command: str, admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for body in (b"{}", b"[]", b"404", b"[" * 9000, b'{"error": {"message": "this path is not served here"}}'):
+        monkeypatch.setattr(Admin, "otherwise", (404, body))
+        result = run(command, "smetric", "--admin", admin)
+        assert (result.exit_code, "answers 404, but not as SMetric does" in result.stderr) == (3, True), result.output
 
 
 @pytest.mark.parametrize("command", ["drain", "undrain", "rollback"])
