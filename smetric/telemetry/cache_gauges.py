@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
+from smetric.telemetry.family import family
 from smetric.telemetry.metrics import MOST_INSTANCES
-from smetric.telemetry.scraped import Scraped, family
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
 
 
-class CacheGauges(Scraped):
+class CacheGauges(Collector):
     """Collects per instance, while there are few of them.
 
     Args:

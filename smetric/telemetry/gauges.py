@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
+from smetric.telemetry.family import family
 from smetric.telemetry.metrics import MOST_INSTANCES
-from smetric.telemetry.scraped import Scraped, family
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
@@ -42,7 +43,7 @@ class PeerFigures:
     placements: Mapping[str, int]
 
 
-class Gauges(Scraped):
+class Gauges(Collector):
     """Collects the state of the app's parts.
 
     Args:

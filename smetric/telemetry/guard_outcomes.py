@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
-from smetric.telemetry.scraped import Scraped, family
+from smetric.telemetry.family import family
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
@@ -20,7 +21,7 @@ MOST_POLICIES = 32
 MOST_GUARDS = 1024
 
 
-class GuardOutcomes(Scraped):
+class GuardOutcomes(Collector):
     """Counts them. A decision costs one addition for each statement visited."""
 
     def __init__(self) -> None:

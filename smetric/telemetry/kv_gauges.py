@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
+from smetric.telemetry.family import family
 from smetric.telemetry.metrics import MOST_INSTANCES
-from smetric.telemetry.scraped import Scraped, family
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class KvFigures:
     instances: Mapping[str, CacheFigures]
 
 
-class KvGauges(Scraped):
+class KvGauges(Collector):
     """Collects the state of the source of KV events; *figures* may be called from any thread."""
 
     def __init__(self, figures: Callable[[], KvFigures]) -> None:

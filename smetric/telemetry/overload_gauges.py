@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
-from smetric.telemetry.scraped import Scraped, family
+from smetric.telemetry.family import family
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class OverloadFigures:
     saturation: Mapping[str, float]
 
 
-class OverloadGauges(Scraped):
+class OverloadGauges(Collector):
     """Collects them.
 
     Args:

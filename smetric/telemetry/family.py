@@ -1,26 +1,17 @@
-"""What collectors have in common whose series are computed when somebody scrapes, in another thread than the loop's."""
+"""A family of series whose values are known only when somebody scrapes: what collectors make theirs with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from smetric.telemetry import names
 from smetric.telemetry.series import Labels
 
 By = TypeVar("By", bound=Labels)
-
-
-class Scraped(Collector):
-    """Series that are not known before."""
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is asked for at registration: the parts may not have started yet."""
-        return []
 
 
 def family(metric: names.Metric, values: Mapping[By, float] | float) -> Metric:
