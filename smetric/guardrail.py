@@ -249,7 +249,7 @@ class Guardrail:
         for instance in self._loads[-1]:
             if not models or any(instance.serves(model) for model in models):
                 seen = [loads[instance] for loads in self._loads if instance in loads]
-                groups.setdefault(instance.models, {})[instance] = sum(seen) / len(seen)
+                groups.setdefault(instance.base_models, {})[instance] = sum(seen) / len(seen)
         for group, loads in groups.items():
             mean = sum(loads.values()) / len(loads)
             if len(loads) > 1 and mean >= LEAST_LOAD:

@@ -240,6 +240,14 @@ def test_instances_of_other_models_are_compared_with_each_other_only(tmp_path: P
     assert world.pass_s(60) <= 12
 
 
+def test_an_adapter_that_one_instance_has_loaded_makes_it_no_other_models(tmp_path: Path) -> None:
+    world = World(tmp_path, models=("m", "m"))
+    world.instances[0].models, world.instances[0].adapters = frozenset(("m", "tuned")), frozenset(("tuned",))
+    world.swap(BAD)
+    world.load(9, 0)
+    assert world.pass_s(60) <= 12
+
+
 @pytest.mark.parametrize("match", ["m", "alias"])
 def test_a_route_for_one_model_answers_for_its_instances_only(tmp_path: Path, match: str) -> None:
     world = World(tmp_path, models=("m", "m", "other", "other"), match=match)

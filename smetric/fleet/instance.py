@@ -219,6 +219,11 @@ class Instance:
         """Blocks of KV cache that its decoding requests take."""
         return (self.decoding_tokens + self.generated()) / (self.cache.block_size or BLOCK_SIZE)
 
+    @property
+    def base_models(self) -> frozenset[str] | None:
+        """The names it serves without those of adapters, which come and go; None while unknown."""
+        return None if self.models is None else self.models - self.adapters
+
     def serves(self, model: str) -> bool:
         """Whether it serves *model*, as far as is known; an empty name fits all."""
         return self.models is None or not model or model in self.models

@@ -69,8 +69,7 @@ class Latencies:
             fresh = [(seconds, per_token) for at, seconds, per_token in waits if at >= since]
             if len(fresh) >= FEWEST:
                 seconds, per_token = (median(column) for column in zip(*fresh, strict=True))
-                models = None if instance.models is None else instance.models - instance.adapters
-                peers = groups.setdefault((instance.role, instance.pool, models), [])
+                peers = groups.setdefault((instance.role, instance.pool, instance.base_models), [])
                 peers.append((seconds, per_token, instance))
         found = []
         for peers in groups.values():

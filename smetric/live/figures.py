@@ -222,7 +222,7 @@ def imbalance(instances: Iterable[Instance]) -> float | None:
     groups: dict[frozenset[str] | None, list[float]] = {}
     for instance in instances:
         if instance.healthy and not instance.draining:
-            groups.setdefault(instance.models, []).append(instance.requests())
+            groups.setdefault(instance.base_models, []).append(instance.requests())
     ratios = [max(loads) * len(loads) / sum(loads) for loads in groups.values() if sum(loads)]
     return round(max(ratios), 3) if ratios else None
 

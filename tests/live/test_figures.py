@@ -152,6 +152,7 @@ def test_imbalance_compares_those_that_serve_the_same() -> None:
     small, large = samples.fleet(2), samples.fleet(2, id="large-{}")
     for instance in large:
         instance.models = frozenset({"large"})
+    large[0].models, large[0].adapters = frozenset({"large", "tuned"}), frozenset({"tuned"})
     for instance, load in zip([*small, *large], (1, 1, 30, 10), strict=True):
         instance.scrape = Scrape(0.0, load, 0.0, None, 0)
     assert imbalance([*small, *large]) == 1.5
