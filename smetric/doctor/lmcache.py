@@ -9,7 +9,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -45,8 +45,8 @@ class _Entry(msgspec.Struct):
 
 
 class _List(msgspec.Struct):
-    instances: list[_Entry] = field(default_factory=list)
-    workers: list[_Entry] = field(default_factory=list)
+    instances: list[_Entry] | None = None
+    workers: list[_Entry] | None = None
 
 
 _LIST = msgspec.json.Decoder(_List)

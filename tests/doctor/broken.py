@@ -259,6 +259,9 @@ BROKEN: dict[str, tuple[Break, str, Severity, str, str]] = {
     "LMCache of the other kind":
         (lmcache_lacks("/controller/workers", mode="controller"), "lmcache", Severity.ERROR,
          "but as its coordinator", "set `lmcache.mode: coordinator`"),
+    "something else where LMCache is to be":
+        (lmcache_says("/instances", lambda answer: answer.pop("instances")), "lmcache", Severity.ERROR,
+         "does not answer as LMCache's coordinator, but as its controller", "set `lmcache.mode: controller`"),
     "LMCache with other chunks":
         (lmcache_with(chunk_size=128), "lmcache", Severity.ERROR, "chunks are not as configured",
          "set `lmcache.chunk_size`"),
