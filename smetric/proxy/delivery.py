@@ -85,7 +85,7 @@ class Delivery:
         )
         lease.answer = self.observer
 
-    async def run(self, held: list[bytes]) -> None:
+    async def run(self, held: bytes) -> None:
         """Pass on what is *held* of the answer and what is still to come."""
         answer, client, deadlines = self._answer, self._client, self._plane.deadlines
         watchdog = client.watchdog
@@ -98,11 +98,11 @@ class Delivery:
         # piece with the end where it is known to be the last.
         has_begun = is_sent = False
         try:
-            for piece in held:
-                observer.passed(piece)
-                if client.pass_on(piece) if has_begun else client.begin(answer.status, headers, piece):
-                    await client.drained()
+            if held:
+                observer.passed(held)
                 has_begun = True
+                if client.begin(answer.status, headers, held):
+                    await client.drained()
             if not answer.pieces:
                 if not has_begun and client.begin(answer.status, headers):
                     await client.drained()

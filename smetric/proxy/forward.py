@@ -215,17 +215,17 @@ class Forwarding:
 
     async def _answer(self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: Answer) -> Failure | None:
         """Relay *answer*, or hold it back if another instance may do better."""
-        held: list[bytes] = []
+        held = bytearray()
         if answer.status in ELSEWHERE:
             try:
                 while piece := await answer.read():
-                    held.append(piece)
-                    if sum(map(len, held)) > HELD_BYTES:
+                    held += piece
+                    if len(held) > HELD_BYTES:
                         break
                 else:
                     answer.finish()
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
-                    body = b"".join(held)
+                    body = bytes(held)
                     if answer.status == 500 and any(message in body for message in SHUTTING_DOWN):
                         self._trial.stopping(lease.instance)
                     return Failure(
@@ -251,7 +251,7 @@ class Forwarding:
             self._trial,
             record,
         )
-        await self._delivery.run(held)
+        await self._delivery.run(bytes(held))
         return None
 
     async def _give(self, failure: Failure) -> None:

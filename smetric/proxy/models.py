@@ -76,14 +76,15 @@ class Models:
             async with asyncio.timeout(DEADLINE_S):
                 answer = await self._plane.upstream.send(instance, "GET", b"/v1/models", headers, None)
                 try:
-                    pieces: list[bytes] = []
+                    body = bytearray()
                     while piece := await answer.read():
-                        pieces.append(piece)
-                        if sum(map(len, pieces)) > MAX_BYTES:
+                        body += piece
+                        if len(body) > MAX_BYTES:
                             return None
+                    answer.finish()
                 finally:
                     answer.close()
-            data = orjson.loads(b"".join(pieces))["data"]
+            data = orjson.loads(body)["data"]
             return [card for card in data if isinstance(card["id"], str)] if answer.status == 200 else None
         except (TimeoutError, UpstreamFailed, AnswerBroken, orjson.JSONDecodeError, KeyError, TypeError):
             return None

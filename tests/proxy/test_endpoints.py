@@ -4,7 +4,8 @@ import orjson
 import pytest
 
 from smetric.config.settings import Limits
-from tests.fakes import Call, FakeEngine, RawClient, request, until
+from smetric.proxy.headers import VIA
+from tests.fakes import Call, FakeEngine, RawClient, one_model, request, until
 from tests.faults.harness import chat, running
 
 
@@ -155,6 +156,21 @@ async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_ca
         for engine in engines:
             engine.models = lambda call: call.answer(200, b"not json")
         assert (await router.ask("GET", "/v1/models")).status == 503
+
+
+async def test_asking_for_models_again_takes_no_connections_again() -> None:
+    async with running(FakeEngine()) as router:
+        carried: list[int] = []
+
+        async def script(call: Call) -> None:
+            if call.values(VIA):  # asked for a client
+                carried.append(call.nth)
+            await one_model(call)
+
+        router.engines[0].models = script
+        before = (await router.ask("GET", "/v1/models")).status
+        assert (before, (await router.ask("GET", "/v1/models")).status) == (200, 200)
+        assert carried[1] == carried[0] + 1
 
 
 async def test_what_concerns_no_instance_is_counted_and_logged_too() -> None:
