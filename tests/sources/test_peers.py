@@ -229,7 +229,7 @@ async def test_a_peer_that_is_down_costs_placements_that_are_counted_and_nothing
     port = listen("127.0.0.1", 0)
     url = address_of(port)
     port.close()
-    one = Sidecar(url)
+    one = Sidecar(url, heartbeat_s=0.05)
     with capture_logs() as logs:
         await one.peers.start()
         one.serve("a", "x")
