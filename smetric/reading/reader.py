@@ -55,6 +55,7 @@ _TEMPLATE_FIELDS = frozenset(
         "chat_template",
         "chat_template_kwargs",
         "documents",
+        "output_config",
         "reasoning",
         "reasoning_effort",
         "thinking",

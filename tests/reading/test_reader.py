@@ -238,6 +238,21 @@ def test_stream_is_read_as_leniently_as_engines_do(sent: Any, read_as: bool) -> 
     assert chat(stream=sent).stream is read_as
 
 
+@pytest.mark.parametrize(
+    ("api", "name", "values"),
+    [
+        (Api.CHAT, "reasoning_effort", ("low", "high")),
+        (Api.CHAT, "chat_template_kwargs", ({}, {"today": "Monday"})),
+        (Api.MESSAGES, "output_config", ({"effort": "low"}, {"effort": "high"})),
+        (Api.MESSAGES, "thinking", ({"type": "disabled"}, {"type": "adaptive"})),
+        (Api.RESPONSES, "reasoning", ({"effort": "low"}, {"effort": "high"})),
+    ],
+)
+def test_what_a_template_is_given_besides_messages_is_told_apart(api: Api, name: str, values: tuple[Any, Any]) -> None:
+    one, other = (read(api, CHAT | {"input": "x", name: value}).template_args for value in values)
+    assert one != other
+
+
 def test_an_alias_has_the_ratio_and_the_cache_key_of_the_model_it_stands_for() -> None:
     ratio = TokenRatio()
     ratio.learn("m", 2000, 1000)
