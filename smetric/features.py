@@ -9,7 +9,6 @@ from __future__ import annotations
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Vocabulary
 
 _SCRAPED = "every second; the last value corrected by the ledger up to 30 s, then unknown"
-_NOW = "none: read with the decision"
 _RATE = "the samples of ten minutes; unknown before there are 8"
 
 _FEATURES = (
@@ -82,7 +81,6 @@ _FEATURES = (
         unit="tokens",
         load=True,
         source="the router's ledger",
-        staleness=_NOW,
     ),
     Feature(
         name="unprefilled_cost",
@@ -90,7 +88,6 @@ _FEATURES = (
         unit="tokens",
         load=True,
         source="the router's ledger, less what any tier was known to hold; L_eq is `prefill.attention_tokens`",
-        staleness=_NOW,
     ),
     Feature(
         name="inflight_tokens",
@@ -98,7 +95,6 @@ _FEATURES = (
         unit="tokens",
         load=True,
         source="the router's ledger",
-        staleness=_NOW,
     ),
     Feature(
         name="decode_blocks",
@@ -106,7 +102,6 @@ _FEATURES = (
         unit="blocks",
         load=True,
         source="the router's ledger; the engine's block size, 16 tokens until it says",
-        staleness=_NOW,
     ),
     Feature(
         name="qps",
@@ -115,7 +110,6 @@ _FEATURES = (
         load=True,
         measured=True,
         source="the router's own count",
-        staleness=_NOW,
     ),
     Feature(
         name="prefill_rate",
@@ -145,7 +139,6 @@ _FEATURES = (
         unit="tokens",
         measured=True,
         source="the prefix index",
-        staleness=_NOW,
     ),
     Feature(
         name="kv_usage",
@@ -186,7 +179,6 @@ _FEATURES = (
         kind=Kind.BOOL,
         default=False,
         source="`smetric drain`; answers that say the engine is shutting down",
-        staleness=_NOW,
     ),
     Feature(
         name="id",
@@ -194,7 +186,6 @@ _FEATURES = (
         kind=Kind.STRING,
         default="",
         source="configuration, else host:port",
-        staleness=_NOW,
     ),
     Feature(
         name="model",
@@ -210,7 +201,6 @@ _FEATURES = (
         kind=Kind.STRING,
         default="both",
         source="configuration",
-        staleness=_NOW,
     ),
     Feature(
         name="pool",
@@ -218,7 +208,6 @@ _FEATURES = (
         kind=Kind.STRING,
         default="",
         source="configuration",
-        staleness=_NOW,
     ),
     Feature(
         name="zone",
@@ -226,7 +215,6 @@ _FEATURES = (
         kind=Kind.STRING,
         default="",
         source="configuration",
-        staleness=_NOW,
     ),
 )
 

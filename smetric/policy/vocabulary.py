@@ -73,7 +73,7 @@ class Feature:
     default: Any = 0.0  # of the feature's kind: float, bool, str or frozenset[str]
     instead: str = ""
     source: str
-    staleness: str
+    staleness: str = "none: read with the decision"
 
     def fill(
         self, cells: Sequence[Any | None], fallback: Sequence[Any] | None = None
