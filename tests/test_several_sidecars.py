@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from smetric.sources.index_file import NAME
 from smetric.sources.index_image import UnreadableImage, decode
 from tests.agent_sessions import SESSIONS, Gateway, Sidecar, agents, engines, instances, sidecar
 from tests.fakes import until
+from tests.faults.process import process
 
 SIDECARS = 4
 
@@ -85,34 +85,6 @@ async def test_a_sidecar_that_starts_anew_learns_from_its_peers_where_everything
 # ── One router, killed ───────────────────────────────────────────────────────
 
 
-@asynccontextmanager
-async def process(config: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`smetric serve`, which ends with the block at the latest."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "smetric", "serve", "--config", str(config), stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        yield running
-    finally:
-        if running.returncode is None:
-            running.kill()
-        await running.wait()
-
-
-async def answers(client: aiohttp.ClientSession, url: str) -> str:
-    """The page at *url*, waiting for whoever is to serve it."""
-    deadline = asyncio.get_running_loop().time() + 20
-    while True:
-        try:
-            async with client.get(url) as response:
-                if response.status == 200:
-                    return await response.text()
-        except aiohttp.ClientConnectionError:
-            pass
-        assert asyncio.get_running_loop().time() < deadline, url
-        await asyncio.sleep(0.05)
-
-
 def kept(folder: Path) -> int:
     """Blocks in the file, each instance's counted."""
     try:
@@ -125,32 +97,26 @@ def kept(folder: Path) -> int:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_router_that_was_killed_brings_sessions_home_again(tmp_path: Path, number: signal.Signals) -> None:
     async with engines() as fleet, aiohttp.ClientSession() as client:
-        data, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
-        url, admin_url = address_of(data), address_of(admin)
-        data.close()
-        admin.close()
         config = tmp_path / "smetric.yaml"
         settings = {
-            "listen": {"port": int(url.rpartition(":")[2])},
-            "admin": {"port": int(admin_url.rpartition(":")[2])},
             "instances": [{"id": one.id, "url": one.url} for one in instances(fleet)],
             "params": {"FLOOR": 1000},
             "scrape": {"interval": "100ms"},
             "prefix_index": {"folder": "state", "save_every": "100ms" if number == signal.SIGKILL else "1h"},
         }
         config.write_bytes(orjson.dumps(settings))
-        players, gateway = agents(), Gateway([url], client)
-        async with process(config) as first:
-            await answers(client, url + "/readyz")
+        players, gateway = agents(), Gateway([], client)
+        async with process(tmp_path / "first.log", "--config", str(config), policy="smetric") as first:
+            gateway.routers = [first.data]
             await gateway.begin(players)
             if number == signal.SIGKILL:
                 held = 0
                 while held == 0 or held != kept(tmp_path / "state"):
                     held = kept(tmp_path / "state")
                     await asyncio.sleep(0.25)
-            first.send_signal(number)
-            await first.wait()
+            first.process.send_signal(number)
+            await first.ended()
         assert os.stat(tmp_path / "state" / NAME).st_mode & 0o077 == 0
-        async with process(config):
-            await answers(client, url + "/readyz")
+        async with process(tmp_path / "second.log", "--config", str(config), policy="smetric") as second:
+            gateway.routers = [second.data]
             assert await gateway.turn(players) >= 0.9
