@@ -58,6 +58,7 @@ _STRANGE = (
     "per",
     "req",
     "##",
+    "# a | (\n",
     "\r\n",
     "use",
     "library",

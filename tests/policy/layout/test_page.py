@@ -159,8 +159,8 @@ def test_a_text_that_does_not_parse_is_refused_with_all_its_errors() -> None:
 
 
 def test_no_layout_makes_a_file_too_long_to_load() -> None:
-    rows = "a|1\n" * 9000 + f"{'a' * 64}|1\n"
-    text = f'policy p\nroute rr_argmin(0)\ntest "t"\ninstance|requests\n{rows}expect a'
+    rows = f'a|"{"x" * 3000}"|1\n' + 'b|"y"|1\n' * 25
+    text = f'policy p\nroute rr_argmin(0)\ntest "t"\ninstance|pool|requests\n{rows}expect a'
     with pytest.raises(PolicyError, match="laid out, this file would be too long: a policy has at most 65536 bytes"):
         format_text(text)
 
