@@ -43,10 +43,9 @@ class Others:
         return [*self._shipped, *(f"{IN_FORCE}{route}" for route in self._in_force())]
 
     async def judge(self, record: DecisionRecord, name: str) -> dict[str, Any]:
-        """What the policy *name* would have chosen where *record* was decided, as JSON.
+        """What the policy *name*, one of `names`, would have chosen where *record* was decided, as JSON.
 
         Raises:
-            KeyError: there is no such policy.
             ConfigError: its file cannot be read.
             PolicyError: it does not check.
         """

@@ -84,12 +84,11 @@ def live_routes(live: LiveStack) -> list[Route]:
     async def what_if(request: Request) -> Response:
         record = decision_of(request, live.decisions)
         name = request.query_params.get("policy")
-        if name is None:
-            raise HTTPException(400, f"policy: which one? there are {', '.join(others.names())}")
+        if name not in (names := others.names()):
+            status, what = (400, "policy: which one?") if name is None else (404, "no such policy;")
+            raise HTTPException(status, f"{what} there are {', '.join(names)}")
         try:
             return _json(await others.judge(record, name))
-        except KeyError:
-            raise HTTPException(404, f"no such policy; there are {', '.join(others.names())}") from None
         except (ConfigError, PolicyError) as error:
             raise HTTPException(409, f"policy {name} cannot be used: {error}") from None
 

@@ -12,7 +12,9 @@ import pytest
 
 from smetric.config.settings import Admin, ShadowSettings
 from smetric.live.feed import MOST_VIEWERS
+from smetric.live.others import Others
 from smetric.live.wish import Wish
+from smetric.telemetry.record import DecisionRecord
 from tests.fakes import FakeEngine, RawClient, request
 from tests.faults.harness import Running, running
 
@@ -226,3 +228,15 @@ async def test_another_policy_is_asked_what_it_would_have_chosen() -> None:
         same = await would("in%20force:%20default")
         assert (same["instance"], same["agrees"], same["rule"]) == (instance, True, "balance")
         assert (await would("nothing"))["error"].startswith("no such policy; there are ")
+
+
+async def test_a_bug_in_what_another_policy_is_asked_is_none_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: Others, record: DecisionRecord, name: str) -> Any:
+        return {}[name]
+
+    monkeypatch.setattr(Others, "judge", broken)
+    async with fresh(FakeEngine()) as router:
+        id = (await router.chat()).value("x-smetric-decision-id")
+        assert (await router.admin(f"/admin/decisions/{id}/what-if?policy=bailian")).status == 500
+        assert (await router.admin(f"/admin/decisions/{id}/what-if?policy=nothing")).status == 404
+        assert (await router.admin(f"/admin/decisions/{id}/what-if")).status == 400
