@@ -283,9 +283,7 @@ class Http1(asyncio.Protocol):
         elif polled(self._transport, select.POLLIN):  # what has come is read first; a close would reset it
             self._await_request(LAST_REQUEST_S)
         elif self._parser.headers is None:
-            # Who speaks TLS need not answer our goodbye, nor hear it as long as it has no use for the connection.
-            is_taken = not self._transport.get_write_buffer_size() and polled(self._transport, select.POLLOUT)
-            self._close(CLOSE_TIMEOUT_S if is_taken else self._limits.send_timeout_s)
+            self._close(self._limits.send_timeout_s)
         else:
             text = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
             self.refuse(RequestError(text, status=408, kind="request_timeout"))
@@ -332,8 +330,12 @@ class Http1(asyncio.Protocol):
         self._is_closing = self.is_deaf = True
         self._leave()
         self._cancel_timer()
-        self._transport.close()
-        self._timer = self._loop.call_later(grace_s, self._transport.abort)
+        transport = self._transport
+        if not transport.get_write_buffer_size() and polled(transport, select.POLLOUT):
+            # The system has it all. Who speaks TLS need not answer our goodbye, nor read it while it asks for nothing.
+            grace_s = min(grace_s, CLOSE_TIMEOUT_S)
+        transport.close()
+        self._timer = self._loop.call_later(grace_s, transport.abort)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -318,12 +318,15 @@ async def test_a_client_that_never_shakes_hands_does_not_hold_up_the_end(tmp_pat
         await until(lambda: app.seen == ["startup", "shutdown"], within_s=1.5)
 
 
-async def test_a_client_that_keeps_a_connection_without_reading_it_does_not_hold_up_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", [b"", b"Connection: close\r\n"], ids=["as ever", "though told"])
+async def test_a_client_that_keeps_a_connection_without_reading_it_does_not_hold_up_the_end(
+    tmp_path: Path, field: bytes
+) -> None:
     issued, app = Issued(tmp_path), Answers()
 
     def used_and_kept(port: int) -> ssl.SSLSocket:
         client = issued.trusting.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % field)
         assert client.recv(1000).startswith(b"HTTP/1.1 204 ")
         return client
 
