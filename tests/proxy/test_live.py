@@ -232,7 +232,7 @@ async def test_another_policy_is_asked_what_it_would_have_chosen() -> None:
 
 async def test_a_bug_in_what_another_policy_is_asked_is_none_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(self: Others, record: DecisionRecord, name: str) -> Any:
-        return {}[name]
+        raise KeyError(name)
 
     monkeypatch.setattr(Others, "judge", broken)
     async with fresh(FakeEngine()) as router:
