@@ -1,7 +1,7 @@
 """Who may use the admin port: whoever knows its token, and wrong ones only so often. What is there is in `admin.py`.
 
 Metrics and health are open, for those who scrape and probe carry no token: they tell numbers and names of instances.
-Placements have a token of their own.
+Placements have a token of their own, or none: so it is only looked at that no web page sends them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smetric.sources.peer import PATH as PLACEMENTS
 
 log = structlog.get_logger("smetric.admin")
 
-OPEN = frozenset({"/metrics", "/healthz", "/readyz", PLACEMENTS, PAGE})
+OPEN = frozenset({"/metrics", "/healthz", "/readyz", PAGE})
 #: The files of the live page, which asks for the token itself.
 _PAGE_FILES = f"{PAGE}/"
 #: So many refusals of one address in so many seconds; beyond them it is not even compared, and not logged.
@@ -59,7 +59,7 @@ class AdminGuard:
         if problem is not None:
             await self._refuse(scope, send, client, *problem)
             return
-        if scope["method"] in _READING or scope["path"].endswith(_TRYING):
+        if scope["method"] in _READING or scope["path"].endswith(_TRYING) or scope["path"] == PLACEMENTS:
             await self._app(scope, receive, send)
             return
 
@@ -72,8 +72,10 @@ class AdminGuard:
 
     def _problem(self, scope: Scope, client: str) -> tuple[int, str] | None:
         """Status and reason, if *client* may not."""
+        if scope["path"] == PLACEMENTS:
+            return _by_a_page(scope["method"], scope["headers"])
         if self._token is None:
-            return _from_a_browser(scope["method"], scope["headers"])
+            return _by_a_page(scope["method"], scope["headers"]) or _by_a_name(scope["headers"])
         began, refusals = self._refusals.get(client, (0.0, 0))
         if refusals >= MOST_REFUSALS and self._clock() - began < WINDOW_S:
             return 429, "too many requests without the right token"
@@ -100,13 +102,16 @@ class AdminGuard:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _from_a_browser(method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
-    """Why a request may be that of a web page, whose name was made to lead here or which sends forms here."""
-    fields = list(headers)
-    if method not in _READING and first(fields, b"origin") is not None:
-        # Any page that an operator has open could send this; a browser says so, and cannot be made not to.
+def _by_a_page(method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
+    """Why a request may be what a web page sends here: a browser says so, and cannot be made not to."""
+    if method not in _READING and first(headers, b"origin") is not None:
         return 403, "browsers may change nothing here; use the commands, such as smetric drain, or curl -X POST"
-    host = (first(fields, b"host") or b"").decode("latin-1").rpartition(":")
+    return None
+
+
+def _by_a_name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
+    """Why a request may be that of a web page whose name was made to lead here."""
+    host = (first(headers, b"host") or b"").decode("latin-1").rpartition(":")
     name = host[0] or host[2]
     if "." in name and not _is_address(name):
         return 403, "ask by address or by `localhost`; set admin.token to use other names"

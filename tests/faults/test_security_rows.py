@@ -18,6 +18,7 @@ from smetric.config.settings import (
     Forward,
     HealthSettings,
     InstanceSettings,
+    PeersSettings,
     Settings,
     Tenants,
     TokenizerSettings,
@@ -31,7 +32,9 @@ from smetric.proxy.wire import Unreachable
 from smetric.reading.reader import Reading, parse
 from smetric.request import Api
 from smetric.sources.addresses import resolve_within
-from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, one_model, until
+from smetric.sources.peer import PATH
+from smetric.sources.placement import encode
+from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, one_model, request, until
 from tests.faults.harness import CANARY, Running, Tell, chat, instances_of, running
 
 TOKEN = "a-token-of-the-admin-port"
@@ -183,6 +186,19 @@ async def test_a_question_for_models_that_comes_back_is_answered_508_and_stops_t
 
 async def admin(router: Running, target: str, *headers: tuple[str, str], method: str = "GET") -> Response:
     return await fetch(router.admin_url, method, target, headers=headers)
+
+
+@pytest.mark.parametrize("token", ["", TOKEN])
+async def test_h2_a_web_page_places_nothing_and_a_peer_by_whatever_name_does(token: str) -> None:
+    peers = PeersSettings(urls=("http://127.0.0.1:9",), token=token)
+    known = ("Authorization", f"Bearer {token}")
+    async with running(FakeEngine(), peers=peers) as router:
+        for fields, status in (([known], 204), ([known, ("Origin", "http://evil.example")], 403)):
+            sent = request("POST", PATH, encode("sender", 0, []), fields)
+            async with await RawClient.connect(router.admin_url) as client:
+                await client.send(sent.replace(b"Host: router", b"Host: router.example"))
+                assert (await client.response()).status == status
+    assert not router.lines("smetric.admin.changed")
 
 
 async def test_h2_the_admin_port_opens_to_its_token_only_and_says_who_tried() -> None:
