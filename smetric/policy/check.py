@@ -12,7 +12,6 @@ from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check_pass import Pass, merged
-from smetric.policy.comment import Comments
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, clip, in_order
 from smetric.policy.feature_choice import MAX_COMBINATIONS, combinations, feature_choices
 from smetric.policy.library import Reader, link, no_libraries
@@ -152,9 +151,7 @@ def _check(
     if any(error.code != "undecided" for error in found):
         raise PolicyError(found, file.text, file.path)
     steps = chosen.statements.steps
-    header = file.text.rfind(file.kind, 0, file.name_span.start)
-    starts = [header, *(statement.span.start for statement in file.statements), *file.skipped]
-    warnings = Comments(file.text).stray(starts)
+    warnings = list(file.stray)
     if file.kind == "policy":
         chosen.statements.warn()
         warnings += [*chosen.statements.findings.warnings, *wasted_lookups(steps, vocabulary)]

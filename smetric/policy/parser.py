@@ -86,6 +86,7 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
     errors = list(found.errors)
     comments = Comments(text)
     pieces = cut(found)
+    stray = comments.stray(_start(piece) for piece in pieces)
     name = tree.Name(span=Span(0, 0), name="")
     doc, kind = "", "policy"
     behind: list[tree.Statement] = []
@@ -97,14 +98,13 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
     else:
         span = pieces[0].tokens[0].span if pieces else Span(0, 0)
         errors.append(Diagnostic("header", "a file starts with `policy NAME`", span, "write it above this line"))
-    skipped: list[int] = []
     if not tests:
-        skipped, pieces, errors = _without_tests(pieces, errors)
+        pieces, errors = _without_tests(pieces, errors)
     for piece in pieces:
         behind += _statements(piece, comments.above(_start(piece)), errors)
     file = tree.File(
         name=name.name, name_span=name.span, doc=doc, statements=tuple(behind), text=text, path=path, kind=kind,
-        skipped=tuple(skipped),
+        stray=tuple(stray),
     )  # fmt: skip
     return file, errors
 
@@ -116,19 +116,15 @@ def refuse_too_long(text: str, path: str, why: str) -> None:
         raise PolicyError([fault], text[:200], path)
 
 
-def _without_tests(
-    pieces: list[Piece], errors: list[Diagnostic]
-) -> tuple[list[int], list[Piece], list[Diagnostic]]:  # fmt: skip
-    """Where the `test` blocks start, the pieces that are none, and the errors outside of them."""
+def _without_tests(pieces: list[Piece], errors: list[Diagnostic]) -> tuple[list[Piece], list[Diagnostic]]:
+    """The pieces that are no `test` blocks, and the errors outside of those."""
     starts = [_start(piece) for piece in pieces]
-    kept = [piece for piece in pieces if piece.word != "test"]
 
     def in_test(error: Diagnostic) -> bool:
         owner = bisect_right(starts, error.span.start) - 1
         return owner >= 0 and pieces[owner].word == "test"
 
-    tests = [start for start, piece in zip(starts, pieces, strict=True) if piece.word == "test"]
-    return tests, kept, [error for error in errors if not in_test(error)]
+    return [piece for piece in pieces if piece.word != "test"], [error for error in errors if not in_test(error)]
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from smetric.policy.diagnostic import Diagnostic
 from smetric.policy.span import Span
 
 
@@ -313,7 +314,7 @@ class Test(Statement):
 class File:
     """A whole policy or library: its statements in order, its text and where that came from.
 
-    `kind` is the word it starts with, `policy` or `library`; `skipped` is where tests start that were not read.
+    `kind` is the word it starts with, `policy` or `library`; `stray` are warnings of `##` lines that document nothing.
     """
 
     name: str
@@ -323,7 +324,7 @@ class File:
     text: str = field(repr=False)
     path: str = "<policy>"
     kind: str = "policy"
-    skipped: tuple[int, ...] = ()
+    stray: tuple[Diagnostic, ...] = ()
 
     @property
     def tests(self) -> tuple[Test, ...]:

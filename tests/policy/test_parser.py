@@ -91,6 +91,11 @@ def test_doc_comments_belong_to_the_statement_right_below() -> None:
     assert [statement.doc for statement in file.statements] == ["Of x.", "", ""]
 
 
+def test_a_word_of_the_header_in_its_own_comment_is_no_header() -> None:
+    file = parse("## A file.\npolicy # the policy\n  p\nroute rr_argmin(0)")
+    assert (file.name, file.doc, file.stray) == ("p", "A file.", ())
+
+
 def test_a_number_sign_in_a_string_is_no_comment() -> None:
     (statement,) = parse('policy p reject 503 "no ## room"').statements
     assert isinstance(statement, tree.Reject)
@@ -170,7 +175,7 @@ def test_tests_can_be_skipped_with_whatever_is_wrong_in_them() -> None:
     )
     file, errors = read(text, tests=False)
     assert [error.message for error in errors] == ["did not expect `whn` here"]
-    assert [text[start : start + 8] for start in file.skipped] == ['test "a"', 'test "b"']
+    assert (file.tests, file.stray) == ((), ())
     assert len(read(text)[1]) > 2
 
 
