@@ -87,7 +87,7 @@ def test_compiled_lazy_and_restarted_evaluation_agree_with_the_reference(batch: 
 
 def test_what_parameters_settle_is_what_it_would_have_come_to() -> None:
     rng = random.Random(17)
-    for _ in range(60):
+    for _ in range(30):
         source = Author(rng, settled=True).policy()
         policy, file = load(source, VOCABULARY), parse(source)
         for _ in range(4):
