@@ -115,9 +115,11 @@ class Gauges(Collector):
 
 
 def _imbalance(instances: Sequence[Instance]) -> dict[str, float]:
-    """By model: the largest load over the mean."""
+    """By model: the largest load over the mean, of those that are there to be loaded."""
     loads: dict[str, list[float]] = {}
     for instance in instances:
+        if not instance.healthy or instance.draining:
+            continue
         for model in sorted(instance.models) if instance.models is not None else [""]:
             if model in loads or len(loads) < _MOST_MODELS:
                 loads.setdefault(model, []).append(instance.requests())

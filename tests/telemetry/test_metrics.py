@@ -137,12 +137,25 @@ async def test_gauges_show_the_fleet_and_absent_is_not_zero() -> None:
     assert read("smetric_instance_kv_cache_usage_ratio", {"instance": "gpu-0"}) == 0.25
     assert read("smetric_telemetry_age_seconds", {"instance": "gpu-0"}) == 1.5
     assert read("smetric_instance_running", {"instance": "gpu-1"}) is None
-    assert read("smetric_load_imbalance_ratio", {"model": "m"}) == 2.0
     assert read("smetric_policy_info", {"route": "default", "name": "sticky", "hash": "abc", "generation": "2"}) == 1
     assert read("smetric_trace_spans_dropped_total") == 5
     assert read("smetric_log_lines_lost_total") == 6
     assert read("smetric_prefix_index_blocks") == 10
     assert read("smetric_prefix_index_evictions_total") == 3
+
+
+def test_imbalance_is_that_of_the_instances_which_are_there_to_be_loaded() -> None:
+    metrics, instances = Metrics(), fleet(4)
+    for instance, own in zip(instances, (6, 2, 0, 0), strict=True):
+        instance.own, instance.scrape = own, None
+    metrics.register(gauges(instances))
+    read = metrics.registry.get_sample_value
+    assert read("smetric_load_imbalance_ratio", {"model": "m"}) == 3.0
+    instances[2].draining = True
+    instances[3].healthy = False
+    assert read("smetric_load_imbalance_ratio", {"model": "m"}) == 1.5
+    instances[0].draining = instances[1].draining = True
+    assert read("smetric_load_imbalance_ratio", {"model": "m"}) is None
 
 
 async def test_what_engines_find_in_their_caches_is_shown_once_they_have_said_it() -> None:

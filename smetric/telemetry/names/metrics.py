@@ -320,7 +320,12 @@ GUARDRAIL_RESTORES = Metric(
     ("route", "reason"),
     "Times a policy was restored after a change, by what left its band: `errors` or `imbalance`.",
 )
-IMBALANCE = Metric("smetric_load_imbalance_ratio", "gauge", ("model",), "Largest over mean load of its instances.")
+IMBALANCE = Metric(
+    "smetric_load_imbalance_ratio",
+    "gauge",
+    ("model",),
+    "Largest over mean load of its instances that are healthy and not draining.",
+)
 POLICY_INFO = Metric(
     "smetric_policy_info", "gauge", ("route", "name", "hash", "generation"), "1 for each policy that acts or shadows."
 )
