@@ -6,7 +6,8 @@ All of them on a few pages are in `reference`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smetric.features import VOCABULARY
@@ -77,15 +78,21 @@ UNITS: Mapping[str, Word] = {
 }
 
 
-def own_words(text: str) -> Iterator[tuple[Word, tree.Statement]]:
-    """The names that a file defines or takes, each with the statement that does; none of one too long to look at."""
+@functools.lru_cache(maxsize=16)
+def own_words(text: str) -> Sequence[tuple[Word, tree.Statement]]:
+    """The names that a file defines or takes, each with the statement that does; none of one too long to look at.
+
+    Kept for a while: a library is asked for each name that is taken of it, at each stroke of a key.
+    """
     try:
         file, _ = read(text)
     except PolicyError:
-        return
+        return ()
+    found: list[tuple[Word, tree.Statement]] = []
     for statement in file.statements:
         form = one_line(text[statement.span.start : statement.span.end])
         if isinstance(statement, tree.Param | tree.Let | tree.Def):
-            yield Word(statement.name, Kind.NAME, form, statement.doc), statement
+            found.append((Word(statement.name, Kind.NAME, form, statement.doc), statement))
         elif isinstance(statement, tree.Use):
-            yield from ((Word(name.name, Kind.NAME, form, statement.doc), statement) for name in statement.names)
+            found += [(Word(name.name, Kind.NAME, form, statement.doc), statement) for name in statement.names]
+    return found
