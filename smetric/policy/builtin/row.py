@@ -22,13 +22,13 @@ class Family(enum.Enum):
     COUNT = "count"
     #: One number per instance to a plain one per instance [values, those of the candidates].
     SCALE = "scale"
-    #: Numbers of one unit, single or per instance, to the same, element by element [one value of each].
+    #: Numbers of one unit, single or per instance, to the same, element by element [one value of each, or written out].
     ELEMENT = "element"
     #: Two numbers to their quotient, element by element [written out].
     RATIO = "ratio"
-    #: One number per instance to the best instance, ties drawn [ids of the tied, seed, stream] …
+    #: One number per instance to the best instance, ties drawn …
     PICK = "pick"
-    #: … or in rotation [ids of the tied, last winner].
+    #: … or in rotation [both written out].
     ROTATION = "rotation"
     #: One number per instance to an instance drawn by it [values, candidates, ids, seed, stream, *named].
     LOTTERY = "lottery"
