@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from smetric.app import Application
 from smetric.config.settings import (
     Admin,
     InstanceSettings,
@@ -22,8 +24,11 @@ from smetric.doctor.finding import Finding
 from smetric.doctor.report import as_text
 from smetric.emulator.fleet import EmulatedFleet
 from smetric.emulator.instance import InstanceSettings as EngineSettings
+from smetric.proxy.server import address_of, listen, serve
+from smetric.proxy.tls import Tls
 from smetric.sim.engine import EngineConfig
 from tests.doctor.front import Front
+from tests.fakes import until
 from tests.ports import free_port
 from tests.sources.kv_engine import KvEngine
 
@@ -84,3 +89,19 @@ def listening(lab: Lab, *ends: KvEngine, **fields: Any) -> Settings:
         kv_events=KvEventsSettings(enabled=True, **fields),
         tokenizer=TokenizerSettings(source="engine"),
     )
+
+
+@asynccontextmanager
+async def running(lab: Lab, tls: Tls | None = None) -> AsyncIterator[str]:
+    """A router with the settings of *lab*; where it is sent requests."""
+    settings = lab.settings
+    admin, data = listen("127.0.0.1", settings.admin.port), listen("127.0.0.1", settings.listen.port)
+    router, stop = Application(settings, environ={}), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0, tls=tls))
+        group.create_task(serve(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
+        await until(lambda: router.is_ready)
+        try:
+            yield address_of(data)
+        finally:
+            stop.set()

@@ -20,9 +20,22 @@ from smetric.doctor.report import as_text
 from smetric.proxy.server import listen, serve
 from smetric.proxy.tls import Tls
 from smetric.sources import index_image
-from tests.doctor.lab import Lab, the_only, told
-from tests.fakes import until
+from tests.doctor.lab import Lab, running, the_only, told
 from tests.ports import free_port
+
+
+@asynccontextmanager
+async def beside(lab: Lab, token: str = "", **fields: Any) -> AsyncIterator[Application]:
+    """A router that runs, with other settings in *fields*; the lab's names it as its peer."""
+    admin, peers = Admin(port=free_port()), PeersSettings(urls=("http://127.0.0.1:9",), token=token)
+    other = replace(lab.settings, listen=Listen(port=free_port()), admin=admin, peers=peers, **fields)
+    router, stop = Application(other, environ={}), asyncio.Event()
+    peers = replace(peers, urls=(f"http://127.0.0.1:{admin.port}",))
+    lab.settings = replace(lab.settings, replicas=2, peers=peers)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve(router.admin_app(), listen("127.0.0.1", admin.port), stop=stop.wait, drain_s=1.0))
+        yield router
+        stop.set()
 
 
 async def test_a_port_that_something_else_has_is_found(lab: Lab) -> None:
@@ -41,56 +54,23 @@ async def test_a_router_that_runs_may_have_its_ports(lab: Lab, tmp_path: Path, i
         trustme.CA().issue_cert("router.example").private_key_and_cert_chain_pem.write_to_path(certificate)
         lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, cert_file=str(certificate)))
         tls = Tls(str(certificate), "")
-    admin, data = listen("127.0.0.1", lab.settings.admin.port), listen("127.0.0.1", lab.settings.listen.port)
-    router, stop = Application(lab.settings, environ={}), asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0, tls=tls))
-        group.create_task(serve(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
-        await until(lambda: router.is_ready)
+    async with running(lab, tls):
         examination = await examine(lab.settings, may_probe=False)
-        stop.set()
     assert told(examination) == [], as_text(examination)
 
 
 async def test_peers_must_take_placements_and_be_as_many_as_there_are_routers(lab: Lab) -> None:
     token = "a-secret-of-ours"
-    peer = replace(
-        lab.settings,
-        listen=Listen(port=free_port()),
-        admin=Admin(port=free_port()),
-        peers=PeersSettings(urls=("http://127.0.0.1:9",), token=token),
-    )
-    router, stop = Application(peer, environ={}), asyncio.Event()
-    url = f"http://127.0.0.1:{peer.admin.port}"
-    async with asyncio.TaskGroup() as group:
-        group.create_task(serve(router.admin_app(), listen("127.0.0.1", peer.admin.port), stop=stop.wait, drain_s=1.0))
-        lab.settings = replace(lab.settings, replicas=2, peers=PeersSettings(urls=(url,), token=token))
+    async with beside(lab, token):
         fine = await examine(lab.settings, may_probe=False)
-        other = replace(lab.settings, replicas=3, peers=PeersSettings(urls=(url,), token="another-secret-of-ours"))
-        found = await examine(other, may_probe=False)
-        stop.set()
+        peers = replace(lab.settings.peers, token="another-secret-of-ours")
+        found = await examine(replace(lab.settings, replicas=3, peers=peers), may_probe=False)
     assert told(fine) == [], as_text(fine)
     (_, few), (_, refused) = told(found)
     assert (few.severity, refused.severity) == (Severity.WARNING, Severity.ERROR)
     assert "1 are named, and there are 3 replicas" in few.what
     assert "the same `peers.token`" in refused.remedy
     assert "secret" not in as_text(found)
-
-
-@asynccontextmanager
-async def beside(lab: Lab, **fields: Any) -> AsyncIterator[Application]:
-    """A router that runs, with other settings in *fields*; the lab's names it as its peer."""
-    admin = Admin(port=free_port())
-    other = replace(lab.settings, listen=Listen(port=free_port()), admin=admin, **fields)
-    router, stop = (
-        Application(replace(other, peers=PeersSettings(urls=("http://127.0.0.1:9",))), environ={}),
-        asyncio.Event(),
-    )
-    lab.settings = replace(lab.settings, replicas=2, peers=PeersSettings(urls=(f"http://127.0.0.1:{admin.port}",)))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(serve(router.admin_app(), listen("127.0.0.1", admin.port), stop=stop.wait, drain_s=1.0))
-        yield router
-        stop.set()
 
 
 async def test_a_peer_that_knows_a_lot_is_well(lab: Lab) -> None:

@@ -1,38 +1,17 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import orjson
 
-from smetric.app import Application
 from smetric.config.settings import Admin
 from smetric.doctor.examination import examine
 from smetric.doctor.finding import Severity
 from smetric.doctor.report import as_text
-from smetric.proxy.server import listen, serve
-from tests.doctor.lab import Lab, the_only, told
-from tests.fakes import Call, FakeEngine, until
-
-
-@asynccontextmanager
-async def running(lab: Lab) -> AsyncIterator[str]:
-    """A router with the settings of *lab*; where it is sent requests."""
-    settings = lab.settings
-    admin, data = listen("127.0.0.1", settings.admin.port), listen("127.0.0.1", settings.listen.port)
-    router, stop = Application(settings, environ={}), asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0))
-        group.create_task(serve(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
-        await until(lambda: router.is_ready)
-        try:
-            yield f"http://127.0.0.1:{settings.listen.port}"
-        finally:
-            stop.set()
+from tests.doctor.lab import Lab, running, the_only, told
+from tests.fakes import Call, FakeEngine
 
 
 async def test_a_client_that_breaks_its_caches_is_named_with_the_part(lab: Lab) -> None:
