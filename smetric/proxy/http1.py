@@ -290,8 +290,11 @@ class Http1(asyncio.Protocol):
 
     def set_reading(self) -> None:
         """Pause or resume reading: by what waits for the app, and always on when it is dropped anyway."""
-        held = sum(turn.buffered for turn in {self._parser.receiving, *self.waiting} if isinstance(turn, Transaction))
-        self._pause(not self.is_deaf and (held > HIGH_WATER or len(self.waiting) >= PIPELINE_PAUSE))
+        is_paused = len(self.waiting) >= PIPELINE_PAUSE
+        if not is_paused:  # then they are few
+            turns = {self._parser.receiving, *self.waiting}
+            is_paused = sum(turn.buffered for turn in turns if isinstance(turn, Transaction)) > HIGH_WATER
+        self._pause(is_paused and not self.is_deaf)
 
     def _pause(self, is_paused: bool) -> None:
         if self._inflow is None:

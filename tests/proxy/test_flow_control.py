@@ -6,6 +6,8 @@ Both ends are tried over transports without sockets, which read only while nobod
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
@@ -253,6 +255,31 @@ async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may
     assert client.turns.task is not None
     client.turns.task.cancel()
     await asyncio.wait((client.turns.task,))
+
+
+@pytest.mark.parametrize("one", [request("GET", "/"), request("POST", "/", b"a")], ids=["GET", "POST"])
+async def test_what_a_request_costs_does_not_grow_with_the_number_of_those_before_it(one: bytes) -> None:
+    """One piece may hold hundreds, and the loop does nothing else meanwhile."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    async def steps(number: int) -> int:
+        """Calls that it takes to read so many."""
+        client = Http1(app, Limits(), {}, lambda _: None)
+        Pipe().join(client)
+        seen: Counter[str] = Counter()
+        sys.setprofile(lambda _frame, event, _: seen.update([event]))
+        client.data_received(one * number)
+        sys.setprofile(None)
+        await asyncio.sleep(0)
+        client.abort()
+        assert client.turns.task is not None
+        client.turns.task.cancel()
+        await asyncio.wait((client.turns.task,))
+        return seen["call"] + seen["c_call"]
+
+    assert await steps(400) < 4.5 * await steps(100)
 
 
 def _steps(text: bytes) -> Iterator[int]:
