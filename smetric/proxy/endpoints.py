@@ -10,7 +10,7 @@ import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -97,8 +97,8 @@ class Door:
     admission: Admission
     reading: Reading
     trusted: Sequence[Network]
-    salt: TenantSalt | None = None
-    under_way: UnderWay = field(default_factory=UnderWay)
+    salt: TenantSalt | None
+    under_way: UnderWay
 
 
 class Inference:

@@ -19,8 +19,8 @@ from smetric.tokens import TokenRatio
 class Deadlines:
     """Seconds: until the first byte of an answer (queueing and prefill included), and between two pieces of it."""
 
-    first_byte_s: float = 300.0
-    idle_s: float = 60.0
+    first_byte_s: float
+    idle_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Plane:
     tokens: TokenRatio
     caches: CacheWatch
     deadlines: Deadlines
-    response_headers: bool = True
+    response_headers: bool
     #: This router, among those that a request may pass.
     id: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())
     retries: RetryBudget = field(default_factory=RetryBudget)
