@@ -65,14 +65,16 @@ class CatchUp:
             self._asking = asyncio.create_task(self._run(), name="catch-up")
 
     async def _run(self) -> None:
-        while self._is_due:
-            await asyncio.sleep(max(0.0, self._began_at + EVERY_S - time.monotonic()))
-            self._is_due, self._began_at = False, time.monotonic()
-            try:
-                await self._ask_all()
-            except Exception:
-                # Nobody waits for it, so what it raises is told here.
-                log.exception("smetric.peer.failed", task="catch-up")
+        await asyncio.sleep(max(0.0, self._began_at + EVERY_S - time.monotonic()))
+        self._is_due, self._began_at = False, time.monotonic()
+        try:
+            await self._ask_all()
+        except Exception:
+            # Nobody waits for it, so what it raises is told here.
+            log.exception("smetric.peer.failed", task="catch-up")
+        if self._is_due:
+            self._asking = None
+            self.begin()
 
     async def _ask_all(self) -> None:
         """A few at a time: each tells mostly the same, up to all that is kept here."""

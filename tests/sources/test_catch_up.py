@@ -41,7 +41,6 @@ async def test_what_is_missed_after_a_peer_has_said_what_it_knows_is_asked_for_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(catch_up, "EVERY_S", 0.0)
-    monkeypatch.setattr(peers, "START_S", 0.01)
     old, has_said, may_arrive = Sidecar(), asyncio.Event(), asyncio.Event()
 
     async def give(call: Call) -> None:
@@ -53,11 +52,13 @@ async def test_what_is_missed_after_a_peer_has_said_what_it_knows_is_asked_for_a
     peer = FakeEngine(give)
     await peer.start()
     new = Sidecar(peer.url, seen_empty=False)
-    await new.peers.start()
+    starting = asyncio.create_task(new.peers.start())
     await has_said.wait()
     old.serve("b", "x")
     await new.peers.receive(encode("s", 7, []))
     may_arrive.set()
+    await starting
+    assert len(peer.calls) == 1  # for which the start does not wait again
     await until(lambda: new.hits("x") == [None, 2])
     await new.peers.stop()
     await peer.stop()
