@@ -50,9 +50,8 @@ class Units:
         result = PLAIN
         for place, word in enumerate(words.split(" per ")):
             unit = base_unit(word)
-            if unit is None and word in self._features:
+            if unit is None and word in self._features and self._names.find(word) is not None:
                 unit = parse_unit(self._vocabulary.features[self._features[word]].unit)
-                self._names.find(word)
             if unit is None:
                 named = self._names.own(word)
                 if named is None or named.statement is not None:  # else it is said already what is wrong with it
@@ -75,6 +74,8 @@ class Units:
             help_text = "shares are plain numbers: write 0.5 for 50%"
         elif word.lstrip("_").isdigit() or word in _THOUSANDS:
             help_text = NUMBERS
+        elif word in self._features:
+            help_text = "define it above this line"
         elif word in self._vocabulary.features or self._names.own(word) is not None:
             help_text = f"{PRODUCT} … * {word}"
         else:

@@ -414,6 +414,15 @@ _ROWS: list[tuple[str, dict[str, float], str, str, str, str]] = [
         "cannot compare tokens with requests, if LOAD = unprefilled",
         "a unit may be the parameter itself: `0 LOAD`",
     ),
+    (
+        "param FLOOR = 0 LOAD in 0..\nparam LOAD = requests in {requests, unprefilled}\n"
+        "route argmin(LOAD) when max(LOAD) > FLOOR",
+        {},
+        "LOAD",
+        "unit",
+        "unknown unit `LOAD`",
+        "define it above this line",
+    ),
     ("param RATE = 5 per second", {}, "per", "unit", "a unit is missing before `per`", "e.g. 5 requests per second"),
     (
         "def f(requests) = requests\nroute argmin(f(running))",
