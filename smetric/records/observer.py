@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from smetric.features import VOCABULARY
@@ -77,26 +78,17 @@ class Observer:
     def _look_up(self, record: DecisionRecord, decision: Decision, missing: frozenset[str], began: float) -> None:
         candidates = self._fleet.those(decision.snapshot.ids)
         found = self._lookups.of(record.request, missing, candidates)
+        add = partial(self._add, record, decision, candidates, began)
         if isinstance(found, dict):
-            self._add(record, decision, candidates, found, began)
+            add(found)
         else:
             # A task of its own only where there is something to wait for: it costs more than most look-ups.
-            task = asyncio.create_task(self._wait(record, decision, candidates, found, began))
+            task = asyncio.create_task(_when_there(found, add))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _wait(
-        self,
-        record: DecisionRecord,
-        decision: Decision,
-        candidates: Sequence[Instance],
-        found: Awaitable[Columns],
-        began: float,
-    ) -> None:
-        self._add(record, decision, candidates, await found, began)
-
     def _add(
-        self, record: DecisionRecord, decision: Decision, candidates: Sequence[Instance], columns: Columns, began: float
+        self, record: DecisionRecord, decision: Decision, candidates: Sequence[Instance], began: float, columns: Columns
     ) -> None:
         request = record.request
         # Once an answer has begun, what sources know may be of this very prompt.
@@ -105,3 +97,7 @@ class Observer:
             for name, column in columns.items():
                 self._fleet.fill(snapshot, name, *column.over(candidates), request.prompt_len)
             record.beside = (*record.beside, (snapshot, self._clock() - began))
+
+
+async def _when_there(found: Awaitable[Columns], add: Callable[[Columns], None]) -> None:
+    add(await found)

@@ -49,7 +49,8 @@ class Parent:
 
     def headers(self, *, sampled: bool) -> Headers:
         """The headers that let an instance continue this context directly, without a span of ours between."""
-        headers = [(b"traceparent", traceparent(self.trace_id, self.span_id, sampled, self.is_random))]
+        flags = sampled + 2 * self.is_random
+        headers = [(b"traceparent", b"00-%b-%b-0%d" % (self.trace_id, self.span_id, flags))]
         if self.tracestate:
             headers.append((b"tracestate", self.tracestate))
         return headers
@@ -99,11 +100,6 @@ class Propagation:
         if trusted:
             state = _tracestate(b",".join(value for name, value in found if name == b"tracestate"))
         return Parent(*ids, trusted, state), baggage
-
-
-def traceparent(trace_id: bytes, span_id: bytes, sampled: bool, is_random: bool) -> bytes:
-    """The header's value; ids in lower-case hex."""
-    return b"00-%b-%b-0%d" % (trace_id, span_id, sampled + 2 * is_random)
 
 
 def _parse(value: bytes) -> tuple[bytes, bytes, bool, bool] | None:

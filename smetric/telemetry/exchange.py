@@ -95,11 +95,6 @@ class Exchange:
         method: str = self._scope["method"]
         return method
 
-    @property
-    def sampled(self) -> bool:
-        """Whether this request's trace is recorded."""
-        return self.server is not None
-
     def elapsed_s(self) -> float:
         """Seconds since arrival."""
         return time.perf_counter() - self.started
