@@ -70,7 +70,7 @@ class Text(Kind[str]):
 
     def schema(self) -> dict[str, Any]:
         """A string."""
-        return interpolated({"type": "string", "pattern": f"^(?:{self._pattern})$"})
+        return interpolated({"type": "string", "pattern": f"^(?:{self._pattern}){'?' if self._empty else ''}$"})
 
 
 class Secret(Kind[str]):

@@ -157,7 +157,7 @@ class Section(Kind[T]):
         properties = {}
         for key, row in self.settings.items():
             properties[key] = {"description": row.doc, **row.kind.schema()}
-            if not isinstance(row.kind, Section) and not row.required and row.default is not None:
+            if not isinstance(row.kind, Section) and not row.required and row.default not in (None, ""):
                 properties[key]["default"] = row.kind.show(row.default)
         required = [key for key, row in self.settings.items() if row.required]
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}

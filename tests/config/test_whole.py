@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import os
 import re
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from smetric import file_bytes
 from smetric.config import Flagged, Settings, load_settings
+from smetric.config.raw import Scalar
 from smetric.config.section import ListOf, MapOf, Section
 from smetric.config.whole import SETTINGS, schema
 from smetric.errors import ConfigError
@@ -358,6 +360,22 @@ def test_the_schema_describes_every_setting_and_allows_no_other() -> None:
                 compare(kind, below["items"] if isinstance(row.kind, ListOf) else below)
 
     compare(SETTINGS, schema())
+
+
+def test_what_may_be_empty_may_be_so_by_the_schema() -> None:
+    def rows(section: Section[Any]) -> None:
+        for name, row in section.settings.items():
+            kind = row.kind.item if isinstance(row.kind, ListOf) else row.kind
+            if isinstance(kind, Section):
+                rows(kind)
+                continue
+            node = kind.schema()
+            patterns = [one["pattern"] for one in node.get("anyOf", [node]) if "pattern" in one]
+            with contextlib.suppress(ConfigError):
+                kind.parse(Scalar(text="", place="here", quoted=True), name)
+                assert not patterns or any(re.search(pattern, "") for pattern in patterns), name
+
+    rows(SETTINGS)
 
 
 def test_the_table_has_a_sentence_for_every_setting_and_a_default_of_its_kind() -> None:
