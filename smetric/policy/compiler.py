@@ -91,23 +91,20 @@ class Compiler:
             self._code.span = step.span
             self._step(index, step)
 
-    def probe(self, before: int, terms: Sequence[Term]) -> Callable[..., Any]:
-        """A function that computes *terms* as step number *before* sees them, for explanations.
+    def probe(self, before: int, term: Term) -> Callable[..., Any]:
+        """A function that computes *term* as step number *before* sees it, for explanations.
 
-        It takes the arguments of `decide` and returns a tuple with one value or one list per term; None where a look-up
+        It takes the arguments of `decide` and returns one value, or a list with one per candidate; None where a look-up
         is absent or a filter leaves nobody.
         """
         filters = [(index, step) for index, step in enumerate(self._plan.steps[:before]) if step.kind.is_filter]
         masks = [step.value for _, step in filters if step.value is not None]
-        self._emitter = self._emitter_for(outside_guards=[*terms, *masks], absent=lambda _: ast.Constant(None))
+        self._emitter = self._emitter_for(outside_guards=[term, *masks], absent=lambda _: ast.Constant(None))
         for index, step in filters:
             self._code.span = step.span
             self._filter(index, step, lambda: self._code.give(ast.Constant(None)))
-        values = [
-            load(self._emitter.vector(term)) if term.shape is Shape.VECTOR else self._emitter.scalar(term)
-            for term in terms
-        ]
-        self._code.give(ast.Tuple(elts=values, ctx=ast.Load()))
+        is_vector = term.shape is Shape.VECTOR
+        self._code.give(load(self._emitter.vector(term)) if is_vector else self._emitter.scalar(term))
         function: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
         return function  # type: ignore[no-any-return]
 

@@ -141,10 +141,9 @@ class Policy:
         key = (before, id(term))
         probe = self._probes.get(key)
         if probe is None:
-            probe = Compiler(self.plan, self._vocabulary, self.source, self.path).probe(before, [term])
+            probe = Compiler(self.plan, self._vocabulary, self.source, self.path).probe(before, term)
             self._probes[key] = probe
-        found = probe(self, decision.snapshot, decision.request, decision.used, decision.seed)
-        return None if found is None else found[0]
+        return probe(self, decision.snapshot, decision.request, decision.used, decision.seed)
 
 
 def digest_of(text: str, libraries: Mapping[str, Source]) -> str:
