@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import requests
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 from smetric.errors import ConfigError
@@ -52,9 +51,6 @@ class BoundedProcessor(SpanProcessor):
     def dropped(self) -> int:
         """Spans lost so far."""
         return self._refused + self._counting.failed + self._collector.rejected
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing to do."""
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue *span*, or count it as lost."""
