@@ -58,8 +58,9 @@ async def watch(files: Sequence[Watched]) -> None:
             stop_event=asyncio.Event(),
         ):
             look()
-    except OSError as error:  # the system has no watch left, say
-        log.warning("smetric.files.compared", reason=error.strerror or str(error), every_s=COMPARE_EVERY_S)
+    except (OSError, RuntimeError) as error:  # the system has no watch left, say, or the library fails
+        reason = getattr(error, "strerror", None) or str(error)
+        log.warning("smetric.files.compared", reason=reason, every_s=COMPARE_EVERY_S)
     while True:
         await asyncio.sleep(COMPARE_EVERY_S)
         look()

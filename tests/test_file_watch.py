@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from smetric import file_watch
 from tests.fakes import until
@@ -27,12 +28,15 @@ class Looked:
             raise self.error
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), WatchfilesRustInternalError("No space left on device")]
+)
 async def test_where_the_system_tells_of_no_change_files_are_compared_and_one_that_fails_ends_no_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def full(*folders: Path, **_: object) -> AsyncIterator[None]:
         assert folders == (tmp_path,)
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(file_watch, "awatch", full)
     monkeypatch.setattr(file_watch, "COMPARE_EVERY_S", 0.001)
