@@ -10,7 +10,9 @@ from smetric.doctor.address import is_here, local_url, resolve
 from smetric.doctor.finding import Finding, error, listed, shown, warning
 from smetric.doctor.site import Site
 from smetric.doctor.wire import MAX_BYTES, NoAnswer, TooLong
+from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.proxy.server import listen
 from smetric.sources import index_image
 from smetric.sources.index_image import IndexImage, UnreadableImage
 from smetric.sources.peer import PATH
@@ -175,10 +177,12 @@ async def ports(site: Site) -> list[Finding]:
 def _taken(host: str, port: int) -> int:
     """0 if it is possible to listen there, else the error's number."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as problem:
-        # A name that cannot be resolved has an error of another kind.
-        return errno.EADDRNOTAVAIL if isinstance(problem, socket.gaierror) else problem.errno or errno.EADDRNOTAVAIL
+        listen(host, port).close()
+    except ConfigError as problem:
+        reason = problem.__cause__
+        if isinstance(reason, OSError) and reason.errno and not isinstance(reason, socket.gaierror):
+            return reason.errno
+        return errno.EADDRNOTAVAIL  # the number of a name that cannot be resolved is one of another kind
     return 0
 
 

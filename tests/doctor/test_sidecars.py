@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,6 +45,19 @@ async def test_a_port_that_something_else_has_is_found(lab: Lab) -> None:
     check, finding = the_only(await examine(lab.settings, may_probe=False))
     assert (check, finding.where) == ("ports", "admin.port")
     assert "set `admin.port` to a free port" in finding.remedy
+
+
+async def test_a_name_with_no_address_but_one_of_ipv6_may_be_listened_at(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = socket.getaddrinfo
+
+    def resolve(host: str, *more: Any, **options: Any) -> Any:
+        return ask("::1" if host == "six.example" else host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, host="six.example"))
+    assert told(await examine(lab.settings, may_probe=False)) == []
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "TLS"])
