@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from smetric.fleet.instance import PrefixTokens
 from smetric.policy.vocabulary import LARGEST
 
-#: Most series of wanted names a page may have; one with more says nothing.
+#: Most series of wanted names a page may have, those of adapters in use aside; one with more says nothing.
 MAX_SERIES = 2048
 #: Bytes searched at a stretch, so that a thread that searches a large page lets others run in between.
 STRETCH_BYTES = 64 * 1024
@@ -83,9 +83,16 @@ def parse_page(text: bytes) -> Page:
     page = Page()
     # Equal series count once, whichever comes last.
     found: dict[str, dict[bytes, float]] = {}
-    for number, (name, labels, value) in enumerate(_series(b"\n" + text)):
-        if number == MAX_SERIES:
-            return Page(refused=number + 1)
+    number, loras, loras_at = 0, b"", -1.0
+    for name, labels, value in _series(b"\n" + text):
+        if name == _LORA:
+            # Engines keep one for every set of adapters that was ever in use. Its value is when that was the last time.
+            if (at := _number(value)) > loras_at:
+                loras, loras_at = labels, at
+            continue
+        number += 1
+        if number > MAX_SERIES:
+            return Page(refused=number)
         if name == _CACHE:
             page.cache = page.cache or _cache_labels(labels)
         else:
@@ -106,9 +113,8 @@ def parse_page(text: bytes) -> Page:
         page.kv_usage = min(1.0, sum(usage) / len(usage))
     if _START in values:
         page.started_at = max(values[_START])
-    if _LORA in found:
-        # Its value is the time at which its labels were true; those of before may still be there.
-        page.loras, page.lora_room = _adapters(max(found[_LORA].items(), key=lambda series: series[1])[0])
+    if loras_at >= 0:
+        page.loras, page.lora_room = _adapters(loras)
     page.counters = {name: sum(values[name]) for name in COUNTERS if name in values}
     page.prefix_tokens = _prefix_tokens(page.counters)
     return page

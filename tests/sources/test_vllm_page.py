@@ -192,6 +192,12 @@ def test_adapters_in_use_are_those_of_the_newest_series() -> None:
     assert (page.loras, page.lora_room) == (frozenset({"sql", "law", "tax"}), True)
 
 
+def test_however_many_sets_of_adapters_were_in_use_the_page_says_what_it_says() -> None:
+    before = b"".join(lora(1.7e9 + at, f"a{at}") for at in range(MAX_SERIES))
+    page = parse_page(LOAD + before + lora(1.7e9 + MAX_SERIES, "sql"))
+    assert (page.running, page.loras) == (4.0, frozenset({"sql"}))
+
+
 @pytest.mark.parametrize(("running", "room"), [("a,b,c,d", False), ("", True)])
 def test_there_is_room_for_an_adapter_below_the_most(running: str, room: bool) -> None:
     assert parse_page(LOAD + lora(1.7e9, running)).lora_room is room
