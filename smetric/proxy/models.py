@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the model lists of all instances, merged by id; cards pass with every field they came with."""
+"""`GET /v1/models`: the model lists of all instances, merged by id; cards pass with every field as it came."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
+import msgspec
 
 from smetric.errors import HttpError, NoCandidate
 from smetric.fleet.instance import Instance
@@ -20,6 +20,16 @@ from smetric.proxy.wire import AnswerBroken, UpstreamFailed
 DEADLINE_S = 2.0
 MAX_BYTES = 1024 * 1024
 
+
+#: A model's fields, by name; what they say is not read.
+_Card = dict[str, Any]
+
+
+class _List(msgspec.Struct):
+    data: list[dict[str, msgspec.Raw]]
+
+
+_read = msgspec.json.Decoder(_List).decode
 
 #: What of a client's request goes along: who it is, and the routers passed.
 _ASKED_WITH = frozenset({b"authorization", VIA})
@@ -44,12 +54,12 @@ class Models:
         except HttpError as error:
             await send_error(send, scope["path"], error)
             return
-        body = orjson.dumps({"object": "list", "data": cards})
+        body = msgspec.json.encode({"object": "list", "data": cards})
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _cards(self, headers: Headers) -> list[dict[str, Any]]:
+    async def _cards(self, headers: Headers) -> list[_Card]:
         """One card for each name; *headers* are those that would go to an instance with the client's request.
 
         Raises:
@@ -61,17 +71,17 @@ class Models:
         lists = await asyncio.gather(*(self._ask(instance, asked_with) for instance in instances))
         if all(cards is None for cards in lists):
             raise NoCandidate("no instance answers with its models")
-        merged: dict[str, dict[str, Any]] = {}
+        merged: dict[str, _Card] = {}
         for cards in lists:
-            for card in cards or ():
-                merged.setdefault(card["id"], card)
+            for name, card in cards or ():
+                merged.setdefault(name, card)
         for alias, model in self._aliases.items():
             if model in merged and alias not in merged:
                 merged[alias] = {**merged[model], "id": alias, "parent": model}
         return list(merged.values())
 
-    async def _ask(self, instance: Instance, headers: Headers) -> list[dict[str, Any]] | None:
-        """The cards of one instance, or None when it does not answer with any in time."""
+    async def _ask(self, instance: Instance, headers: Headers) -> list[tuple[str, _Card]] | None:
+        """The cards of one instance by their ids, or None when it does not answer with any in time."""
         try:
             async with asyncio.timeout(DEADLINE_S):
                 answer = await self._plane.upstream.send(instance, "GET", b"/v1/models", headers, None)
@@ -84,7 +94,9 @@ class Models:
                     answer.finish()
                 finally:
                     answer.close()
-            data = orjson.loads(body)["data"]
-            return [card for card in data if isinstance(card["id"], str)] if answer.status == 200 else None
-        except (TimeoutError, UpstreamFailed, AnswerBroken, orjson.JSONDecodeError, KeyError, TypeError):
-            return None
+            if answer.status != 200:
+                return None
+            named = [(msgspec.json.decode(card["id"]), card) for card in _read(body.decode()).data]
+            return [(id, card) for id, card in named if isinstance(id, str)]
+        except (TimeoutError, UpstreamFailed, AnswerBroken, ValueError, KeyError, RecursionError):
+            return None  # the last three: it is no such list

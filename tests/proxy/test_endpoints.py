@@ -158,6 +158,30 @@ async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_ca
         assert (await router.ask("GET", "/v1/models")).status == 503
 
 
+@pytest.mark.parametrize(
+    ("field", "is_told"),
+    [
+        ("9" * 30, True),
+        ("1.10", True),
+        ("[" * 300 + "]" * 300, True),
+        ("[" * 100_000 + "]" * 100_000, False),
+        ("tru", False),
+    ],
+    ids=["long number", "1.10", "nested", "nested without end", "no JSON"],
+)
+async def test_a_card_passes_as_it_came_and_one_that_cannot_be_read_costs_the_others_nothing(
+    field: str, is_told: bool
+) -> None:
+    async with running(FakeEngine(), FakeEngine()) as router:
+        odd = b'{"object":"list","data":[{"id":"odd","x":%b},{"id":7}]}' % field.encode()
+        router.engines[1].models = lambda call: call.answer(200, odd)
+        answer = await router.ask("GET", "/v1/models")
+        assert answer.status == 200
+        assert b'"id":"tiny"' in answer.body
+        assert (b'{"id":"odd","x":%b}' % field.encode() in answer.body) == is_told
+        assert b'"id":7' not in answer.body
+
+
 async def test_asking_for_models_again_takes_no_connections_again() -> None:
     async with running(FakeEngine()) as router:
         carried: list[int] = []
