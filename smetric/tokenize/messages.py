@@ -167,7 +167,7 @@ def _convert_result(block: Mapping[str, Any], chat: list[dict[str, Any]]) -> Non
 
 
 def _tools(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The tools in effect at the end of the conversation, in the shape of the chat API."""
+    """The tools in effect at the end of the conversation, in the shape of the chat API; system messages change them."""
     given = body.get("tools")
     changes = [
         block
@@ -178,17 +178,10 @@ def _tools(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict
     ]
     if given is None and not changes:
         return None
-    if any(message.get("role") != "system" and _changes_tools(message) for message in messages):
-        raise Refused
     tools = _objects(given or [])
     if changes:
         tools = _changed(tools, changes)
     return [_tool(tool) for tool in tools]
-
-
-def _changes_tools(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and any(b.get("type") in ("tool_addition", "tool_removal") for b in content)
 
 
 def _changed(tools: list[dict[str, Any]], changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
