@@ -20,10 +20,9 @@ from smetric import reference
 from smetric.config.section import ListOf, Section
 from smetric.config.whole import SETTINGS
 from smetric.features import VOCABULARY
-from smetric.policy.vocabulary import Feature, Unknown
 from smetric.records import line
 from smetric.records.traffic import TrafficLine
-from smetric.reference import markdown_table, range_of
+from smetric.reference import markdown_table, range_of, unknown_of
 from smetric.telemetry import names, record
 
 DOCS = Path(__file__).parent
@@ -50,21 +49,11 @@ def features() -> str:
                 f.doc,
                 f.source,
                 f.staleness,
-                _unknown(f),
+                unknown_of(f),
             )
             for f in VOCABULARY.features.values()
         ),
     )
-
-
-def _unknown(feature: Feature) -> str:
-    """What arithmetic sees in place of an unknown cell."""
-    if feature.instead:
-        return f"`{feature.instead}`"
-    if feature.unknown is not Unknown.MEAN:
-        return _value(feature.default)
-    own = ", at least the router's own count" if feature.load else f", else {_value(feature.default)}"
-    return f"the mean of the known{own}"
 
 
 def request() -> str:

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smetric.features import VOCABULARY
-from smetric.policy import Feature, PolicyError, RequestField, Unknown, tree
+from smetric.policy import Feature, PolicyError, RequestField, tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.guard import one_line
 from smetric.policy.keyword import KEYWORDS
 from smetric.policy.parser import read
 from smetric.policy.unit import BASES
-from smetric.reference import range_of
+from smetric.reference import range_of, unknown_of
 
 
 class Kind(enum.Enum):
@@ -49,9 +49,8 @@ class Word:
 
 
 def _feature(row: Feature) -> Word:
-    unknown = "the mean of the known" if row.unknown is Unknown.MEAN else f"{row.default!r}"
     lookup = " Looked up when evaluation reaches it." if row.lookup else ""
-    source = f"From {row.source}. Staleness: {row.staleness}. Where unknown, arithmetic sees {unknown}."
+    source = f"From {row.source}. Staleness: {row.staleness}. Where unknown, arithmetic sees {unknown_of(row)}."
     form = f"{row.name}: {row.unit} {range_of(row)} per instance".replace("  ", " ")
     return Word(row.name, Kind.FEATURE, form, f"{row.doc}{lookup}\n\n{source}")
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
+from smetric.policy.figure import written
 from smetric.policy.keyword import KEYWORDS, OPERATORS, Role
 from smetric.policy.unit import BASES
-from smetric.policy.vocabulary import LARGEST, Feature, Kind, RequestField
+from smetric.policy.vocabulary import LARGEST, Feature, Kind, RequestField, Unknown
 
 #: Lines that `smetric reference` keeps below, so that it fits into a prompt.
 MAX_LINES = 200
@@ -127,6 +128,16 @@ def range_of(word: Feature | RequestField) -> str:
     low = "" if word.low <= -LARGEST else f"{word.low:g}"
     high = f"req.{word.at_most}" if word.at_most else ("" if word.high >= LARGEST else f"{word.high:g}")
     return f"{low}..{high}"
+
+
+def unknown_of(feature: Feature) -> str:
+    """What arithmetic sees in place of a cell that nobody knows."""
+    if feature.instead:
+        return f"`{feature.instead}`"
+    default = f"`{written(feature.default)}`"
+    if feature.unknown is not Unknown.MEAN:
+        return default
+    return "the mean of the known, " + ("at least the router's own count" if feature.load else f"else {default}")
 
 
 def _keywords(column: str, roles: Sequence[Role]) -> Table:

@@ -30,6 +30,17 @@ def exact(value: float) -> str:
     return f"{value:.15g}"
 
 
+def written(value: Any) -> str:
+    """A value of any kind as the language writes it, `?` for None."""
+    if value is None:
+        return "?"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, frozenset):
+        return "{" + ", ".join(f'"{text}"' for text in sorted(value)) + "}"
+    return f'"{value}"' if isinstance(value, str) else exact(value)
+
+
 def clipped(text: str) -> str:
     """*text* in at most 40 characters."""
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"

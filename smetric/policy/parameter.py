@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from smetric.policy.diagnostic import clip
-from smetric.policy.figure import exact
+from smetric.policy.figure import exact, written
 from smetric.policy.interval import Interval
 from smetric.policy.types import Sort, Type
 from smetric.policy.vocabulary import LARGEST
@@ -57,11 +57,8 @@ class Parameter:
 
     def show(self, value: Value) -> str:
         """A value of this parameter, as the language writes it."""
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        if isinstance(value, str):
-            return clip(value) if self.is_feature else f'"{clip(value)}"'
-        return exact(value)
+        shown = clip(value) if isinstance(value, str) else value
+        return str(shown) if self.is_feature else written(shown)
 
     def outside(self, value: Value) -> bool:
         """Whether *value*, of the right kind, is none of those allowed."""

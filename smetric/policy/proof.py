@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smetric.policy.figure import exact
+from smetric.policy.figure import written
 from smetric.policy.policy import Policy
 from smetric.policy.properties import Broken, Property
 from smetric.policy.situation import Situation
@@ -80,13 +80,13 @@ def _size(situation: Situation) -> tuple[Any, ...]:
 def test_of(sentence: str, situation: Situation, instead: Sequence[str]) -> str:
     """A `test` block of *situation*, in which one of *instead* is expected."""
     lines = [f'test "{sentence}"']
-    given = [f"{name} = {_written(value)}" for name, value in situation.request.items()]
+    given = [f"{name} = {written(value)}" for name, value in situation.request.items()]
     lasts = set(situation.cursors.values())
     if len(lasts) == 1:
         given.append(f"{LAST} = {lasts.pop()}")
     if given:
         lines.append(f"  given {', '.join(given)}")
-    columns = {name: [_written(cell) for cell in column] for name, column in situation.cells.items()}
+    columns = {name: [written(cell) for cell in column] for name, column in situation.cells.items()}
     head = ["instance", *columns]
     rows = [[str(ident), *(column[i] for column in columns.values())] for i, ident in enumerate(situation.ids)]
     if not columns:
@@ -100,14 +100,3 @@ def test_of(sentence: str, situation: Situation, instead: Sequence[str]) -> str:
 
 
 test_of.__test__ = False  # type: ignore[attr-defined]  # this is no test case of pytest
-
-
-def _written(value: Any) -> str:
-    """A value as tests write it."""
-    if value is None:
-        return "?"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, frozenset):
-        return "{" + ", ".join(f'"{text}"' for text in sorted(value)) + "}"
-    return f'"{value}"' if isinstance(value, str) else exact(value)

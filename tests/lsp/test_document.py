@@ -108,6 +108,7 @@ def test_the_layout_is_that_of_smetric_fmt() -> None:
         ("OVERLOAD‖ * mean", "param OVERLOAD = 2.0 in 1.0..", "How much is too much."),
         ("not b‖usy", "def busy(s) = l[s] > OVERLOAD * mean(l)", ""),
         ("max(wait‖ing)", "waiting: requests 0.. per instance", "Requests waiting in the instance's queue."),
+        ("(hit_l‖en)  when", "hit_len: tokens 0..req.prompt_len per instance", "Where unknown, arithmetic sees `0`."),
         ("req.tu‖rn", "req.turn: 0..", "Assistant turns in the carried history"),
         ("given tu‖rn", "req.turn: 0..", "Assistant turns in the carried history"),
         ("16 req‖uests", "5 requests", "A unit."),
