@@ -74,11 +74,15 @@ class ModelFolder:
         if files:
             return {name: _read(path) for name, path in files.items()}
         given = self._config.get("chat_template")
-        if isinstance(given, str):
-            return {"default": given}
-        if isinstance(given, list):
-            return {str(one["name"]): str(one["template"]) for one in given if isinstance(one, dict)}
-        return {}
+        if given is None or isinstance(given, str):
+            return {} if given is None else {"default": given}
+        try:
+            return {str(one["name"]): str(one["template"]) for one in given}
+        except (KeyError, TypeError):
+            raise ConfigError(
+                f"{folder / 'tokenizer_config.json'}: chat_template must be a text, or a list of objects with `name` "
+                "and `template`"
+            ) from None
 
     def encode(self, prompt: Text | Chat) -> array[int]:
         """The ids of *prompt*."""

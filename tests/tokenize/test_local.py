@@ -105,6 +105,15 @@ def test_a_file_that_cannot_be_understood_is_one_too(tmp_path: Path, name: str, 
         LocalEncoder({ANY_MODEL: folder}, max_bytes=ROOM)
 
 
+@pytest.mark.parametrize("given", [5, ["text"], [{"name": "default"}], {"default": "text"}])
+def test_what_is_no_template_in_the_configuration_is_said(tmp_path: Path, given: object) -> None:
+    folder = model_folder(tmp_path, "plain")
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": given}))
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template must be a text, or a list"):
+        ModelFolder(folder, max_bytes=ROOM)
+
+
 def test_templates_in_the_configuration_are_chosen_as_transformers_does(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, "plain")
     (folder / "chat_template.jinja").unlink()
