@@ -151,21 +151,20 @@ async def test_a_late_lookup_is_unknown_and_an_unknown_hit_does_not_stick() -> N
 
 async def test_an_asynchronous_lookup_in_time_counts_and_is_decided_on_a_new_snapshot() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 900, "b": 0, "c": 0}, delay_s=0.01)
-    router = router_of(fleet, source, policy="smetric_basic")
+    router = router_of(fleet, source, policy="smetric_basic", deadline=LookupDeadline(5.0, 0.0, 5.0))
     pending = asyncio.create_task(router.route(later_turn()))
     await asyncio.sleep(0)
     fleet["a"].charge(5, 10)  # while the look-up is under way
     routing = await pending
     assert routing.decision is not None
     assert routing.decision.instance == "a"
-    if "requests" in routing.decision.snapshot.columns:
-        assert routing.decision.snapshot.columns["requests"][0] == 5
+    assert routing.decision.snapshot.columns["requests"][0] == 5
 
 
 async def test_candidates_that_appear_during_a_lookup_are_unknown_and_those_that_leave_are_gone() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 100, "b": 900, "c": 50}, delay_s=0.01)
     fleet["a"].healthy = False
-    router = router_of(fleet, source, policy="smetric_basic")
+    router = router_of(fleet, source, policy="smetric_basic", deadline=LookupDeadline(5.0, 0.0, 5.0))
     pending = asyncio.create_task(router.route(later_turn()))
     await asyncio.sleep(0)
     fleet["a"].healthy, fleet["b"].healthy = True, False
