@@ -200,7 +200,7 @@ class Router:
             return Routing(route, arm, generation, decision, None, error, "rejected", evaluate_s, lookup_s, beside)
         if decision.outcome is Outcome.HOLD:
             return Routing(route, arm, generation, decision, None, None, "held", evaluate_s, lookup_s, beside)
-        error = NoCandidate(f"no instance is left after `{decision.rule}` of policy {policy.name}")
+        error = NoCandidate(f"{decision.message} of policy {policy.name}")
         return Routing(route, arm, generation, decision, None, error, "no_candidate", evaluate_s, lookup_s, beside)
 
     def _pinned(self, request: InferenceRequest, route: Route, exclude: Collection[Instance], leased: bool) -> Routing:
