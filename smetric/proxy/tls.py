@@ -71,8 +71,12 @@ class Tls:
         else:
             log.info("smetric.tls.reloaded", cert_file=self._cert_file)
 
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        return [_state_of(file) for file in self._files]
+    def _state(self) -> list[tuple[int, int, int]] | None:
+        """Of the files; None while one of them is not there."""
+        try:
+            return [state_of(file) for file in self._files]
+        except OSError:
+            return None
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -134,14 +138,6 @@ class _Front(ssl.SSLContext):
         if not self._has_room():
             raise ssl.SSLError("too many connections")
         return self._tls.begin(incoming, outgoing)
-
-
-def _state_of(file: Path) -> tuple[int, int, int] | None:
-    """As `state_of` says; None where it cannot be found."""
-    try:
-        return state_of(file)
-    except OSError:
-        return None
 
 
 def _no_password() -> str:
