@@ -16,9 +16,11 @@ from smetric.proxy.headers import VIA, Headers, request_headers
 from smetric.proxy.plane import Plane
 from smetric.proxy.wire import AnswerBroken, UpstreamFailed
 
-#: Bounds on asking one instance: seconds, bytes.
+#: Bounds on asking one instance: seconds, with the wait for its turn, and bytes; and how many are asked at a time,
+#: whoever wants to know: each takes a connection, which requests may want.
 DEADLINE_S = 2.0
 MAX_BYTES = 1024 * 1024
+MOST_AT_ONCE = 64
 
 
 #: A model's fields, by name; what they say is not read.
@@ -46,6 +48,7 @@ class Models:
     def __init__(self, plane: Plane, aliases: Mapping[str, str]) -> None:
         self._plane = plane
         self._aliases = aliases
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with every card that any instance names; an alias gets the card of the model behind it."""
@@ -83,7 +86,7 @@ class Models:
     async def _ask(self, instance: Instance, headers: Headers) -> list[tuple[str, _Card]] | None:
         """The cards of one instance by their ids, or None when it does not answer with any in time."""
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S), self._turns:
                 answer = await self._plane.upstream.send(instance, "GET", b"/v1/models", headers, None)
                 try:
                     body = bytearray()

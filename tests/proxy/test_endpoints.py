@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 import pytest
 
 from smetric.config.settings import Limits
+from smetric.proxy import models
 from smetric.proxy.headers import VIA
 from tests.fakes import Call, FakeEngine, RawClient, one_model, request, until
 from tests.faults.harness import chat, running
@@ -195,6 +198,29 @@ async def test_asking_for_models_again_takes_no_connections_again() -> None:
         before = (await router.ask("GET", "/v1/models")).status
         assert (before, (await router.ask("GET", "/v1/models")).status) == (200, 200)
         assert carried[1] == carried[0] + 1
+
+
+async def test_however_many_want_to_know_the_models_only_so_many_connections_are_taken_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(models, "MOST_AT_ONCE", 3)
+    async with running(FakeEngine(), FakeEngine()) as router:
+        now, counts = 0, []
+
+        async def script(call: Call) -> None:
+            nonlocal now
+            if call.values(VIA):  # asked for a client
+                now += 1
+                counts.append(now)
+                await asyncio.sleep(0.005)
+                now -= 1
+            await one_model(call)
+
+        for engine in router.engines:
+            engine.models = script
+        answers = await asyncio.gather(*(router.ask("GET", "/v1/models") for _ in range(20)))
+        assert {answer.status for answer in answers} == {200}
+        assert (len(counts), max(counts)) == (40, 3)
 
 
 async def test_what_concerns_no_instance_is_counted_and_logged_too() -> None:
