@@ -19,7 +19,6 @@ from smetric.unreadable import UNREADABLE
 ANSWER_S = 5.0
 
 _ENGINES = re.compile(rb'\nvllm:num_requests_running\{[^\n]*?engine="([^"\n]{1,32})"')
-_OURS = re.compile(rb"(?:\A|\n)vllm[:_]")
 
 
 class Card(msgspec.Struct):
@@ -107,52 +106,51 @@ class Engine:
 async def look(wire: Wire, settings: InstanceSettings, scrape_s: float) -> Engine:
     """Ask an instance for everything at once; its metrics as the router does, within *scrape_s* seconds."""
     url = settings.url
-    health, version, cards, page = await asyncio.gather(
-        _get(wire, url + "/health", ANSWER_S),
-        _get(wire, url + "/version", ANSWER_S),
-        _get(wire, url + "/v1/models", ANSWER_S),
-        _get(wire, url + "/metrics", scrape_s, MAX_PAGE_BYTES),
+    (health, problem), (version, _), (cards, no_cards), (page, page_problem) = await asyncio.gather(
+        _get(wire, url, "/health", ANSWER_S),
+        _get(wire, url, "/version", ANSWER_S),
+        _get(wire, url, "/v1/models", ANSWER_S),
+        _get(wire, url, "/metrics", scrape_s, MAX_PAGE_BYTES),
     )
-    text = b"\n" + page.body if isinstance(page, Answer) and page.status == 200 else b""
+    text = b"\n" + page.body if page is not None and not page_problem else b""
     read = await asyncio.to_thread(parse_page, text)
-    found, cards_problem = _cards(cards)
+    found, cards_problem = _cards(cards, no_cards)
     return Engine(
         settings=settings,
-        problem=health if isinstance(health, str) else "" if health.status == 200 else f"/health says {health.status}",
+        problem=problem,
         version=_version(version),
-        server=health.headers.get("server", "") if isinstance(health, Answer) else "",
-        ahead_s=health.clock_ahead_s if isinstance(health, Answer) else None,
+        server=health.headers.get("server", "") if health is not None else "",
+        ahead_s=health.clock_ahead_s if health is not None else None,
         cards=found,
         cards_problem=cards_problem,
         page=read,
-        page_problem=page if isinstance(page, str) else "" if page.status == 200 else f"/metrics says {page.status}",
-        speaks_vllm=_OURS.search(text) is not None,
+        page_problem=page_problem,
+        speaks_vllm=b"\nvllm:" in text or b"\nvllm_" in text,
         ranks=len(set(_ENGINES.findall(text))) or 1,
         has_old_names=b"\nvllm:gpu_cache_usage_perc" in text and b"\nvllm:kv_cache_usage_perc" not in text,
     )
 
 
-async def _get(wire: Wire, url: str, within_s: float, most: int = MAX_BYTES) -> Answer | str:
-    """The answer, or why there is none."""
+async def _get(wire: Wire, url: str, path: str, within_s: float, most: int = MAX_BYTES) -> tuple[Answer | None, str]:
+    """The answer, if there is one, and what is wrong with it, or why there is none; empty for nothing."""
     try:
-        return await wire.get(url, within_s=within_s, most=most)
+        answer = await wire.get(url + path, within_s=within_s, most=most)
     except NoAnswer as reason:
-        return str(reason)
+        return None, str(reason)
+    return answer, "" if answer.status == 200 else f"{path} says {answer.status}"
 
 
-def _cards(answer: Answer | str) -> tuple[Sequence[Card], str]:
-    if isinstance(answer, str):
-        return (), answer
-    if answer.status != 200:
-        return (), f"/v1/models says {answer.status}"
+def _cards(answer: Answer | None, problem: str) -> tuple[Sequence[Card], str]:
+    if answer is None or problem:
+        return (), problem
     try:
         return _CARDS.decode(answer.body).data, ""
     except UNREADABLE:
         return (), "/v1/models is no list of models"
 
 
-def _version(answer: Answer | str) -> str:
-    if isinstance(answer, str) or answer.status != 200:
+def _version(answer: Answer | None) -> str:
+    if answer is None or answer.status != 200:
         return ""
     try:
         return _VERSION.decode(answer.body).version
