@@ -35,17 +35,18 @@ class TooLong(NoAnswer):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer; header names are in lower case."""
+    """An answer, and when it came in seconds since the epoch; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    came_at: float
 
     @property
     def clock_ahead_s(self) -> float | None:
         """Seconds by which the clock of whoever answered is ahead of ours; None where it does not say."""
         try:
-            return parsedate_to_datetime(self.headers["date"]).timestamp() - time.time()
+            return parsedate_to_datetime(self.headers["date"]).timestamp() - self.came_at
         except (KeyError, ValueError, OverflowError):
             return None
 
@@ -132,7 +133,7 @@ class Wire:
                 if (answer := await read_within(response, most)) is None:
                     raise TooLong(f"an answer of more than {most} bytes")
                 found = {name.lower(): value for name, value in response.headers.items()}
-                return Answer(response.status, found, bytes(answer))
+                return Answer(response.status, found, bytes(answer), time.time())
         except TimeoutError:
             raise NoAnswer(f"no answer in {within_s:g} s") from None
         except aiohttp.ClientConnectorDNSError:

@@ -6,7 +6,7 @@ import pytest
 
 from smetric.config.settings import InstanceSettings
 from smetric.doctor.engine import look
-from smetric.doctor.wire import MAX_BYTES, NoAnswer, Wire
+from smetric.doctor.wire import MAX_BYTES, Answer, NoAnswer, Wire
 from tests.fakes import Call, FakeEngine, capture
 
 
@@ -72,3 +72,8 @@ async def test_a_page_of_two_ranks_is_read_and_what_is_no_answer_leaves_gaps() -
     card = seen.card("tiny")
     assert card is not None
     assert card.root == "/models/tiny"
+
+
+def test_a_clock_is_compared_with_ours_at_the_time_that_its_answer_came() -> None:
+    """An engine's metrics may take a minute more than its health, whose date it is."""
+    assert Answer(200, {"date": "Thu, 01 Jan 1970 00:01:40 GMT"}, b"", 90.0).clock_ahead_s == 10.0
