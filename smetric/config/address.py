@@ -58,7 +58,7 @@ class BaseUrl(Kind[str]):
                 if address.ipv4_mapped is not None:
                     raise wrong(raw, name, f"{self._RULE}; write {address.ipv4_mapped} for this host")
                 host = f"[{address}]"
-            elif _NUMBER.match(host) and not _is_address(host):
+            elif _NUMBER.match(host) and not is_address(host):
                 raise wrong(raw, name, f"{self._RULE}; an IPv4 address is four decimal numbers")
             elif host and not _HOST.match(host):
                 raise wrong(
@@ -89,7 +89,7 @@ class BaseUrl(Kind[str]):
 def odd_host(url: str, allowed: Sequence[Network]) -> str:
     """Why the host of *url* is no place for an instance, if it is an address; empty for nothing to say."""
     host = urlsplit(url).hostname or ""
-    return odd_address(host, allowed) if _is_address(host) else ""
+    return odd_address(host, allowed) if is_address(host) else ""
 
 
 def odd_address(text: str, allowed: Sequence[Network]) -> str:
@@ -123,7 +123,8 @@ def _within(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Whether *host* is an IP address, without brackets."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

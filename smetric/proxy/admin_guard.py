@@ -7,7 +7,6 @@ Placements have a token of their own, or none: so it is only looked at that no w
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import time
 from collections.abc import Callable, Iterable
 
@@ -15,6 +14,7 @@ import orjson
 import structlog
 from cachetools import LRUCache
 
+from smetric.config.address import is_address
 from smetric.config.credential import Credential
 from smetric.proxy.asgi import App, Message, Receive, Scope, Send
 from smetric.proxy.headers import first
@@ -113,14 +113,6 @@ def _by_a_name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None
     """Why a request may be that of a web page whose name was made to lead here."""
     host = (first(headers, b"host") or b"").decode("latin-1").rpartition(":")
     name = host[0] or host[2]
-    if "." in name and not _is_address(name):
+    if "." in name and not is_address(name.strip("[]")):
         return 403, "ask by address or by `localhost`; set admin.token to use other names"
     return None
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True

@@ -6,7 +6,6 @@ A number needs no look-up. How is connected is who connects' to say: requests, p
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +13,7 @@ from typing import TypeVar
 
 import structlog
 
-from smetric.config.address import Network, odd_address
+from smetric.config.address import Network, is_address, odd_address
 from smetric.fleet.own_fault import is_own_fault
 from smetric.telemetry.log_limit import LogLimit
 
@@ -82,7 +81,7 @@ class Addresses:
         self._patient_until = 0.0
         #: Where somebody answered last.
         self._preferred = ""
-        self._is_number = _is_number(host)
+        self._is_number = is_address(host)
         self._known: Sequence[str] = (host,) if self._is_number else ()
 
     async def find(self) -> Sequence[str]:
@@ -157,11 +156,3 @@ class Addresses:
         """Give up a look-up that is running."""
         if self._looking is not None:
             self._looking.cancel()
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
