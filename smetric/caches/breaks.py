@@ -98,7 +98,8 @@ class CacheBreaks:
         self._clock = clock
         self._trails: OrderedDict[int, _Trail] = OrderedDict()
         self._by_key: dict[int, list[_Trail]] = {}
-        self._parts = 0
+        #: Parts of all of them together.
+        self.parts = 0
         self._answered = 0
         self._causes: OrderedDict[Cause, Breaks] = OrderedDict()
         #: Follow-ups compared; those whose hit fell short; those of them whose prompt continued the last one as it was.
@@ -110,11 +111,6 @@ class CacheBreaks:
     def conversations(self) -> int:
         """How many are remembered."""
         return len(self._trails)
-
-    @property
-    def parts(self) -> int:
-        """How many parts they have together."""
-        return self._parts
 
     @property
     def causes(self) -> list[tuple[Cause, Breaks]]:
@@ -146,14 +142,14 @@ class CacheBreaks:
             trail = _Trail(parts, instance, instance.incarnation)
             self._trails[id(trail)] = trail
         else:
-            self._parts -= len(trail.parts.hashes)
+            self.parts -= len(trail.parts.hashes)
             trail.parts, trail.instance, trail.incarnation = parts, instance, instance.incarnation
-        self._parts += len(parts.hashes)
+        self.parts += len(parts.hashes)
         self._trails.move_to_end(id(trail))
         self._answered += 1
         trail.used = self._answered
         self._file(trail, keys)
-        while len(self._trails) > MOST_TRAILS or self._parts > MOST_PARTS:
+        while len(self._trails) > MOST_TRAILS or self.parts > MOST_PARTS:
             self._drop(next(iter(self._trails.values())))
 
     def _previous(self, keys: tuple[int, ...], parts: Parts, turn: int) -> tuple[_Trail | None, bool]:
@@ -254,7 +250,7 @@ class CacheBreaks:
     def _drop(self, trail: _Trail) -> None:
         self._unfile(trail)
         del self._trails[id(trail)]
-        self._parts -= len(trail.parts.hashes)
+        self.parts -= len(trail.parts.hashes)
 
 
 def _keys(request: InferenceRequest, parts: Parts) -> tuple[int, ...]:
