@@ -86,6 +86,12 @@ class BaseUrl(Kind[str]):
         return interpolated({"type": "string", "pattern": f"^(?:{url})?$" if self._empty else f"^{url}$"})
 
 
+def host_and_port(url: str) -> str:
+    """Of a `BaseUrl`: `10.0.0.7:8000`, with the port that its scheme stands for where it names none."""
+    parts = urlsplit(url)
+    return parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
+
+
 def odd_host(url: str, allowed: Sequence[Network]) -> str:
     """Why the host of *url* is no place for an instance, if it is an address; empty for nothing to say."""
     host = urlsplit(url).hostname or ""

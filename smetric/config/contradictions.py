@@ -5,10 +5,11 @@ What a setting may be by itself is said by its kind (`smetric.config.kind`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from smetric.config.address import odd_host
+from smetric.config.address import host_and_port, odd_host
 from smetric.config.kind import did_you_mean
 from smetric.config.routing import LAST_ROUTE, CanarySettings
 from smetric.config.settings import Settings
@@ -37,11 +38,12 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
 def _instances(settings: Settings) -> Iterator[Contradiction]:
     for field, values in (
         ("id", [instance.id for instance in settings.instances]),
-        ("url", [instance.url for instance in settings.instances]),
+        ("url", [host_and_port(instance.url) for instance in settings.instances]),
     ):
         for i, value in enumerate(values):
             if value in values[:i]:
-                problem = f"{field} {value} stands twice; give each instance its own {field}"
+                told = getattr(settings.instances[i], field)
+                problem = f"{field} {told} stands twice; give each instance its own {field}"
                 yield Contradiction(("instances", i), problem)
     for i, instance in enumerate(settings.instances):
         if instance.api_key and instance.api_key_file:
@@ -123,7 +125,7 @@ def _routes(settings: Settings) -> Iterator[Contradiction]:
 
 def _records(settings: Settings) -> Iterator[Contradiction]:
     record = settings.record
-    if record.path and record.path == record.trace:
+    if record.path and record.trace and os.path.abspath(record.path) == os.path.abspath(record.trace):
         yield Contradiction(("record", "trace"), f"{record.trace} is record.path too; give each a file of its own")
     if settings.observe and not record.path:
         yield Contradiction(("observe",), "set, but record.path is not: nothing would be recorded; set it or drop this")

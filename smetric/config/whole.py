@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from smetric.config.address import host_and_port
 from smetric.config.contradictions import contradictions
 from smetric.config.instances import InstanceSettings
 from smetric.config.layers import Flagged, place_of, stack
@@ -58,9 +58,4 @@ def schema() -> dict[str, Any]:
 
 
 def _named(instance: InstanceSettings) -> InstanceSettings:
-    if instance.id:
-        return instance
-    parts = urlsplit(instance.url)
-    return replace(
-        instance, id=parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
-    )
+    return instance if instance.id else replace(instance, id=host_and_port(instance.url))

@@ -16,6 +16,10 @@ SECRET = "hunter2-hunter2-hunter2"
             "smetric.yaml:3: instances[1]: url http://a:1 stands twice; give each instance its own url",
         ),
         (
+            "instances:\n - {id: a, url: 'http://a'}\n - {id: b, url: 'http://a:80'}\n",
+            "smetric.yaml:3: instances[1]: url http://a:80 stands twice; give each instance its own url",
+        ),
+        (
             "instances: [{url: 'http://a:1', api_key: k, api_key_file: f}]",
             "instances[0].api_key_file: set, and api_key too; drop one",
         ),
@@ -59,6 +63,7 @@ SECRET = "hunter2-hunter2-hunter2"
             "smetric.yaml:1: routes[0].match.tenant: set, but tenant_header is not; name the header",
         ),
         ("record: {path: a.jsonl, trace: a.jsonl}", "a.jsonl is record.path too; give each a file of its own"),
+        ("record: {path: a.jsonl, trace: b/../a.jsonl}", "a.jsonl is record.path too; give each a file of its own"),
         ("observe: [bailian]", "smetric.yaml:1: observe: set, but record.path is not: nothing would be recorded"),
         (
             "overload: {soft_percent: 97}",
