@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from smetric.config.address import odd_address
-from smetric.doctor.address import is_here, resolve
+from smetric.doctor.address import is_own, resolve
 from smetric.doctor.engine import Engine
 from smetric.doctor.finding import Finding, error, info, listed, shown, warning
 from smetric.doctor.site import Site
@@ -58,7 +58,7 @@ async def reachable(site: Site) -> list[Finding]:
                     f"take {engine.settings.id} out of `instances`",
                 )
             )
-        if at[1] == site.settings.listen.port and is_here(at[0]):
+        if await is_own(at, site.settings.listen.host, site.settings.listen.port):
             found.append(
                 error(
                     engine.where,

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 
-from smetric.doctor.address import is_here, local_url, resolve
+from smetric.doctor.address import is_here, is_own, local_url, resolve
 from smetric.doctor.finding import Finding, error, listed, shown, warning
 from smetric.doctor.site import Site
 from smetric.doctor.wire import MAX_BYTES, NoAnswer, TooLong
@@ -81,25 +81,21 @@ async def replicas(site: Site) -> list[Finding]:
                 "name the admin ports of all routers in `peers.urls`, or correct `replicas`",
             )
         )
-    away = [url for url in urls if not await _is_own(site, url)]
-    if away and settings.admin.host in ("127.0.0.1", "::1", "localhost"):
+    admin = settings.admin
+    away = [url for url in urls if not await is_own(await resolve(url), admin.host, admin.port)]
+    if away and admin.host in ("127.0.0.1", "::1", "localhost"):
         ips = [at[0] for url in away if (at := await resolve(url)) is not None]
         if not all(is_here(ip) for ip in ips):
             found.append(
                 warning(
                     "admin.host",
-                    f"it is {settings.admin.host}, and peers are on other machines",
+                    f"it is {admin.host}, and peers are on other machines",
                     "they cannot send their placements here",
                     "set `admin.host` to an address that the peers reach, and `peers.token`",
                 )
             )
     found += [one for one in await asyncio.gather(*(_peer(site, url) for url in away)) if one is not None]
     return found
-
-
-async def _is_own(site: Site, url: str) -> bool:
-    at = await resolve(url)
-    return at is not None and at[1] == site.settings.admin.port and is_here(at[0])
 
 
 async def _peer(site: Site, url: str) -> Finding | None:

@@ -24,6 +24,12 @@ async def test_an_instance_that_is_the_router_itself_is_found(lab: Lab) -> None:
     assert ("instances", True) in [(check, "this router itself listens" in finding.what) for check, finding in found]
 
 
+async def test_an_engine_at_the_routers_port_of_another_address_is_none_of_it(lab: Lab) -> None:
+    circle(lab)
+    lab.settings = replace(lab.settings, listen=replace(lab.settings.listen, host="127.0.0.2"))
+    assert told(await examine(lab.settings, may_probe=False)) == []
+
+
 async def test_a_name_that_leads_where_no_instance_can_be_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(url: str) -> tuple[str, int]:
         return ("169.254.169.254" if url == lab.fronts[0].url else "10.0.0.1"), 80
