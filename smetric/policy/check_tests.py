@@ -98,8 +98,7 @@ class Tests:
                     "unknown-field", _name(setting), f"a request has no `{setting.name}`", help_text
                 )  # fmt: skip
                 continue
-            self._value(field, setting.value, setting.span)
-            self._unit(field, setting.unit, setting.span)
+            self._value(field, setting)
 
     def _rows(self, test: tree.Test) -> set[str]:
         words = [self._column(column) for column in test.columns]
@@ -120,8 +119,7 @@ class Tests:
                 continue
             for word, cell in zip(words, row.cells, strict=True):
                 if word is not None:
-                    self._value(word, cell.value, cell.span)
-                    self._unit(word, cell.unit, cell.span)
+                    self._value(word, cell)
         return names
 
     def _column(self, column: tree.Column) -> Feature | None:
@@ -137,16 +135,9 @@ class Tests:
         self._findings.error("unknown-feature", column.span, f"unknown feature `{clip(column.feature)}`", help_text)
         return None
 
-    def _unit(self, word: Feature | RequestField, unit: str, span: Span) -> None:
-        """Check the unit that a value is written with, if any, against that of the feature or field it is for."""
-        given = self._units.of_words(unit, span) if unit else None
-        if given is not None and given != parse_unit(word.unit):
-            message = f"`{word.name}` is in {word.unit or 'plain numbers'}, not {given}"
-            self._findings.error("units", span, message, "write it without a unit")
-
-    def _value(self, word: Feature | RequestField, value: object, span: Span) -> None:
-        """Check one value against the feature or field it is for."""
-        shown = f"`{word.name}`"
+    def _value(self, word: Feature | RequestField, given: tree.Setting | tree.Cell) -> None:
+        """Check one value, and the unit it is written with, against the feature or field it is for."""
+        value, span, shown = given.value, given.span, f"`{word.name}`"
         kind, description = _KINDS[word.kind]
         if value is tree.UNKNOWN:
             if isinstance(word, RequestField) and not word.may_be_unknown:
@@ -154,8 +145,14 @@ class Tests:
         elif type(value) is not kind:
             bare = value.name if isinstance(value, tree.Name) and word.kind is Kind.STRING else ""
             self._findings.error("value", span, f"{shown} is {description}", f'quote it: "{bare}"' if bare else "")
-        elif isinstance(value, float) and value not in Interval(word.low, word.high):
-            self._findings.error("value", span, f"{shown} lies in {word.low:g}..{word.high:g}")
+        elif isinstance(value, float):
+            wanted = parse_unit(word.unit)
+            unit = self._units.of_words(given.unit, span) if given.unit else wanted
+            if unit not in (wanted, None):
+                message = f"{shown} is in {word.unit or 'plain numbers'}, not {unit}"
+                self._findings.error("units", span, message, "write it without a unit")
+            elif value not in Interval(word.low, word.high):
+                self._findings.error("value", span, f"{shown} lies in {word.low:g}..{word.high:g}")
 
     # ── expect ──
 
