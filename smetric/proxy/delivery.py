@@ -180,10 +180,16 @@ class Delivery:
         await self.tell(UpstreamError("the instance broke off its answer", reason=result))
 
     async def tell(self, error: HttpError) -> None:
-        """Add *error* to the stream as its last event; nothing where it is none that can be read, or has ended."""
+        """Add *error* to the stream as its last event, where it is one that can be read and does not look whole then.
+
+        One of an announced length has room for less than it lacks.
+        """
         observer = self.observer
         has_ended = observer.is_past_mark or (observer.ended and self._answer.is_whole)
         if self._is_stream and not (self._is_compressed or has_ended):
             event = error_event(self._scope["path"], error)
-            if self._client.pass_on(b"\n\n" + event if observer.is_within_event else event):
+            if observer.is_within_event:
+                event = b"\n\n" + event
+            length = first(self._headers, b"content-length")
+            if (length is None or observer.size + len(event) < int(length)) and self._client.pass_on(event):
                 await self._client.drained()

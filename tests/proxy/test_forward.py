@@ -10,6 +10,8 @@ import orjson
 import pytest
 
 from smetric.config.settings import Forward
+from smetric.errors import UpstreamError
+from smetric.proxy.error_response import error_event
 from smetric.proxy.forward import Forwarding
 from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, capture, chunk, delta, hang, head, healthy, until
 from tests.faults.harness import chat, running
@@ -149,6 +151,23 @@ async def test_an_error_event_is_one_though_the_stream_breaks_off_within_another
         first, *_, last, end = answer.body.split(b"\n\n")
         assert (first + b"\n\n", end) == (delta("a"), b"")
         assert "error" in orjson.loads(last.strip().removeprefix(b"data: "))
+
+
+@pytest.mark.parametrize(("room", "is_told"), [(-1, False), (0, False), (1, True)])
+async def test_an_error_event_leaves_a_stream_shorter_than_it_announced_to_be(room: int, is_told: bool) -> None:
+    event = error_event("/v1/chat/completions", UpstreamError("the instance broke off its answer", reason="closed"))
+
+    async def script(call: Call) -> None:
+        length = b"%d" % (len(delta("a") + event) + room)
+        await call.send(head(200, (b"content-type", b"text/event-stream"), (b"content-length", length)) + delta("a"))
+        call.close()
+
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+        answer = await router.chat(stream=True)
+        assert not answer.complete
+        assert answer.body == delta("a") + (event if is_told else b"")
+    assert "smetric.request.failed" not in router.log.getvalue()
 
 
 async def test_a_stream_is_one_however_its_content_type_is_written() -> None:
