@@ -112,6 +112,19 @@ async def test_it_is_written_now_and_then_when_it_has_changed_for_its_owner_alon
     await file.stop()
 
 
+async def test_a_fault_of_ours_is_told_and_it_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, file = await started(tmp_path)
+    with monkeypatch.context() as broken, capture_logs() as logs:
+        broken.setattr(index, "images", lambda: 1 / 0)
+        index.prefilled(ASKED, engine())
+        await until(lambda: bool(logs))
+    assert [line["event"] for line in logs] == ["smetric.index.failed"]
+    await until((tmp_path / NAME).exists)
+    await file.stop()
+
+
 async def test_the_last_writing_waits_for_the_one_that_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

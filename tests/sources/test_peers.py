@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from array import array
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -14,7 +15,7 @@ from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.sources import catch_up, peers
 from smetric.sources.cut import TokenCutting
-from smetric.sources.index_image import pack
+from smetric.sources.index_image import VERSION, pack
 from smetric.sources.peer import MAX_QUEUED
 from smetric.sources.peers import BATCH_BYTES, Peers
 from smetric.sources.placement import Placement, UnreadableBatch, encode
@@ -218,6 +219,7 @@ async def test_peers_that_hear_each_other_know_what_is_not_held() -> None:
         encode("s", 0, [Placement("a", None, b"123")]),
         encode("s", 0, [Placement("a", 1000.0, pack([5, 6, 5]))]),
         encode("s" * 1000, 0, []),
+        msgspec.msgpack.encode([VERSION + 1, "s", 0, [], False]),
     ],
 )
 async def test_what_is_no_batch_is_refused(data: bytes) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trustme
+from structlog.testing import capture_logs
 
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, State
@@ -61,6 +62,22 @@ async def test_whoever_answers_below_500_is_well(raw: bytes) -> None:
     async with answering(raw) as instance:
         await prober(instance).probe(instance)
     assert instance.state is State.WELL
+
+
+async def test_a_fault_of_ours_is_told_and_the_instance_is_probed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    await engine.start()
+    instance = Instance("a", engine.url)
+    health = Health([instance], Tolerance(fall=1, rise=1, slow_start_s=0))
+    one = Prober([instance], health, interval_s=0.01)
+    with monkeypatch.context() as broken, capture_logs() as logs:
+        broken.setattr(health, "settle", lambda: 1 / 0)
+        await one.start()
+        await until(lambda: bool(logs))
+    assert [(line["event"], line["instance"]) for line in logs] == [("smetric.probe.crashed", "a")]
+    await engine.stop()
+    await until(lambda: instance.state is State.REFUSING)
+    await one.stop()
 
 
 @pytest.mark.parametrize(
