@@ -142,6 +142,7 @@ async def test_b5_clients_that_never_read_are_cut_off_and_their_streams_aborted(
         engine.script = flood
         body = request("POST", "/v1/chat/completions", chat(stream=True))
         port = int(router.url.rpartition(":")[2])
+        before = len(asyncio.all_tasks())
         with ExitStack() as stack:
             for _ in range(deaf_clients):
                 deaf = stack.enter_context(socket.socket())
@@ -151,6 +152,11 @@ async def test_b5_clients_that_never_read_are_cut_off_and_their_streams_aborted(
             await until(lambda: len(engine.calls) == deaf_clients)
             await until(lambda: len(engine.aborted) == deaf_clients, within_s=1.0 + 3.0)
             await until(lambda: router.counted() == (0, 0, 0))
+            await until(lambda: len(asyncio.all_tasks()) <= before)
+        await until(lambda: len(router.lines("request")) == 1 + deaf_clients)
+        assert {(line["status"], line["error_type"]) for line in router.lines("request")[1:]} == {
+            (499, "client_stalled")
+        }
 
 
 async def test_b6_connections_above_the_most_are_told_so_and_open_streams_go_on(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
 from importlib import metadata
 
 import hypercorn.asyncio.run
@@ -12,7 +11,7 @@ from hypercorn.asyncio.tcp_server import TCPServer
 from smetric.errors import ConfigError
 from smetric.proxy.connection import RESERVED_FDS, most_connections
 from smetric.proxy.server import Shutdown, address_of, listen, raise_fd_limit
-from tests.fakes import Call, FakeEngine, RawClient, delta, hang, until
+from tests.fakes import FakeEngine, RawClient, hang, until
 from tests.faults.harness import chat, running
 
 
@@ -82,30 +81,3 @@ async def test_a_client_that_has_left_is_forgotten_at_once() -> None:
         for client in clients:
             client.leave()
         await until(lambda: len(asyncio.all_tasks()) <= before)
-
-
-async def test_a_client_that_never_reads_is_cut_off_and_its_stream_aborted() -> None:
-    from smetric.config.settings import Limits
-
-    async def endless(call: Call) -> None:
-        await call.stream(end=False)
-        event = delta("x" * 60_000)
-        while True:
-            await call.send(b"%x\r\n%b\r\n" % (len(event), event))
-
-    async with running(FakeEngine(), limits=Limits(send_timeout=0.5)) as router:
-        engine = router.engines[0]
-        engine.script = endless
-        before = len(asyncio.all_tasks())
-        with socket.socket() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.connect(("127.0.0.1", int(router.url.rpartition(":")[2])))
-            body = chat(stream=True)
-            deaf.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            )
-            await until(lambda: len(engine.aborted) == 1)
-            await until(lambda: len(asyncio.all_tasks()) <= before)  # while the client still holds its end
-        await until(lambda: len(router.lines("request")) == 2)
-        line = router.lines("request")[1]
-        assert (line["status"], line["error_type"]) == (499, "client_stalled")
