@@ -30,8 +30,10 @@ MOST_BYTES = 32 * 1024 * 1024
 LEAST_BYTES = 64 * 1024
 #: Ends of messages that are remembered of a body, the last ones. Claude Code moves marks in the last two messages.
 MOST_ENDS = 3
-#: Bytes looked through for the beginning of one of these messages, and places tried.
+#: Bytes looked through from behind for the beginning of one of these messages, or for a text that ends it, and places
+#: tried; and how far before its end a text may stand, with what is not rendered between.
 LOOKED_THROUGH = 16 * 1024
+FURTHEST = 1024 * 1024
 MOST_TRIED = 16
 
 _BYTES_PER_END = 1200
@@ -233,10 +235,13 @@ def _located(body: bytes, end: int, pieces: Sequence[Text], size: int) -> list[s
         size -= len(text)
         if text in ENDINGS:
             found.append(text)
-        elif (at := body.rfind(text, 0, end)) >= 0:
-            found.append(slice(at, at + len(text)))
         else:
-            return None
+            # Far from the end by the way that is sure to take no more steps than there are bytes.
+            at = body.rfind(text, max(0, end - LOOKED_THROUGH), end)
+            at = body.find(text, max(0, end - FURTHEST), end) if at < 0 else at
+            if at < 0:
+                return None
+            found.append(slice(at, at + len(text)))
     return None if size else found[::-1]
 
 

@@ -18,6 +18,9 @@ from smetric.unreadable import UNREADABLE
 LEAST_BYTES = 24 * 1024
 #: Bytes of a text that is worth leaving out, and how many of them it is looked for by.
 LONG, HEAD = 1024, 64
+#: Most places at which that many bytes of a text stand, but not all of it: each may cost its whole length.
+MOST_ALIKE = 16
+_QUOTE = ord('"')
 
 
 class Excerpt(Struct, frozen=True):
@@ -76,14 +79,23 @@ def excerpt(body: bytes, field: str) -> Excerpt | None:
     start, at = 0, opening.end()
     for message in messages:
         text = message.content or message.output
-        if len(text) < LONG or (head := bytes(memoryview(text)[:HEAD]))[:1] != b'"':
+        if len(text) < LONG or memoryview(text)[0] != _QUOTE:
             continue
-        at = body.find(head, at)
-        while at >= 0 and not body.startswith(text, at):
-            at = body.find(head, at + 1)
+        at = _place(body, text, at)
         if at < 0:
             return None
         kept += body[start:at], b'""'
         start = at = at + len(text)
     kept.append(body[start:])
     return Excerpt(b"".join(kept), messages, opening.end())
+
+
+def _place(body: bytes, text: msgspec.Raw, at: int) -> int:
+    """Where *text* stands in *body* from *at* on; -1 where it does not, or others that begin like it are before it."""
+    begins = bytes(memoryview(text)[:LONG])
+    head, alike = begins[:HEAD], 0
+    at = body.find(head, at)
+    while at >= 0 and not body.startswith(text, at):
+        alike += body.startswith(begins, at)
+        at = -1 if alike == MOST_ALIKE else body.find(head, at + 1)
+    return at

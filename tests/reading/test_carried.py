@@ -273,6 +273,16 @@ def test_of_small_bodies_nothing_is_remembered() -> None:
     assert reader.memory.bytes == 0
 
 
+@pytest.mark.parametrize(("between", "is_remembered"), [(100_000, True), (2_000_000, False)])
+def test_the_end_of_the_text_is_not_looked_for_through_megabytes(between: int, is_remembered: bool) -> None:
+    reader = Reader()
+    last = {"role": "user", "content": "so it ends " * 70, "more": "z" * between}
+    body = packed({"messages": [{"role": "user", "content": LONG}, last]})
+    reader.answered(Api.CHAT, body)
+    assert (reader.memory.bytes > 0) is is_remembered
+    reader.answered(Api.CHAT, body)
+
+
 def test_no_text_is_remembered() -> None:
     reader = Reader()
     reader.answered(Api.CHAT, packed({"messages": [{"role": "user", "content": "canary " * STRIDE}]}))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smetric.errors import RequestError
 from smetric.reading import excerpt, reader
 from smetric.reading.body import members
-from smetric.reading.excerpt import LONG
+from smetric.reading.excerpt import HEAD, LONG, MOST_ALIKE
 from smetric.request import Api
 from tests.reading.outcome import outcome
 
@@ -96,6 +96,20 @@ def test_long_texts_are_left_out_of_what_is_read_for_names() -> None:
         json.dumps(one["content"]).encode() for one in messages
     ]
     assert body[brief.begin - 1 :].startswith(b'[{"role": "system"')
+
+
+@pytest.mark.parametrize(("before", "is_tried"), [(MOST_ALIKE - 1, True), (MOST_ALIKE, False)])
+def test_a_text_that_much_before_it_begins_like_is_not_left_out(
+    monkeypatch: pytest.MonkeyPatch, before: int, is_tried: bool
+) -> None:
+    """Each of them may cost as much as the text is long: a body of them alone would take minutes."""
+    text = b"x" * HEAD + b'\\"'
+    body = b'{"messages":[{"role":"user","more":"%b","content":"%b"}]}' % (
+        (text * (LONG // len(text) + before)),
+        text * (LONG // len(text) + before) + b"end",
+    )
+    assert (excerpt.excerpt(body, "messages") is not None) is is_tried
+    same(monkeypatch, Api.CHAT, body, LONG, HEAD)
 
 
 @pytest.mark.parametrize(
