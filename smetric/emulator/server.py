@@ -187,17 +187,14 @@ class EmulatedServer:
 
     async def _stream(self, exchange: Exchange, generation: Generation, answer: Answer) -> None:
         await exchange.start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
-        opened = answer.eager
-        if opened:
-            for event in answer.opening():
-                await exchange.chunk(event)
+        if not answer.eager:
+            await generation.changed()
+            generation.wake()  # to be told below
+        for event in answer.opening():
+            await exchange.chunk(event)
         told: set[int] = set()
         while len(told) < len(generation.choices):
             await generation.changed()
-            if not opened:
-                opened = True
-                for event in answer.opening():
-                    await exchange.chunk(event)
             for choice in generation.choices:
                 if choice.index not in told and choice.fresh:
                     if choice.sequence.ended:

@@ -86,7 +86,6 @@ class EngineTotals:
     cached: int = 0
     generated: int = 0
     preemptions: int = 0
-    steps: int = 0
     refused: int = 0
 
 
@@ -227,7 +226,6 @@ class Engine:
             for sequence in result.finished:
                 self._free(sequence)
         self.totals.generated += result.decoded
-        self.totals.steps += 1
         return result
 
     def _admits_at_once(self) -> bool:
