@@ -6,20 +6,21 @@ What is told of any statement is in `syntax_error`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import same_line
 from smetric.policy.stop import Stop, unexpected
 from smetric.policy.suggestion import closest, truth
-from smetric.policy.token import Token
+from smetric.policy.token import END, Token
 
 #: The words that begin the parts of a test.
 _PARTS = ("with", "given", "instance", "expect")
 
 
 def explain_case(stop: Stop) -> Diagnostic | None:
-    """The diagnostic for a *stop* in a test; None where it is like those in other statements."""
-    return next((found for rule in _RULES if (found := rule(stop)) is not None), None)
+    """The diagnostic for a *stop* in a test; None where it is in another statement, or like those there."""
+    return next((found for rule in _RULES if (found := rule(stop)) is not None), None) if stop.in_test else None
 
 
 def _outer_bar(stop: Stop) -> Diagnostic | None:
@@ -29,7 +30,7 @@ def _outer_bar(stop: Stop) -> Diagnostic | None:
             continue
         if not same_line(before, token):
             return unexpected(token, "a row starts with the name of its instance, without a `|`")
-        if behind is None or not same_line(token, behind):
+        if behind is END or not same_line(token, behind):
             return unexpected(token, "a row ends with its last cell, without a `|`")
     return None
 
@@ -38,8 +39,8 @@ def _part(stop: Stop) -> Diagnostic | None:
     """A word that begins no part of a test, but was meant to."""
     for before, token, behind in _around(stop):
         starts = token.type == "NAME" and not same_line(before, token)
-        is_other = behind is not None and behind.type in ("VBAR", "EQUAL")  # a row, or a setting
-        is_next = behind is not None and behind.type == "STRING"  # the sentence of another test
+        is_other = behind.type in ("VBAR", "EQUAL")  # a row, or a setting
+        is_next = behind.type == "STRING"  # the sentence of another test
         meant = closest(token, ("test",) if is_next else _PARTS) if starts and not is_other else ""
         if meant:
             return unexpected(token, f"did you mean `{meant}`?")
@@ -78,11 +79,10 @@ def _field(stop: Stop) -> Diagnostic | None:
 _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (_outer_bar, _part, _unit, _bare_word, _field)
 
 
-def _around(stop: Stop) -> Iterator[tuple[Token, Token, Token | None]]:
+def _around(stop: Stop) -> Iterator[tuple[Token, Token, Token]]:
     """Each token up to where the parse stopped, but the first, with its neighbours."""
     tokens = stop.tokens
-    for place in range(1, min(stop.place + 1, len(tokens))):
-        yield tokens[place - 1], tokens[place], tokens[place + 1] if place + 1 < len(tokens) else None
+    return islice(zip(tokens, tokens[1:], (*tokens[2:], END), strict=False), stop.place)
 
 
 def _in_table(stop: Stop, token: Token) -> bool:

@@ -226,7 +226,7 @@ def _fault(tokens: list[Token], rule: str) -> Diagnostic:
     try:
         for place, token in enumerate(tokens):
             if _poses_as_unit(tokens, place):
-                return misplaced_start(token, tokens[place + 1] if place + 1 < len(tokens) else None)
+                return misplaced_start(token, Stop(tokens, place, frozenset()).following)
             parser.feed_token(token)  # type: ignore[arg-type]  # of a token Lark reads the type alone
         place = len(tokens)
         parser.feed_eof()  # type: ignore[no-untyped-call]

@@ -44,9 +44,9 @@ class Stop:
         return self.tokens[self.place - 2] if self.place > 1 else END
 
     @property
-    def following(self) -> Token | None:
-        """The token behind it."""
-        return self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else None
+    def following(self) -> Token:
+        """The token behind it; `END` where there is none."""
+        return self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else END
 
     @property
     def in_test(self) -> bool:

@@ -47,22 +47,19 @@ _MARKS = {
 
 def explain(stop: Stop) -> Diagnostic:
     """The diagnostic for *stop*."""
-    found = explain_case(stop) if stop.in_test else None
-    for rule in _RULES:
-        found = found or rule(stop)
-    return found or _anything(stop)
+    return next(found for rule in _RULES if (found := rule(stop)) is not None)
 
 
-def misplaced_start(token: Token, follower: Token | None) -> Diagnostic:
+def misplaced_start(token: Token, follower: Token) -> Diagnostic:
     """A name where a statement should start."""
-    if follower is not None and follower.type == "EQUAL":
+    if follower.type == "EQUAL":
         help_text = _to_name(token)
     elif token in ELSEWHERE:
         help_text = ELSEWHERE[token]
     else:
         meant = closest(token, STATEMENTS) or closest(token, BEHIND_NUMBERS)
         help_text = f"did you mean `{meant}`?" if meant else STATEMENT_LIST
-        if not meant and follower is not None and follower.type == "COLON":
+        if not meant and follower.type == "COLON":
             help_text = _to_name(token)
     return Diagnostic("statement", f"a statement cannot start with `{clip(token)}`", token.span, help_text)
 
@@ -230,7 +227,7 @@ def _end(stop: Stop) -> Diagnostic | None:
 
 
 def _anything(stop: Stop) -> Diagnostic:
-    token = stop.previous if stop.token is END else stop.token
+    token = stop.token
     if token.type == "NAME":
         meant = closest(token, _words(stop.accepted))
         if meant:
@@ -241,6 +238,7 @@ def _anything(stop: Stop) -> Diagnostic:
 
 
 _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
+    explain_case,
     _brackets,
     _reserved,
     _start,
@@ -257,6 +255,7 @@ _RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
     _where,
     _unquoted_name,
     _end,
+    _anything,
 )
 
 
