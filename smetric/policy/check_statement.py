@@ -89,8 +89,8 @@ class Statements:
             elif not isinstance(statement, tree.Test):
                 self.expressions.count(statement.span)
                 self._statement(statement)
-        self.parameters.undeclared(self.file.name_span)
         if not is_library:
+            self.parameters.undeclared(self.file.name_span)
             self._check_end()
         self._check_definitions()
 

@@ -85,9 +85,10 @@ def test_a_parameter_that_is_taken_is_one_of_the_policy_and_may_be_configured() 
     assert set_.params["OVERLOAD_AT"].configured
     assert decide(set_).rule == "balance"
     assert errors(body, OVERLOAD_AT=0.5) == ["common.policy:5:7: configuration sets `OVERLOAD_AT` to 0.5, outside 1.."]
-    assert errors(USES, OVERLOAD_AT=1.2) == [
-        "1:8: configuration sets `OVERLOAD_AT`, which this policy does not declare; it declares none"
-    ]
+    for name in ("OVERLOAD_AT", "overloaded"):
+        assert errors(USES, **{name: 1.2}) == [
+            f"1:8: configuration sets `{name}`, which this policy does not declare; it declares none"
+        ]
 
 
 def test_a_test_may_set_a_parameter_that_is_taken() -> None:
