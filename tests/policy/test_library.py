@@ -86,7 +86,7 @@ def test_a_parameter_that_is_taken_is_one_of_the_policy_and_may_be_configured() 
     assert decide(set_).rule == "balance"
     assert errors(body, OVERLOAD_AT=0.5) == ["common.policy:5:7: configuration sets `OVERLOAD_AT` to 0.5, outside 1.."]
     for name in ("OVERLOAD_AT", "overloaded"):
-        assert errors(USES, **{name: 1.2}) == [
+        assert errors(USES, None, **{name: 1.2}) == [
             f"1:8: configuration sets `{name}`, which this policy does not declare; it declares none"
         ]
 
