@@ -74,10 +74,6 @@ class Fleet:
         """The instance called *id*, or None."""
         return self._by_id.get(id)
 
-    def those(self, ids: Iterable[str]) -> list[Instance]:
-        """The instances called so, all of which there are."""
-        return list(map(self._by_id.__getitem__, ids))
-
     def measured_by(self, measure: Measure) -> None:
         """*measure* fills its features from now on, but those that another one fills already."""
         for name in measure.measures:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from smetric.policy import Policy, PolicyError
+from smetric.policy import PolicyError
 from smetric.policy.parser import MAX_BYTES
 from smetric.policy_file import Generation, NoGeneration, Origin, PolicyFile
 from smetric.proxy.admin_route import AdminRoute, as_json, body_of
@@ -67,19 +67,9 @@ def policy_routes(routes: Routes, decisions: DecisionLog, ending: threading.Even
             raise HTTPException(404, str(error.args[0])) from error
 
     async def default(_: Request) -> Response:
-        file = routes.last.control.file
-        current = file.current
-        return as_json(
-            {
-                "name": current.policy.name,
-                "hash": current.policy.digest,
-                "generation": current.number,
-                "path": str(file.path),
-                "params": _params(current.policy),
-                "reads": sorted(current.policy.reads),
-                "kept_because": file.problem,
-            }
-        )
+        about = _about(routes.last, routes.last.control.file)
+        told = ("hash", "generation", "path", "params", "reads", "kept_because")
+        return as_json({"name": about["policy"]} | {key: about[key] for key in told})
 
     async def every(_: Request) -> Response:
         return as_json({"policies": [_about(route, file) for route in routes.all for file in route.files()]})
@@ -156,19 +146,15 @@ def _about(route: Route, file: PolicyFile) -> dict[str, Any]:
         "policy": current.policy.name,
         "hash": current.policy.digest,
         "path": str(file.path),
-        "params": _params(current.policy),
+        "params": {
+            name: {"value": param.value, "unit": param.unit, "configured": param.configured}
+            for name, param in current.policy.params.items()
+        },
         "reads": sorted(current.policy.reads),
         "kept_because": file.problem,
         "generation": current.number,
         "previous": previous.number if previous is not None else None,
         "generations": [_generation(each) for each in file.generations],
-    }
-
-
-def _params(policy: Policy) -> dict[str, Any]:
-    return {
-        name: {"value": param.value, "unit": param.unit, "configured": param.configured}
-        for name, param in policy.params.items()
     }
 
 

@@ -76,7 +76,7 @@ class Observer:
             asyncio.get_running_loop().call_soon(self._look_up, record, decision, missing, self._clock())
 
     def _look_up(self, record: DecisionRecord, decision: Decision, missing: frozenset[str], began: float) -> None:
-        candidates = self._fleet.those(decision.snapshot.ids)
+        candidates = [self._fleet[id] for id in decision.snapshot.ids]
         found = self._lookups.of(record.request, missing, candidates)
         add = partial(self._add, record, decision, candidates, began)
         if isinstance(found, dict):
