@@ -139,7 +139,8 @@ class AsgiClient:
                 if message.get("body"):
                     await self._send({"type": "http.response.body", "body": message["body"], "more_body": True})
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), LINGER_S)
+                    async with asyncio.timeout(LINGER_S):
+                        await self._settled.wait()
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.answered = True
         await self._send(message)
