@@ -259,7 +259,7 @@ def _ends(body: bytes, begin: int, end: int) -> list[int]:
         start = _beginning(body, max(begin, end - LOOKED_THROUGH), end, opening[1])
         if start is None:
             break
-        end = _stripped(body, start) - 1  # the comma
+        end = max(begin, _stripped(body, start) - 1)  # the comma
     return found
 
 
@@ -279,6 +279,7 @@ def _beginning(body: bytes, least: int, end: int, opening: bytes) -> int | None:
 
 
 def _stripped(body: bytes, end: int) -> int:
-    while body[end - 1] in _SPACE:
-        end -= 1
-    return end
+    """*end* without the white space before it; 0 where there is more of that than is looked through."""
+    start = max(0, end - LOOKED_THROUGH)
+    text = body[start:end].rstrip(_SPACE)
+    return start + len(text) if text else 0

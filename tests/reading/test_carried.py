@@ -283,6 +283,18 @@ def test_the_end_of_the_text_is_not_looked_for_through_megabytes(between: int, i
     reader.answered(Api.CHAT, body)
 
 
+@pytest.mark.parametrize("spaces", [1, 1000, STRIDE, 5 * STRIDE])
+@pytest.mark.parametrize("place", [b"}%b,{", b"},%b{", b"}%b]"])
+def test_white_space_between_messages_is_looked_through_within_bounds(spaces: int, place: bytes) -> None:
+    reader, messages = Reader(), packed(chat(3)).partition(b',"tools"')
+    plain = place.replace(b"%b", b"")
+    body = (place % (b" " * spaces)).join(messages[0].rsplit(plain, 1)) + b"".join(messages[1:])
+    assert json.loads(body) == chat(3)
+    reader.answered(Api.CHAT, body)
+    assert (reader.memory.bytes > 0) is (spaces < STRIDE or plain != b"}]")
+    reader.answered(Api.CHAT, body)
+
+
 def test_no_text_is_remembered() -> None:
     reader = Reader()
     reader.answered(Api.CHAT, packed({"messages": [{"role": "user", "content": "canary " * STRIDE}]}))
