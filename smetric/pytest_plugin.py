@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from smetric.policy.testing import Case, Suite
 
 _POLICY = ".policy"
+#: What a test starts with, in no string and behind no comment.
+_TEST = re.compile(rb'^(?:[^#"\n]|"[^"\n]*")*\btest\s*"', re.MULTILINE)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -81,6 +83,6 @@ class PolicyTest(pytest.Item):
 def _has_tests(path: Path) -> bool:
     """Whether the text of a file has what a test starts with, wherever that stands."""
     try:
-        return re.search(rb'\btest\s*"', path.read_bytes()) is not None
+        return _TEST.search(path.read_bytes()) is not None
     except OSError:
         return False

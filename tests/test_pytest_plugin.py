@@ -42,7 +42,7 @@ def test_each_test_block_is_a_test_and_other_files_are_left_alone(
         "p.test.policy": BESIDE,
         "q.policy": POLICY.partition("\ntest")[0].replace("\n", " ") + 'test"on one line" instance|id a|? expect a',
         "wrong.policy": POLICY.replace("requests) as", "requets) as"),
-        "common.policy": "library common\ndef near(x) = x\n",
+        "common.policy": 'library common\ndef near(x) = x if pool == "test" else 0  # the test "x"\n',
         "other.policy": "not one of ours\n",
         "test_x.py": "def test_x(): pass\n",
     }.items():
