@@ -96,17 +96,13 @@ class Delivery:
         headers += self._plane.receipt(self._record)
         # A write costs more than all else here: the head goes with the first piece if that has come too, and the last
         # piece with the end where it is known to be the last.
-        has_begun = is_sent = False
+        has_begun, is_sent = bool(held) or not answer.pieces, False
         try:
-            if held:
+            if has_begun:
                 observer.passed(held)
-                has_begun = True
                 if client.begin(answer.status, headers, held):
                     await client.drained()
             if not answer.pieces:
-                if not has_begun and client.begin(answer.status, headers):
-                    await client.drained()
-                has_begun = True
                 watchdog.arm(deadlines.first_byte_s, "first_byte")
             while not is_sent and (piece := answer.take() if answer.pieces else await answer.read()):
                 is_first = not observer.size
