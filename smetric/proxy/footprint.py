@@ -6,6 +6,7 @@ What follows from it is decided in `overload.py`.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import sys
@@ -33,8 +34,8 @@ def open_files() -> int | None:
     try:
         # Since Linux 6.2 the folder's size is their number; before, it is 0 and they must be counted.
         return os.stat(_FILES).st_size or len(os.listdir(_FILES))
-    except OSError:
-        return None
+    except OSError as error:
+        return most_files() if error.errno == errno.EMFILE else None  # none is left to count with
 
 
 def most_files() -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,6 +18,15 @@ def test_what_this_process_takes_is_what_the_system_says() -> None:
         assert footprint.open_files() == files + 1
     assert files < footprint.most_files()
     footprint.give_back()
+
+
+def test_where_no_file_is_left_to_count_with_all_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: str) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(footprint, "_FILES", "/proc/self/task")  # of size 0, as the other is before Linux 6.2
+    monkeypatch.setattr(os, "listdir", refused)
+    assert footprint.open_files() == footprint.most_files()
 
 
 @pytest.mark.parametrize(
