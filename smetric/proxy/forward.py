@@ -215,7 +215,7 @@ class Forwarding:
 
     async def _answer(self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: Answer) -> Failure | None:
         """Relay *answer*, or hold it back if another instance may do better."""
-        held = bytearray()
+        held = b""
         if answer.status in ELSEWHERE:
             try:
                 while piece := await answer.read():
@@ -225,13 +225,12 @@ class Forwarding:
                 else:
                     answer.finish()
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
-                    body = bytes(held)
-                    if answer.status == 500 and any(message in body for message in SHUTTING_DOWN):
+                    if answer.status == 500 and any(message in held for message in SHUTTING_DOWN):
                         self._trial.stopping(lease.instance)
                     return Failure(
                         status=answer.status,
                         headers=response_headers(answer.headers) + self._plane.receipt(record),
-                        body=body,
+                        body=held,
                     )
             except AnswerBroken:
                 answer.close()
@@ -251,7 +250,7 @@ class Forwarding:
             self._trial,
             record,
         )
-        await self._delivery.run(bytes(held))
+        await self._delivery.run(held)
         return None
 
     async def _give(self, failure: Failure) -> None:
