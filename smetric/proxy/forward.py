@@ -233,7 +233,6 @@ class Forwarding:
                         body=held,
                     )
             except AnswerBroken:
-                answer.close()
                 attempt.end("closed", status=answer.status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
         self._trial.answers(answer.status)
