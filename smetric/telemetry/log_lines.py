@@ -40,7 +40,10 @@ class LogLines:
         self._is_cut = False
         self._waiting: list[str] = []
         self._is_due = False
-        self._lock = threading.Lock()
+        #: The thread that writes may come here again: what it has made for that collects what is lost, and an object
+        #: that is lost may log, as a task does that nobody waited for.
+        self._lock = threading.RLock()
+        self._is_writing = False
 
     def write(self, text: str) -> None:
         """Take *text*; `flush` writes it. Any thread may call these two."""
@@ -49,12 +52,25 @@ class LogLines:
     def flush(self) -> None:
         """Write all that waits, as far as there is room for it."""
         with self._lock:
-            while self._waiting and (self._room is None or self._room.poll(0)):
-                self._write_next()
-            if (excess := len(self._waiting) - MOST_KEPT) > 0:
-                self._drop(excess)
+            if self._is_writing:
+                return  # and goes on with this line
+            self._is_writing = True
+            try:
+                while self._waiting and (self._room is None or self._room.poll(0)):
+                    self._write_next()
+                if (excess := len(self._waiting) - MOST_KEPT) > 0:
+                    self._drop(excess)
+            finally:
+                self._is_writing = False
         if self._waiting and not self._is_due:
             self._flush_soon()
+
+    def line(self, text: str) -> None:
+        """Write a line at once: what structlog's loggers end in, each of the methods that they call."""
+        self.write(f"{text}\n")
+        self.flush()
+
+    debug = info = warning = error = critical = line
 
     def write_soon(self, text: str) -> None:
         """Write *text* within `WAIT_S`, together with others; at once where no event loop runs."""

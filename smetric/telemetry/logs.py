@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import msgspec
 import orjson
@@ -65,7 +65,7 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, lines)),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()

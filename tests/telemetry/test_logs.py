@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import io
 import logging
+import threading
 
 import orjson
 import pytest
@@ -92,6 +94,40 @@ def test_a_library_may_have_levels_of_its_own(out: io.StringIO) -> None:
         ("of level 35", "warning"),
         ("of level 60", "critical"),
     ]
+
+
+class Lost:
+    """Logs when it is collected, as a task does that nobody waited for."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        logging.getLogger("asyncio").error("Task was destroyed but it is pending!")
+
+
+def test_what_is_collected_while_a_line_is_written_may_log() -> None:
+    class Collecting(io.StringIO):
+        def write(self, text: str) -> int:
+            gc.collect()
+            return super().write(text)
+
+    out = Collecting()
+    logs.configure("info", "json", out)
+
+    def lose() -> None:
+        Lost()
+        structlog.get_logger().info("first")
+
+    thread = threading.Thread(target=lose, daemon=True)
+    gc.disable()
+    try:
+        thread.start()
+        thread.join(5)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+    assert [line["event"] for line in lines(out)] == ["first", "library"]
 
 
 def test_of_a_warning_its_place_and_kind_are_written(out: io.StringIO) -> None:
