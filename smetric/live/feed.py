@@ -149,6 +149,7 @@ class Feed:
             # Nobody watches: once a second is enough, until somebody comes.
             self._came.clear()
             try:
-                await asyncio.wait_for(self._came.wait(), max(wait_s, self._next_second - self._clock()))
+                async with asyncio.timeout(max(wait_s, self._next_second - self._clock())):
+                    await self._came.wait()
             except TimeoutError:
                 continue

@@ -114,6 +114,19 @@ async def test_it_looks_by_itself_and_ends_with_its_viewers() -> None:
     assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
 
 
+@pytest.mark.parametrize("rounds", range(5))
+async def test_it_ends_however_close_behind_the_first_viewer(rounds: int) -> None:
+    desk = Desk()
+    await desk.feed.start()
+    await asyncio.sleep(0.01)  # nobody watches
+    reading = desk.feed.join(Wish(), history=False).messages()
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        await desk.feed.stop()
+        assert [message async for message in reading][-1] == b'event: over\ndata: {"why":"ending"}\n\n'
+
+
 async def test_who_comes_when_it_has_ended_is_told_so_at_once() -> None:
     desk = Desk()
     await desk.feed.start()
