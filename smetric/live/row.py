@@ -42,6 +42,7 @@ def ending(record: DecisionRecord) -> dict[str, Any]:
     usage = record.usage
     return {
         "id": record.id,
+        "followed_by": record.followed_by or None,
         "status": record.status,
         "ttft_s": record.ttft_s,
         "duration_s": record.duration_s,

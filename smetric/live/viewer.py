@@ -51,7 +51,7 @@ class Viewer:
         if fitting:
             self.send("decisions", {"matched": len(fitting), "rows": [row_of(record) for record in shown]})
         for record in shown:
-            if record.duration_s is None:
+            if record.duration_s is None and not record.followed_by:
                 self._open[record.id] = None
         while len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]

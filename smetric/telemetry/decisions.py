@@ -64,6 +64,7 @@ def brief(record: DecisionRecord) -> dict[str, Any]:
         "prompt_len": request.prompt_len,
         "tokens_source": record.tokens_source,
         "est_hit": request.est_hit,
+        "followed_by": record.followed_by or None,
         "status": record.status,
         "ttft_s": record.ttft_s,
         "duration_s": record.duration_s,

@@ -104,6 +104,8 @@ class Exchange:
         previous, self.record = self.record, record
         if previous is not None:
             record.rank = previous.rank + 1
+            previous.followed_by = record.id
+            self.telemetry.activity.ended(previous)
         record.trace_id = self.trace_id
         telemetry = self.telemetry
         self._model = telemetry.models.of(record.request.model)

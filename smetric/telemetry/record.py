@@ -149,8 +149,10 @@ class DecisionRecord:
     trace_id: str = field(default="", init=False)
     #: That trace is recorded.
     is_traced: bool = field(default=False, init=False)
-    #: How many decisions of the same request came before this one.
+    #: How many decisions of the same request came before this one, and the id of the one that came next: empty for the
+    #: last, which alone is told how the request ended.
     rank: int = field(default=0, init=False)
+    followed_by: str = field(default="", init=False)
     #: What the policies in shadow would have decided.
     shadowed: tuple[Shadowed, ...] = field(default=(), init=False)
     #: Set where a later turn went elsewhere, and where something could be said of the time it would take.

@@ -4,7 +4,7 @@ import { get } from "./admin.js";
 import { candidates } from "./candidates.js";
 import { policyText } from "./policytext.js";
 import { rules } from "./rules.js";
-import { count, make, mover, percent, seconds, time } from "./text.js";
+import { count, make, mover, percent, seconds, time, unended } from "./text.js";
 import { WhatIf } from "./whatif.js";
 
 export class Decision {
@@ -108,10 +108,10 @@ export class Decision {
       data.est_hit ? ["expected hit", count(data.est_hit)] : null,
       data.hit ? ["hit there", `${count(data.hit.tokens)} (${percent(data.prompt_len ? data.hit.tokens / data.prompt_len : 0)})${data.hit.source ? `, by ${data.hit.source}` : ""}`] : null,
       data.usage?.cached_tokens != null ? ["really cached", count(data.usage.cached_tokens)] : null,
-      ["first token", data.ttft_s === null ? (data.status === null ? "…" : "–") : seconds(data.ttft_s)],
+      ["first token", data.ttft_s === null ? (data.status === null ? unended(data) : "–") : seconds(data.ttft_s)],
       data.forecast?.ttft_s != null ? ["was expected in", `${seconds(data.forecast.ttft_s)}${data.forecast.other_ttft_s != null ? `, on ${data.forecast.other} ${seconds(data.forecast.other_ttft_s)}` : ""}`] : null,
-      ["took", data.duration_s === null ? "…" : seconds(data.duration_s)],
-      ["status", data.status === null ? "…" : `${data.status}${data.error_type ? ` ${data.error_type}` : ""}`],
+      ["took", data.duration_s === null ? unended(data) : seconds(data.duration_s)],
+      ["status", data.status === null ? unended(data) : `${data.status}${data.error_type ? ` ${data.error_type}` : ""}`],
       data.lookup_s ? ["look-ups", seconds(data.lookup_s)] : null,
       data.held_s ? ["held", seconds(data.held_s)] : null,
       data.evaluate_s ? ["decided in", seconds(data.evaluate_s)] : null,

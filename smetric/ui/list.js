@@ -1,6 +1,6 @@
 // The list of decisions, newest first: bounded, its rows are used again, and it goes with the arrow keys.
 
-import { count, make, mover, percent, put, seconds, time } from "./text.js";
+import { count, make, mover, percent, put, seconds, time, unended } from "./text.js";
 
 /** Rows in the page, and decisions that wait while it is paused. */
 const MOST = 200;
@@ -160,7 +160,7 @@ export class List {
     cells.why.classList.toggle("no", Boolean(data.moved_from));
     cells.why.title = data.sentence;
     const failed = data.error_type || (data.status !== null && data.status >= 400);
-    put(cells.end, data.status === null ? "…" : failed ? `${data.status} ${data.error_type ?? ""}` : `TTFT ${seconds(data.ttft_s)}`);
+    put(cells.end, data.status === null ? unended(data) : failed ? `${data.status} ${data.error_type ?? ""}` : `TTFT ${seconds(data.ttft_s)}`);
     cells.end.classList.toggle("no", Boolean(failed));
     element.dataset.outcome = data.outcome;
     element.classList.toggle("close", data.margin !== null && data.margin <= 0.05);

@@ -42,6 +42,11 @@ export function mover(data) {
   return ["not picked", "left out"].includes(data.moved_by) ? "" : data.moved_by;
 }
 
+/** What stands for the end of a decision that has none: its request goes on, or was decided again. */
+export function unended(data) {
+  return data.followed_by ? "tried again" : "…";
+}
+
 /** Local time of day with milliseconds. */
 export function time(ms) {
   const at = new Date(ms);

@@ -76,6 +76,17 @@ async def test_only_ends_of_what_was_shown_are_told_and_once() -> None:
     assert [(end["id"], end["status"], end["ttft_s"]) for end in ended[1]] == [(record.id, 200, 0.2)]
 
 
+async def test_a_decision_that_another_one_follows_has_its_end_with_it() -> None:
+    shown, late = samples.record(), samples.record()
+    viewer = Viewer(Wish())
+    viewer.show([shown], (), 5, row)
+    shown.followed_by = late.followed_by = "next"
+    viewer.show([late], [shown], 5, row)
+    viewer.show((), [late], 5, row)
+    _, (_, rows), (_, ends) = await told(viewer)
+    assert (rows["rows"][0]["followed_by"], ends[0]["followed_by"], ends[0]["status"]) == ("next", "next", None)
+
+
 async def test_who_does_not_read_is_sent_away_and_told_why() -> None:
     viewer = Viewer(Wish())
     for i in range(MOST_WAITING + 5):

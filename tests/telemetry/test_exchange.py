@@ -12,7 +12,7 @@ from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
 from smetric.reading.prompt import Prompt
 from smetric.telemetry import names
-from smetric.telemetry.decisions import full
+from smetric.telemetry.decisions import brief, full
 from smetric.telemetry.exchange import Exchange
 from smetric.telemetry.record import DecisionRecord, Usage
 from smetric.telemetry.telemetry import Telemetry
@@ -168,6 +168,18 @@ async def test_a_retry_makes_a_second_decision_and_a_second_attempt(
     assert second.attributes["http.request.resend_count"] == 1
     assert second.attributes["smetric.upstream.attempt"] == 2
     assert len({each.span.trace_id for each in receiver.spans}) == 1
+
+
+async def test_a_decision_that_another_one_follows_says_which_and_waits_for_no_end(
+    tracing_to: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    app = tracing_to()
+    retry(app)
+    last, first = app.decisions.recent(2)
+    assert (brief(first)["followed_by"], first.status) == (last.id, None)
+    assert (brief(last)["followed_by"], last.status) == (None, 200)
+    assert app.activity.take() == ([first, last], [first, last])
+    assert await app.tracing.shutdown()
 
 
 async def test_an_attempt_that_is_not_made_elsewhere_is_told_with_the_reason(
