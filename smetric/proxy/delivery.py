@@ -178,14 +178,13 @@ class Delivery:
     async def tell(self, error: HttpError) -> None:
         """Add *error* to the stream as its last event, where it is one that can be read and does not look whole then.
 
-        One of an announced length has room for less than it lacks.
+        One of an announced length has room for less than it lacks. Behind part of another event there is none: clients
+        would read that part as an event, and fail at its JSON, where they know what a connection's early end is.
         """
         observer = self.observer
         has_ended = observer.is_past_mark or (observer.ended and self._answer.is_whole)
-        if self._is_stream and not (self._is_compressed or has_ended):
+        if self._is_stream and not (self._is_compressed or has_ended or observer.is_within_event):
             event = error_event(self._scope["path"], error)
-            if observer.is_within_event:
-                event = b"\n\n" + event
             length = first(self._headers, b"content-length")
             if (length is None or observer.size + len(event) < int(length)) and self._client.pass_on(event):
                 await self._client.drained()
