@@ -39,6 +39,8 @@ LAST_REQUEST_S = 0.5
 #: Requests that may wait behind the one being answered before reading pauses, and before no more are taken.
 PIPELINE_PAUSE = 8
 PIPELINE_MOST = 512
+#: The same for the header fields of them all: each takes some twenty times the four bytes that it may be on the wire.
+PIPELINE_FIELDS = 4096
 #: Ends a connection by a reset instead of a FIN, as a socket option.
 RESET = struct.pack("ii", 1, 0)
 #: After so much of it at once others have their turn: the transport would go on reading what there is.
@@ -73,6 +75,7 @@ class Http1(asyncio.Protocol):
         "_state",
         "_timer",
         "_transport",
+        "_waiting_fields",
         "deadline",
         "is_deaf",
         "is_ending",
@@ -104,6 +107,7 @@ class Http1(asyncio.Protocol):
         self._current: Transaction | None = None
         #: Behind it.
         self.waiting: deque[Transaction | bytes] = deque()
+        self._waiting_fields = 0
         #: Nothing more is read as a request; what still comes is dropped, and counted.
         self.is_deaf = False
         self._dropped = 0
@@ -172,11 +176,12 @@ class Http1(asyncio.Protocol):
             self.turns.take(transaction)
         else:
             self.waiting.append(transaction)
+            self._waiting_fields += len(transaction.scope["headers"])
             self.set_reading()
 
     def complete(self, transaction: Transaction) -> None:
         """A request is whole."""
-        if len(self.waiting) >= PIPELINE_MOST:
+        if len(self.waiting) >= PIPELINE_MOST or self._waiting_fields >= PIPELINE_FIELDS:
             transaction.is_last = self.is_deaf = True
         if self._inflow is not None:  # the app may never take this body, and then nobody else would resume
             self.set_reading()
@@ -240,6 +245,7 @@ class Http1(asyncio.Protocol):
             self._linger()
             return
         self._current = turn
+        self._waiting_fields -= len(turn.scope["headers"])
         self.turns.take(turn)
 
     def refuse(self, problem: HttpError, scope: Scope | None = None) -> None:

@@ -274,6 +274,18 @@ async def test_hundreds_of_pipelined_requests_are_answered_and_more_than_that_en
         assert await client.at_end()
 
 
+async def test_requests_of_many_header_fields_wait_in_smaller_numbers() -> None:
+    request = b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 95 + b"\r\n"
+    async with serving(echo) as url, await RawClient.connect(url) as client:
+        for at_once in (20, 20, 20, 120):  # what has been answered counts no more
+            await client.send(request * at_once)
+            answers = 0
+            while answers < at_once and (await client.response("GET")).values("connection") != ["close"]:
+                answers += 1
+            assert answers == min(at_once, 43)
+        assert await client.at_end()
+
+
 async def test_a_request_behind_one_that_is_malformed_is_never_begun() -> None:
     paths: list[str] = []
 
