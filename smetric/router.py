@@ -97,7 +97,7 @@ class Router:
                 route.observer = Observer(fleet, self._lookups, self._beside(route))
         self._rng = rng or random.Random()
         self._turns = 0
-        self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S)
+        self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S, fleet.clock)
 
     def _beside(self, route: Route) -> list[Policy]:
         """The policies that *route* is observed with."""
@@ -246,5 +246,6 @@ class Router:
     def forget(self, instance: Instance) -> None:
         """*instance* restarted: sources forget its cache, and responses stored on it are gone."""
         self._lookups.forget(instance)
-        for response_id in [key for key, holder in self._pins.items() if holder is instance]:
-            del self._pins[response_id]
+        with self._pins.timer:  # one that expires between being found and being deleted is an error
+            for response_id in [key for key, holder in self._pins.items() if holder is instance]:
+                del self._pins[response_id]

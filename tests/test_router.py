@@ -17,7 +17,7 @@ from smetric.fleet.lease import Lease
 from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
-from smetric.router import Router
+from smetric.router import PIN_TTL_S, Router
 from smetric.routes import Routes
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
@@ -249,6 +249,27 @@ async def test_a_stored_response_goes_back_to_its_engine_or_nowhere() -> None:
     router.forget(fleet["b"])
     assert source.forgotten == [fleet["b"]]
     assert (await router.route(request)).outcome == "no_candidate"
+
+
+async def test_a_restart_takes_all_responses_of_an_engine_though_some_expire_meanwhile() -> None:
+    clock = Clock()
+
+    def passing() -> float:
+        clock.now += step
+        return clock.now
+
+    step = 0.0
+    fleet = Fleet([Instance("a", "http://a")], VOCABULARY, clock=passing)
+    router = router_of(fleet)
+    for number in range(4):
+        router.pin(f"resp_{number}", fleet["a"])
+        clock.now += 10.0
+    clock.now += PIN_TTL_S - 45.0
+    step = 2.0
+    router.forget(fleet["a"])
+    step = 0.0
+    for number in range(4):
+        assert (await router.route(InferenceRequest(pinned_to=f"resp_{number}"))).outcome == "no_candidate"
 
 
 async def test_what_costs_no_inference_is_not_charged_and_takes_turns() -> None:
