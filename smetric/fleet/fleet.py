@@ -125,7 +125,7 @@ class Fleet:
             )
         eligible = [i for i in serving if not i.draining]
         chosen = [i for i in eligible if i.healthy]
-        if eligible and (not chosen or len(chosen) < self.health.tolerance.panic_below * len(eligible)):
+        if eligible and (not chosen or len(chosen) / len(eligible) < self.health.tolerance.panic_below):
             self.panics += 1
             chosen = [i for i in eligible if i.state is not State.REFUSING] or eligible
         if exclude:

@@ -224,15 +224,13 @@ class Health:
     def _may_leave_out(self, state: State) -> bool:
         """Whether one more may come into *state* for what requests say."""
         left_out = sum(instance.state is state for instance in self._vitals)
-        return left_out < max(1, int(self.tolerance.max_ejected * len(self._vitals)))
+        return not left_out or (left_out + 1) / len(self._vitals) <= self.tolerance.max_ejected
 
     def _is_replaceable(self, instance: Instance) -> bool:
         """Whether others take requests that serve what it serves."""
-        models = (instance.models or frozenset()) - instance.adapters
-        return any(
-            other is not instance and not other.draining and (other.models is None or models <= other.models)
-            for other in self._vitals
-        )
+        models = instance.base_models or frozenset()
+        others = [other for other in self._vitals if other is not instance and other.healthy and not other.draining]
+        return any(other.models is None or models <= other.models for other in others)
 
     def _judge(self, instance: Instance, vitals: Vitals) -> None:
         """Write down how the instance stands now, and when that changes by itself."""

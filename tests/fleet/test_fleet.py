@@ -8,7 +8,9 @@ from smetric.errors import NoCandidate
 from smetric.features import VOCABULARY
 from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import CERTAIN, SCRAPED, Fleet
+from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance, Scrape
+from smetric.fleet.tolerance import Tolerance
 from tests.clock import Clock
 
 
@@ -60,6 +62,16 @@ def test_unhealthy_instances_are_left_out_until_all_are_unhealthy() -> None:
     assert ids(fleet.candidates("m")) == ["b"]
     fleet["b"].healthy = False
     assert ids(fleet.candidates("m")) == ["a", "b"]
+
+
+def test_as_many_healthy_ones_as_the_tolerated_share_are_no_panic() -> None:
+    instances = [Instance(f"gpu-{number}", f"http://gpu-{number}") for number in range(25)]
+    fleet = Fleet(instances, VOCABULARY, health=Health(instances, Tolerance(panic_below=56 / 100)))
+    for instance in instances[14:]:
+        instance.healthy = False
+    assert len(fleet.candidates("m")) == 14
+    instances[13].healthy = False
+    assert len(fleet.candidates("m")) == 25
 
 
 def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> None:

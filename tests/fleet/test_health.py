@@ -105,6 +105,10 @@ def test_at_most_the_given_share_is_ejected_but_one_always_may_be() -> None:
     for instance in ward.instances:
         ward.fail(instance)
     assert ward.states().count(State.EJECTED) == 3
+    large = Ward(100, Tolerance(max_ejected=29 / 100))
+    for instance in large.instances:
+        large.fail(instance)
+    assert large.states().count(State.EJECTED) == 29
     lone = Ward(1, Tolerance(max_ejected=0.0))
     lone.fail(lone.instances[0])
     assert lone.states() == [State.EJECTED]
@@ -200,6 +204,18 @@ def test_two_aborted_answers_in_a_row_mean_that_the_engine_is_ending() -> None:
     ward.health.succeeded(one)
     ward.health.aborted(one)
     assert not one.draining
+    ward.health.aborted(one)
+    assert one.state is State.STOPPING
+
+
+def test_the_last_that_takes_requests_is_not_taken_to_be_ending_for_aborted_answers() -> None:
+    ward = Ward(2)
+    one, other = ward.instances
+    ward.health.refused(other)
+    ward.health.aborted(one)
+    ward.health.aborted(one)
+    assert not one.draining
+    ward.probe(other, ok=True, times=2)
     ward.health.aborted(one)
     assert one.state is State.STOPPING
 
