@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from smetric.config.kind import Kind, interpolated, scalar_of
 from smetric.config.raw import Raw, Scalar, wrong
@@ -86,10 +86,15 @@ class BaseUrl(Kind[str]):
         return interpolated({"type": "string", "pattern": f"^(?:{url})?$" if self._empty else f"^{url}$"})
 
 
+def port_of(parts: SplitResult) -> int:
+    """The port of a URL in its *parts*: where it names none, the one that its scheme stands for."""
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
 def host_and_port(url: str) -> str:
     """Of a `BaseUrl`: `10.0.0.7:8000`, with the port that its scheme stands for where it names none."""
     parts = urlsplit(url)
-    return parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
+    return parts.netloc if parts.port else f"{parts.netloc}:{port_of(parts)}"
 
 
 def odd_host(url: str, allowed: Sequence[Network]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from urllib.parse import urlsplit
 
+from smetric.config.address import port_of
 from smetric.doctor.check import Skipped
 from smetric.doctor.engine import Engine
 from smetric.doctor.finding import Finding, info, shown, warning
@@ -39,9 +40,10 @@ async def keep_alive(site: Site) -> list[Finding]:
 async def _of_instance(engine: Engine) -> Finding | None:
     parts = urlsplit(engine.settings.url)
     is_tls = parts.scheme == "https"
-    host, port = parts.hostname or "", parts.port or (443 if is_tls else 80)
     try:
-        reader, writer = await asyncio.open_connection(host, port, ssl=is_tls or None, limit=1 << 16)
+        reader, writer = await asyncio.open_connection(
+            parts.hostname, port_of(parts), ssl=is_tls or None, limit=1 << 16
+        )
     except OSError:
         return None  # found by the check of instances
     try:

@@ -6,12 +6,13 @@ import asyncio
 import errno
 import socket
 
-from smetric.doctor.address import is_here, is_own, local_url, resolve
+from smetric.doctor.address import is_own, local_url, resolve
 from smetric.doctor.finding import Finding, error, listed, shown, warning
 from smetric.doctor.site import Site
 from smetric.doctor.wire import MAX_BYTES, NoAnswer, TooLong
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.proxy.exposure import is_here
 from smetric.proxy.server import listen
 from smetric.sources import index_image
 from smetric.sources.index_image import IndexImage, UnreadableImage

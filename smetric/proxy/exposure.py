@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
+from smetric.config.address import port_of
 from smetric.errors import ConfigError
 
 
@@ -25,10 +26,10 @@ def refuse_self(urls: Iterable[str], ports: Sequence[socket.socket]) -> None:
     own = [port.getsockname()[:2] for port in ports]
     for url in urls:
         parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+        port = port_of(parts)
         hosts = [host for host, number in own if number == port]
         found = _addresses(parts.hostname or "", port) if hosts else ()
-        if any(_is_served(address, host) for address in found for host in hosts):
+        if any(is_reached(address, host) for address in found for host in hosts):
             raise ConfigError(f"instances: {url} is this router itself; name the engines")
 
 
@@ -40,14 +41,18 @@ def _addresses(host: str, port: int) -> set[str]:
     return {str(address[0]) for *_, address in found}
 
 
-def _is_served(address: str, listening: str) -> bool:
-    """Whether a listener on *listening* is reached at *address*."""
+def is_reached(address: str, listening: str) -> bool:
+    """Whether a listener on the address *listening* of this machine is reached at *address*."""
     if not ipaddress.ip_address(listening.partition("%")[0]).is_unspecified:
         return address == listening
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    return (":" in listening or ":" not in address) and is_here(address)
+
+
+def is_here(address: str) -> bool:
+    """Whether *address* is one of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
-            probe.bind((address, 0))  # only an address of this machine can be bound
+            probe.bind((address, 0))  # no other can be bound
         except OSError:
             return False
     return True

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from smetric.config.address import port_of
 from smetric.fleet.own_fault import is_own_fault
 from smetric.proxy.wire import Unreachable, UpstreamFailed, Wire
 from smetric.sources.addresses import Addresses, Resolve
@@ -59,7 +60,7 @@ class Pool:
         assert parts.hostname is not None, "the configuration takes only addresses with a host"
         self._host = parts.hostname
         self._is_tls = parts.scheme == "https"
-        self._port = parts.port or (443 if self._is_tls else 80)
+        self._port = port_of(parts)
         #: What the Host field says.
         self.authority = parts.netloc.encode("ascii")
         self._connect_timeout_s = connect_timeout_s

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from smetric.config import Settings
+from smetric.config.address import port_of
 from smetric.errors import ConfigError
 from smetric.fleet.instance import Instance
 
@@ -96,5 +97,4 @@ def _address(template: str, instance: Instance, rank: int, *, bind: bool = False
 def _filled(template: str, instance: Instance) -> str:
     parts = urlsplit(instance.url)
     host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return template.replace("{host}", f"[{host}]" if ":" in host else host).replace("{port}", str(port))
+    return template.replace("{host}", f"[{host}]" if ":" in host else host).replace("{port}", str(port_of(parts)))

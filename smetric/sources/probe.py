@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from smetric.config.address import port_of
 from smetric.fleet.health import Health
 from smetric.fleet.instance import Instance
 from smetric.fleet.own_fault import is_own_fault
@@ -36,7 +37,7 @@ class _Target:
         assert parts.hostname is not None, "the configuration takes only addresses with a host"
         self.host = parts.hostname
         self.is_tls = parts.scheme == "https"
-        self.port = parts.port or (443 if self.is_tls else 80)
+        self.port = port_of(parts)
         self.authority = parts.netloc
         self.addresses = Addresses(self.host, self.port, resolve)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from smetric.config.address import port_of
 from smetric.request import Api
 from smetric.telemetry import names
 from smetric.telemetry.client_text import safe
@@ -64,7 +65,7 @@ def of_attempt(record: DecisionRecord, method: str, route: str, path: str, numbe
         names.HTTP_METHOD.name: method_of(method),
         names.URL_FULL.name: instance.url + safe(path),
         names.SERVER_ADDRESS.name: parts.hostname or "",
-        names.SERVER_PORT.name: parts.port or (443 if parts.scheme == "https" else 80),
+        names.SERVER_PORT.name: port_of(parts),
         names.INSTANCE_ID.name: instance.id,
         names.DECISION_ID.name: record.id,
         names.ATTEMPT.name: number,

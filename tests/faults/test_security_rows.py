@@ -141,12 +141,16 @@ async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an
 
 
 def test_a_router_is_not_its_own_instance() -> None:
-    with listen("127.0.0.1", 0) as own, listen("0.0.0.0", 0) as everywhere:
+    with listen("127.0.0.1", 0) as own, listen("0.0.0.0", 0) as everywhere, listen("::", 0) as anywhere:
         port, wide = own.getsockname()[1], everywhere.getsockname()[1]
         for url in (address_of(own), f"http://localhost:{port}", f"http://127.0.0.1:{wide}"):
             with pytest.raises(ConfigError, match=r"is this router itself"):
                 refuse_self([url], [own, everywhere])
         refuse_self([f"http://127.0.0.2:{port}", f"http://192.0.2.1:{wide}", "http://127.0.0.1:1"], [own, everywhere])
+        refuse_self([f"http://[::1]:{wide}"], [everywhere])
+        for host in ("[::1]", "127.0.0.1"):
+            with pytest.raises(ConfigError, match=r"is this router itself"):
+                refuse_self([f"http://{host}:{anywhere.getsockname()[1]}"], [anywhere])
         with listen("127.0.0.2", port) as beside, pytest.raises(ConfigError, match=r"is this router itself"):
             refuse_self([address_of(own)], [own, beside])
 
