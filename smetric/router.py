@@ -237,7 +237,6 @@ class Router:
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
         """Tell the sources that *instance* has prefilled *request*."""
         self._lookups.prefilled(request, instance)
-        request.answering()
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
         """Tell the sources that learn from it that *instance* has answered *request* to the end."""

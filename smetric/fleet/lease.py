@@ -78,6 +78,11 @@ class Lease:
         """The cost of computing what neither its cache nor another tier was known to hold."""
         return prefill_cost(self.computed, self._pairs, self.instance.attention_tokens)
 
+    @property
+    def is_past(self) -> bool:
+        """The process that it was charged to is gone: what comes of it says nothing of the one that answers now."""
+        return self.incarnation != self.instance.incarnation
+
     def first_byte(self) -> None:
         """The prompt has been prefilled."""
         if self._prefilling:

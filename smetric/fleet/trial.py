@@ -7,7 +7,6 @@ that sends one poisonous request again and again would have one instance after t
 from __future__ import annotations
 
 from smetric.fleet.health import Health
-from smetric.fleet.instance import Instance
 from smetric.fleet.lease import Lease
 from smetric.telemetry import names
 
@@ -35,13 +34,16 @@ class Trial:
         self._health = health
         self._failures = 0
         self._aborted = False
-        self._blamed: tuple[Instance, str] | None = None
+        self._blamed: tuple[Lease, str] | None = None
 
-    def ended(self, instance: Instance, result: str, status: int | None) -> None:
-        """An attempt on *instance* has ended with *result*, one of `names.RESULTS`; *status* is what it answered.
+    def ended(self, lease: Lease, result: str, status: int | None) -> None:
+        """An attempt has ended with *result*, one of `names.RESULTS`; *status* is what the instance answered.
 
         No answer of 4xx, and nothing that the client ended, says anything of an instance.
         """
+        if lease.is_past:
+            return
+        instance = lease.instance
         if status == FULL:
             self._health.spare(instance)
         elif status == TOO_MANY:
@@ -55,7 +57,7 @@ class Trial:
             result == names.STATUS_5XX and status not in NEUTRAL
         ):
             self._failures += 1
-            self._blamed = (instance, result)
+            self._blamed = (lease, result)
             self._health.doubted(instance)
 
     def answers(self, status: int) -> None:
@@ -64,14 +66,16 @@ class Trial:
             self.close()
             self._blamed = None
 
-    def stopping(self, instance: Instance) -> None:
-        """*instance* answered that it is shutting down."""
-        self._health.stopping(instance)
+    def stopping(self, lease: Lease) -> None:
+        """The instance answered that it is shutting down."""
+        if not lease.is_past:
+            self._health.stopping(lease.instance)
 
-    def aborted(self, instance: Instance) -> None:
-        """*instance* ended its answer with `finish_reason: abort`."""
-        self._aborted = True
-        self._health.aborted(instance)
+    def aborted(self, lease: Lease) -> None:
+        """The instance ended its answer with `finish_reason: abort`."""
+        if not lease.is_past:
+            self._aborted = True
+            self._health.aborted(lease.instance)
 
     def waited(self, lease: Lease, seconds: float) -> None:
         """The first byte of a stream came after *seconds*."""
@@ -84,4 +88,6 @@ class Trial:
     def close(self) -> None:
         """The request is over."""
         if self._failures == 1 and self._blamed is not None:
-            self._health.failed(*self._blamed)
+            lease, result = self._blamed
+            if not lease.is_past:
+                self._health.failed(lease.instance, result)

@@ -112,7 +112,7 @@ class Delivery:
                 if is_first:
                     ttfc_s = self._attempt.first_byte()
                     self._lease.first_byte()
-                    if is_inference and observer.is_stream:
+                    if is_inference and observer.is_stream and not self._lease.is_past:
                         self._trial.waited(self._lease, ttfc_s)
                         self._plane.router.first_token(self._lease, ttfc_s)
                 if has_begun:
@@ -123,7 +123,9 @@ class Delivery:
                 if is_full:
                     await client.drained()
                 if is_first and answer.status == 200 and is_inference:
-                    self._plane.router.prefilled(self._record.request, self._lease.instance)
+                    if not self._lease.is_past:
+                        self._plane.router.prefilled(self._record.request, self._lease.instance)
+                    self._record.request.answering()
                     self._exchange.answering()
                 if not is_sent:
                     watchdog.arm(deadlines.idle_s, "idle")
@@ -148,18 +150,18 @@ class Delivery:
     def _settle(self) -> None:
         """The answer is complete: learn from it."""
         plane, observer, record, request = self._plane, self.observer, self._record, self._record.request
-        status, instance = self._answer.status, self._lease.instance
+        status, lease = self._answer.status, self._lease
         usage = observer.usage() if status == 200 else None
         if observer.is_aborted():
-            self._trial.aborted(instance)
+            self._trial.aborted(lease)
         prompt = request.prompt
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
             plane.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
         response_id = observer.response_id()
-        if response_id:
-            plane.router.pin(response_id, instance)
-        if status == 200 and record.is_inference:
-            plane.router.settled(request, instance, usage)
+        if response_id and not lease.is_past:
+            plane.router.pin(response_id, lease.instance)
+        if status == 200 and record.is_inference and not lease.is_past:
+            plane.router.settled(request, lease.instance, usage)
             plane.caches.answered(record, usage, self._scope["headers"])
         reason = observer.finish_reason() if self._attempt.is_recorded and status == 200 else ""
         self._attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage, finish_reason=reason)

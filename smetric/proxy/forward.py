@@ -132,7 +132,7 @@ class Forwarding:
                 try:
                     failure = await self._attempt(lease, record, attempt)
                 finally:
-                    self._trial.ended(lease.instance, attempt.result, attempt.status)
+                    self._trial.ended(lease, attempt.result, attempt.status)
             finally:
                 if lease is not None:
                     lease.release()
@@ -226,7 +226,7 @@ class Forwarding:
                     answer.finish()
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
                     if answer.status == 500 and any(message in held for message in SHUTTING_DOWN):
-                        self._trial.stopping(lease.instance)
+                        self._trial.stopping(lease)
                     return Failure(
                         status=answer.status,
                         headers=response_headers(answer.headers) + self._plane.receipt(record),

@@ -268,7 +268,7 @@ def test_without_a_slow_start_nobody_is_cold() -> None:
 def ask(ward: Ward, *attempts: tuple[int, str, int | None]) -> None:
     trial = Trial(ward.health)
     for number, result, status in attempts:
-        trial.ended(ward.instances[number], result, status)
+        trial.ended(ward.instances[number].charge(1, 0), result, status)
     trial.close()
 
 
@@ -310,13 +310,33 @@ def test_who_fails_is_judged_when_another_begins_to_answer_and_not_when_its_stre
     ward = Ward()
     trials = [Trial(ward.health) for _ in range(5)]
     for trial in trials:
-        trial.ended(ward.instances[0], names.STATUS_5XX, 500)
+        trial.ended(ward.instances[0].charge(1, 0), names.STATUS_5XX, 500)
         trial.answers(200)
     assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
     for trial in trials:  # what becomes of the streams then is no second fault of anybody's
-        trial.ended(ward.instances[1], names.CLOSED, 200)
+        trial.ended(ward.instances[1].charge(1, 0), names.CLOSED, 200)
         trial.close()
     assert ward.states() == [State.EJECTED, *[State.WELL] * 3]
+
+
+@pytest.mark.parametrize("is_judged", [False, True], ids=["before it ends", "before it is judged"])
+def test_what_was_sent_to_a_process_that_is_gone_is_no_fault_of_the_one_that_answers_now(is_judged: bool) -> None:
+    ward = Ward()
+    one = ward.instances[0]
+    trials = [(Trial(ward.health), one.charge(1, 0)) for _ in range(10)]
+    if is_judged:
+        for trial, lease in trials:
+            trial.ended(lease, names.CLOSED, None)
+    one.restarted()
+    ward.health.restarted(one)
+    for trial, lease in trials:
+        if not is_judged:
+            trial.aborted(lease)
+            trial.stopping(lease)
+            trial.ended(lease, names.CLOSED, 200)
+        trial.answers(200)
+        trial.close()
+    assert (one.state, one.spared, ward.ejections) == (State.WARMING, False, [])
 
 
 def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
@@ -341,7 +361,7 @@ def test_while_nobody_knows_who_is_to_blame_others_are_asked_after_five_failures
     ward = Ward()
 
     def try_on(number: int, result: str, status: int | None) -> None:
-        Trial(ward.health).ended(ward.instances[number], result, status)
+        Trial(ward.health).ended(ward.instances[number].charge(1, 0), result, status)
 
     for _ in range(4):
         try_on(0, result, status)
@@ -366,8 +386,9 @@ def test_an_aborted_answer_is_no_success() -> None:
     ward = Ward()
     for _ in range(2):
         trial = Trial(ward.health)
-        trial.aborted(ward.instances[0])
-        trial.ended(ward.instances[0], names.OK, 200)
+        lease = ward.instances[0].charge(1, 0)
+        trial.aborted(lease)
+        trial.ended(lease, names.OK, 200)
         trial.close()
     assert ward.states()[0] is State.STOPPING
 

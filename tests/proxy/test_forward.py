@@ -321,6 +321,40 @@ async def test_tokens_still_to_prefill_are_counted_until_the_first_byte_only() -
             await until(lambda: router.counted() == (0, 0, 0))
 
 
+@pytest.mark.parametrize("sees_first_byte", [False, True], ids=["before its first byte", "before its end"])
+async def test_an_answer_of_a_process_that_is_gone_says_nothing_of_the_one_that_answers_now(
+    sees_first_byte: bool,
+) -> None:
+    body = b'{"id":"resp_1","object":"response","output":[],"usage":{"input_tokens":900,"output_tokens":1}}'
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        begun = 20 if sees_first_byte else 0
+        length = b"%d" % len(body)
+        await call.send(head(200, (b"Content-Type", b"application/json"), (b"Content-Length", length)) + body[:begun])
+        await go_on.wait()
+        await call.send(body[begun:])
+
+    async with running(FakeEngine(), policy="smetric") as router:
+        engine, application = router.engines[0], router.application
+        engine.script = script
+        instance = router.instance_of(engine)
+        sent = b'{"model":"tiny","input":"%s"}' % (b"what was sent before " * 200)
+        async with await router.client(sent, "/v1/responses") as client:
+            if sees_first_byte:
+                await client.head()
+            else:
+                await until(lambda: len(engine.calls) == 1)
+            instance.restarted()
+            application._restarted(instance)
+            go_on.set()
+            await until(lambda: router.counted() == (0, 0, 0))
+        assert application.knows.indexes
+        assert application.knows.indexes.figures().blocks == 0
+        stored = await router.ask("GET", "/v1/responses/resp_1")
+        assert (stored.status, len(engine.calls)) == (404, 1)
+
+
 async def nonsense(call: Call) -> None:
     await call.send(b"no HTTP\r\n\r\n")
 

@@ -122,7 +122,7 @@ async def test_a_look_up_that_ends_after_the_answer_has_begun_is_left_out() -> N
     assert isinstance(router.routes.last.observer, Observer)
     router.routes.last.observer.look_up(record)
     await until(lambda: source.asked == 1)
-    router.prefilled(request, routing.instance)
+    request.answering()
     source.may_answer.set()
     await until(lambda: not router.routes.last.observer._tasks if router.routes.last.observer else True)
     assert record.beside == ()
