@@ -81,9 +81,7 @@ def test_of(sentence: str, situation: Situation, instead: Sequence[str]) -> str:
     """A `test` block of *situation*, in which one of *instead* is expected."""
     lines = [f'test "{sentence}"']
     given = [f"{name} = {written(value)}" for name, value in situation.request.items()]
-    lasts = set(situation.cursors.values())
-    if len(lasts) == 1:
-        given.append(f"{LAST} = {lasts.pop()}")
+    given += [f"{LAST} = {last}" for last in set(situation.cursors.values())]
     if given:
         lines.append(f"  given {', '.join(given)}")
     columns = {name: [written(cell) for cell in column] for name, column in situation.cells.items()}

@@ -1,7 +1,7 @@
 """What a policy can promise beside what its tests show, and whether a situation breaks a promise.
 
 A policy declares its promises in its documentation: a sentence `Holds: balanced, monotone.` in the `##` lines above its
-first one.
+first one, which goes on in the next line behind a comma.
 `symmetric` and `kept` hold of every policy; they are looked for all the same.
 """
 
@@ -21,7 +21,7 @@ from smetric.policy.vocabulary import Vocabulary
 
 #: A balanced policy never picks an instance with more than this many times the mean load.
 TOO_MUCH = 2.0
-_DECLARED = re.compile(r"(?:^|\.)\s*Holds:(?P<names>[^.\n]*)", re.MULTILINE)
+_DECLARED = re.compile(r"(?:^|\.)\s*Holds:((?:[^.\n]|(?<=,)\n)*)", re.MULTILINE)
 
 
 class UnknownProperty(Exception):
@@ -58,8 +58,7 @@ class Property:
 
 def declared(policy: Policy) -> list[str]:
     """The names that a policy's documentation declares, known or not."""
-    found = _DECLARED.search(policy.doc)
-    return [] if found is None else re.findall(r"[A-Za-z_]\w*", found["names"])
+    return [name for names in _DECLARED.findall(policy.doc) for name in re.findall(r"[A-Za-z_]\w*", names)]
 
 
 # ── balanced ─────────────────────────────────────────────────────────────────

@@ -69,7 +69,9 @@ class SmallFleets:
         }
         names = list(_NAMES[:size])
         chance.shuffle(names)
-        cursors = {key: chance.choice(names) for key in self._policy.plan.rotating} if chance.random() < 0.5 else {}
+        rotating = self._policy.plan.rotating
+        # One memory for all, as `given last` of the test that a counterexample is written as.
+        cursors = dict.fromkeys(rotating, chance.choice(names)) if chance.random() < 0.5 and rotating else {}
         return Situation(names, cells, {}, request, cursors, chance.randrange(SEEDS))
 
     def _cell(self, feature: Feature, request: dict[str, Any]) -> Any:
@@ -122,7 +124,7 @@ def smaller(situation: Situation, vocabulary: Vocabulary) -> Iterator[Situation]
     for i in range(len(ids) if len(ids) > 1 else 0):
         kept = [k for k in range(len(ids)) if k != i]
         cells = {name: [column[k] for k in kept] for name, column in situation.cells.items()}
-        cursors = {key: last for key, last in situation.cursors.items() if last != ids[i]}
+        cursors = {} if ids[i] in situation.cursors.values() else situation.cursors
         yield replace(situation, ids=[ids[k] for k in kept], cells=cells, cursors=cursors)
     if list(ids) != sorted(ids):
         order = sorted(range(len(ids)), key=ids.__getitem__)

@@ -71,6 +71,11 @@ def test_a_counterexample_is_a_test_that_fails_until_the_policy_is_mended() -> N
     assert [result.passed for result in suite_of(f"policy p\n{right}\n\n{test}\n", VOCABULARY).run()] == [True]
 
 
+def test_no_counterexample_needs_memories_that_no_test_can_give() -> None:
+    rules = "let s = rr_argmin(0)\nroute rr_argmin(0) when requests[s] == 0 as x\nroute argmin(requests)"
+    assert search(rules, "balanced") is None  # it takes two rotations of which each had a winner of its own
+
+
 def test_the_search_is_the_same_each_time() -> None:
     first, second = (search("route argmax(hit_len, then: requests)", "balanced") for _ in range(2))
     assert first is not None
@@ -157,6 +162,11 @@ def test_a_policy_declares_its_promises_in_its_documentation() -> None:
 @pytest.mark.parametrize("doc", ["## Fewest. Holds: balanced.\n", "## Holds: balanced. Not monotone, by design.\n"])
 def test_a_promise_is_a_sentence_wherever_it_stands(doc: str) -> None:
     assert declared(policy("route argmin(requests)", doc)) == ["balanced"]
+
+
+@pytest.mark.parametrize("doc", ["## Holds: balanced,\n## monotone.\n", "## Holds: balanced. Holds: monotone.\n"])
+def test_no_promise_is_left_out_for_where_a_line_or_a_sentence_ends(doc: str) -> None:
+    assert declared(policy("route argmin(requests)", doc)) == ["balanced", "monotone"]
 
 
 def test_a_property_that_says_nothing_of_a_policy_is_left_out() -> None:
