@@ -206,6 +206,14 @@ class Decision:
         return None if pick is None else pick.direction
 
     @property
+    def named(self) -> float:
+        """What the pick's `within:` or `temperature:` was; 0 without."""
+        if self.pick is None or self.pick.named is None:
+            return 0.0
+        value: float = self.policy.probe(self, self.step_index, self.pick.named)
+        return value
+
+    @property
     def candidates(self) -> Sequence[int]:
         """Indices of those the pick could choose: left by the filters above it and by its `where`."""
         pick = self.pick
@@ -283,7 +291,5 @@ class Decision:
         pick = self.pick
         if pick is None:
             return 0
-        within = 0.0
-        if self.score is not None and pick.named is not None and pick.rotates:
-            within = self.policy.probe(self, self.step_index, pick.named)
+        within = self.named if pick.rotates else 0.0
         return count_tied(self.candidates, self.score, within, lowest=pick.direction != "max")

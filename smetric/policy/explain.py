@@ -111,17 +111,21 @@ def _result(decision: Decision) -> str:
     assert pick is not None
     tied = decision.tied
     settled = "next in the rotation" if pick.rotates else "drawn"
+    if pick.thens:
+        lowest = (f"lowest {term_name(decision, then)}" for then in pick.thens)
+        settled = f"taken by {', then '.join([*lowest, settled])}"
     if decision.score is None:
         return f"{decision.rule}: {decision.instance} is {settled} among {tied}"
     value = decision.score[decision.index]
-    if pick.family is Family.LOTTERY:
+    if pick.family is Family.LOTTERY and (pick.named is None or decision.named > 0):
         drawn = f"drawn by {pick.function} among {len(decision.candidates)}"
         return f"{decision.rule}: {decision.instance} is {drawn}, with {score_name(decision)} {figure(value)}"
     nearly = "nearly " if decision.is_behind else ""
     said = f"{decision.rule}: {decision.instance} has {nearly}the {_best(decision, pick)} ({figure(value)})"
     if tied > 1:
-        by = [f"lowest {term_name(decision, then)}" for then in pick.thens]
-        said += f", as have {tied - 1} more: {'taken by' if by else 'it is'} {', then '.join([*by, settled])}"
+        alike = nearly or sum(decision.score[i] == value for i in decision.candidates) == tied
+        have = "have" if alike else "nearly have"
+        said += f", as {have} {tied - 1} more: {'' if pick.thens else 'it is '}{settled}"
     return said
 
 

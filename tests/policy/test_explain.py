@@ -202,7 +202,17 @@ def test_a_sentence_says_how_a_tie_was_settled() -> None:
     assert summary(decide("route rr_argmin(requests, within: 2 requests)", uneven)) == (
         "route_1: gpu-0 has nearly the fewest requests (3), as have 1 more: it is next in the rotation"
     )
+    best = Snapshot(IDS, {"requests": [2, 3, 9]})
+    assert summary(decide("route rr_argmin(requests, within: 2 requests)", best)) == (
+        "route_1: gpu-0 has the fewest requests (2), as nearly have 1 more: it is next in the rotation"
+    )
     assert summary(decide("route rr_argmin(0)", even)) == "route_1: gpu-0 is next in the rotation among 3"
+    assert summary(decide("route rr_argmin(0, then: requests)", uneven)) == (
+        "route_1: gpu-1 is taken by lowest requests, then next in the rotation among 3"
+    )
+    assert summary(decide("route softmin(requests, temperature: 0 requests)", even)).endswith(
+        "has the fewest requests (2), as have 2 more: it is drawn"
+    )
     assert summary(decide("route argmax(hit_len, then: requests)", even)).endswith(
         "has the highest hit_len (0), as have 2 more: taken by lowest requests, then drawn"
     )
