@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class Drains:
     def __init__(self, fleet: Fleet, folder: Path | None) -> None:
         self._fleet = fleet
         self._folder = folder
-        #: The file as it was last read or written here; None before that, and where it cannot be.
+        #: The file as it was last read; None before that, and where it cannot be. What is written here is read again,
+        #: for another process may have written since.
         self._state: tuple[int, int, int] | None = None
         #: Ids in the file of instances that are not configured here: another process's, or a former one's.
         self._others: list[str] = []
@@ -126,7 +128,6 @@ class Drains:
         path = self._folder / NAME
         try:
             _write(path, self._fleet.health.drained() + self._others)
-            self._state = state_of(path)
         except OSError as error:
             reason = f"{NAME} cannot be written to {self._folder}: {error.strerror}"
             log.warning("smetric.drains.not_kept", reason=reason)
@@ -165,8 +166,8 @@ def _read(path: Path) -> list[str]:
 
 
 def _write(path: Path, ids: list[str]) -> None:
-    """Replace the file as a whole, so that a crash leaves the old one or the new one."""
+    """Replace the file as a whole, so that a crash, or another process that does the same, leaves one that is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.new")
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     beside.write_text(json.dumps({"version": VERSION, "drained": ids}) + "\n")
     os.replace(beside, path)

@@ -60,6 +60,30 @@ def test_of_two_processes_with_one_folder_either_may_be_told(tmp_path: Path) -> 
     assert draining(restarted) == ["b", "c"]
 
 
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_of_two_processes_both_may_be_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    first, second = fleet_of("a", "b"), fleet_of("a", "b")
+    drains, others = Drains(first, tmp_path), Drains(second, tmp_path)
+    drains.restore()
+    others.restore()
+    replace = os.replace
+
+    def replace_while_the_other_writes(draft: Path, path: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        if at == "after":
+            replace(draft, path)
+        assert others.drain(second["b"]) == ""
+        if at == "before":
+            replace(draft, path)
+
+    monkeypatch.setattr(os, "replace", replace_while_the_other_writes)
+    assert drains.drain(first["a"]) == ""
+    drains.refresh()
+    others.refresh()
+    assert draining(first) == draining(second) == (["a"] if at == "before" else ["a", "b"])
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
 def test_a_file_that_is_broken_or_gone_while_it_is_followed_changes_nothing(tmp_path: Path) -> None:
     fleet = fleet_of("a")
     drains = Drains(fleet, tmp_path)
