@@ -7,6 +7,7 @@ Whose turn it is, and what becomes of the connection, is `http1.py`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -57,8 +58,8 @@ class Parser:
         self._parser = httptools.HttpRequestParser(self)
         #: Bytes of the request being read: those that are not of its body, and those that are.
         self._overhead = self._body_bytes = 0
-        #: The same as the last data came, the whole of it included: no head in it is longer.
-        self._received = 0
+        #: No head that ends in the last data is longer.
+        self._received = 0.0
         #: The head being read; None between its end and the next request.
         self.headers: list[tuple[bytes, bytes]] | None = None
         self.url = b""
@@ -68,7 +69,11 @@ class Parser:
     def read(self, data: bytes) -> int:
         """Take in *data*; how many bytes of it are of no body."""
         before = self._overhead
-        self._received = self._overhead = before + len(data)
+        self._overhead = before + len(data)
+        if before:
+            self._received += len(data)
+        else:  # what had come of a head that began behind another request was not counted
+            self._received = len(data) if self.headers is None else inf
         while data:
             data = self._parse(data)
         limits, overhead = self._limits, self._overhead

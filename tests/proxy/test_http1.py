@@ -302,6 +302,19 @@ async def test_a_request_behind_one_that_is_malformed_is_never_begun() -> None:
     assert paths == ["/good"]
 
 
+@pytest.mark.parametrize("cut", [0, 1, 400, 800])
+async def test_a_head_that_began_behind_another_request_is_held_to_its_limit(cut: int) -> None:
+    head = b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % (b"A: %b\r\n" % (b"a" * 200) * 6)
+    async with serving(echo, Limits(header_bytes=1024)) as url, await RawClient.connect(url) as client:
+        await client.send(GET + head[:cut])
+        await told(client)
+        for piece in (head[cut:900], head[900:]):
+            await client.send(piece)
+            await asyncio.sleep(0.01)
+        assert (await client.response()).status == 431
+        assert await client.at_end()
+
+
 @pytest.mark.parametrize("before", [b"", request("GET", "/"), request("POST", "/", b"a" * 2000)])
 async def test_a_head_is_held_to_its_limit_whatever_came_with_it(before: bytes) -> None:
     """Fields, not the bytes between them, are what the limit is on; a head of just as much is served."""
