@@ -12,9 +12,10 @@ import click
 from smetric.cli.admin_port import admin_option, ask, strange
 from smetric.cli.policy_argument import policy_named
 from smetric.cli.settings_options import param_values, set_option
-from smetric.cli.snapshot_file import read_situation
+from smetric.cli.snapshot_file import MAX_BYTES, read_situation
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.file_bytes import read_once
 from smetric.policy import Decision, PolicyError
 from smetric.policy.explain import explain as explanation
 from smetric.policy.flip import lead, smallest_changes
@@ -73,7 +74,11 @@ def _decided(name: str, snapshot: str, params: tuple[str, ...]) -> Decision:
     """What the policy *name* decides on a snapshot file."""
     source = policy_named(name)
     try:
-        text = (sys.stdin.buffer.read() if snapshot == "-" else Path(snapshot).read_bytes()).decode()
+        most = MAX_BYTES + 1
+        data = sys.stdin.buffer.read(most) if snapshot == "-" else read_once(Path(snapshot), most)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{snapshot}: larger than {MAX_BYTES} bytes; is this the right file?")
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{snapshot}: cannot be read: {reason}; give a JSON file, or - for standard input") from error

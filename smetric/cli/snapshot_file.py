@@ -19,6 +19,8 @@ from smetric.errors import ConfigError
 from smetric.policy import Feature, Kind, RequestField, Vocabulary
 from smetric.policy.situation import Situation
 
+#: Largest file that is read, bytes: ten thousand instances of which everything is known take less.
+MAX_BYTES = 64 * 1024 * 1024
 _MOST_INSTANCES = 10_000
 _AGE = re.compile(r"age\((\w+)\)\Z")
 _IS = {
@@ -61,7 +63,7 @@ def _columns(
     rows: list[Any], place: str, vocabulary: Vocabulary, given: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, list[Any]], dict[str, list[float]]]:
     """The rows as columns: ids, cells per feature, ages per feature (0 where a row says none)."""
-    ids: list[str] = []
+    ids: dict[str, None] = {}
     cells: dict[str, list[Any]] = {}
     ages: dict[str, list[float]] = {}
     for i, row in enumerate(rows):
@@ -70,7 +72,7 @@ def _columns(
         ident = row.get("id")
         if not isinstance(ident, str) or not ident or ident in ids:
             raise ConfigError(f"{here}: id: expected a text of its own, got {_shown(ident)}")
-        ids.append(ident)
+        ids[ident] = None
         for name, value in row.items():
             aged = _AGE.match(name)
             if name == "id":
@@ -84,7 +86,7 @@ def _columns(
             feature = vocabulary.features[name]
             high = min(feature.high, given.get(feature.at_most, feature.high))
             cells.setdefault(name, [None] * len(rows))[i] = _typed(value, feature, high, f"{here}: {name}")
-    return ids, cells, ages
+    return list(ids), cells, ages
 
 
 def _request(value: Any, place: str, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -219,6 +219,12 @@ def test_a_mistake_in_a_snapshot_is_one_line_that_names_the_place(document: Any,
     assert len(result.output.splitlines()) == 1
 
 
+def test_a_snapshot_without_an_end_is_read_as_far_as_one_can_be_long() -> None:
+    result = run("explain", "smetric", "--snapshot", "/dev/zero")
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "/dev/zero: larger than 67108864 bytes; is this the right file?" in result.output
+
+
 @pytest.mark.parametrize(
     "arguments",
     [(), ("smetric",), ("--snapshot", "-"), ("smetric", "--snapshot", "-", "--decision", "A"), ("--decision", "a b"),
