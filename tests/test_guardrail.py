@@ -361,9 +361,8 @@ class Arms(World):
         self.load(*(sum(counts) for counts in zip(*arms.values(), strict=True)))
 
     def _begun(self, arm: str, at: int) -> DecisionRecord:
-        record = Fleet(random.Random(), 2).decide(
-            policy(GOOD), InferenceRequest(turn=1), self.files[arm].current.number
-        )
+        number = self.files.get(arm, self.file).current.number
+        record = Fleet(random.Random(), 2).decide(policy(GOOD), InferenceRequest(turn=1), number)
         record.route, record.arm, record.instance = "r", arm, self.instances[at]
         self.guardrail.decided(record, None)
         return record
@@ -447,6 +446,18 @@ def test_a_request_that_is_tried_elsewhere_counts_where_it_is(tmp_path: Path) ->
         again = world._begun("canary", i % 4)
         world.guardrail.decided(again, failed)
         world._open[12 + i] = again
+    assert world.pass_s(600) == 600
+
+
+def test_requests_that_nobody_else_may_serve_do_not_stay_where_they_have_failed(tmp_path: Path) -> None:
+    world = Arms(tmp_path)
+    world.swap_canary()
+    world.put(control=EVEN, canary=(12, 0, 0, 0))
+    for failed in world._open[12:]:
+        nobody = world._begun("", 0)  # no policy was asked, and so none of an arm
+        world.guardrail.decided(nobody, failed)
+        world.guardrail.ended(nobody)
+    del world._open[12:]
     assert world.pass_s(600) == 600
 
 
