@@ -219,8 +219,8 @@ class Http1(asyncio.Protocol):
             self._start(self.waiting.popleft())
             self.set_reading()
         else:
-            wait_s = self._limits.idle_timeout_s if self._parser.headers is None else self._limits.head_timeout_s
-            self._await_request(LAST_REQUEST_S if self.is_ending else wait_s)
+            idle_s = LAST_REQUEST_S if self.is_ending else self._limits.idle_timeout_s
+            self._await_request(idle_s if self._parser.headers is None else self._limits.head_timeout_s)
 
     def failed(self, transaction: Transaction) -> None:
         """The app has ended before its answer was whole: say so, by a 500 or by the connection's end."""

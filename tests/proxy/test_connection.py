@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from smetric.proxy.asgi import Receive, Scope, Send
+from smetric.proxy.http1 import LAST_REQUEST_S
 from smetric.proxy.limits import Limits
 from smetric.proxy.server import address_of, listen, serve
 from tests.fakes import RawClient, live
@@ -149,6 +150,19 @@ async def test_a_connection_whose_answer_began_before_the_end_may_bring_one_more
         last = await client.response("GET")
         assert (begun.values("connection"), last.values("connection"), last.body) == ([], ["close"], b"ok")
         assert await client.at_end()
+
+
+async def test_a_head_that_began_before_the_end_has_its_time() -> None:
+    app = Slow()
+    async with serving(app) as (url, stop), await RawClient.connect(url) as client:
+        await client.send(GET + GET[:10])
+        await client.head()
+        stop.set()
+        app.go.set()
+        assert await client.reader.readexactly(2) == b"ok"
+        await asyncio.sleep(LAST_REQUEST_S + 0.1)
+        await client.send(GET[10:])
+        assert (await client.response("GET")).body == b"ok"
 
 
 async def test_a_last_answer_arrives_whole_though_more_requests_have_come_behind_it() -> None:
