@@ -60,7 +60,8 @@ class TrafficLine(msgspec.Struct, kw_only=True):
         api: the wire format.
         model: hash of the model asked for.
         instance: where it was served; None for nowhere.
-        status: what the client was sent.
+        status: what the client was sent; 200 also for a stream that broke off.
+        error_type: what went wrong; empty for nothing.
         ttft_ms: milliseconds from arrival to the first byte of the answer; None where there was none.
         duration_ms: milliseconds from arrival to its end.
         cached_tokens: prompt tokens the instance says it had cached; None where it did not say.
@@ -81,6 +82,7 @@ class TrafficLine(msgspec.Struct, kw_only=True):
     model: str
     instance: str | None
     status: int | None
+    error_type: str
     ttft_ms: float | None
     duration_ms: float | None
     cached_tokens: int | None
@@ -167,6 +169,7 @@ class Traffic:
             model=self._name(f"model {request.model}"),
             instance=record.instance.id if record.instance is not None else None,
             status=record.status,
+            error_type=record.error_type,
             ttft_ms=_ms(record.ttft_s),
             duration_ms=_ms(record.duration_s),
             cached_tokens=usage.cached_tokens if usage is not None else None,

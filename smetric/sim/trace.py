@@ -30,6 +30,7 @@ class _Line(msgspec.Struct):
     output_length: int | None = None
     unix_ms: float | None = None
     status: int | None = None
+    error_type: str = ""
     chat_id: str = ""
     parent_chat_id: str | None = None
     session: str = ""
@@ -58,7 +59,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def arrivals(paths: Iterable[Path], *, unknown_output: int | None = None) -> list[Arrival]:
-    """The requests in *paths* that were answered, in the order of their arrival.
+    """The requests in *paths* that were answered to the end, in the order of their arrival.
 
     Args:
         paths: the files, in any order; those of several runs have no hash in common.
@@ -87,7 +88,7 @@ def arrivals(paths: Iterable[Path], *, unknown_output: int | None = None) -> lis
 
 
 def _answered(path: Path, unknown_output: int | None) -> Iterator[tuple[float, int, _Line]]:
-    """Arrival in milliseconds, tokens generated, and line of each request in *path* that was answered."""
+    """Arrival in milliseconds, tokens generated, and line of each request in *path* that was answered whole."""
     for number, text in enumerate(whole_lines(path), 1):
         try:
             line = _decode(text)
@@ -95,7 +96,7 @@ def _answered(path: Path, unknown_output: int | None) -> Iterator[tuple[float, i
             raise ConfigError(
                 f"{path}:{number}: no line of a trace ({error}); expected what `record.trace` writes"
             ) from error
-        if line.status is not None and line.status != 200:
+        if line.status not in (None, 200) or line.error_type:
             continue
         output = line.output_length if line.output_length is not None else unknown_output
         if output is None:

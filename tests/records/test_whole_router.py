@@ -20,7 +20,7 @@ from smetric.records.replay import RECORDED, Judges, replay
 from smetric.resources import shipped_policies
 from smetric.sim.trace import arrivals
 from tests.agent_sessions import Gateway, agents, engines, instances
-from tests.fakes import Call, FakeEngine, healthy, until
+from tests.fakes import Call, FakeEngine, delta, healthy, until
 from tests.faults.harness import CANARY, Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import policy
@@ -287,3 +287,18 @@ async def test_the_traffic_is_a_trace_of_hashes_with_sessions_parents_and_trigge
         (line["chat_id"], line["parent_chat_id"] or "") for line in lines
     ]
     assert {(one.sequence.prompt_len, one.sequence.output_len) for one in simulated} == {(20, 2)}
+
+
+async def test_a_stream_that_breaks_off_is_no_whole_one_in_a_trace_though_its_status_is_200(tmp_path: Path) -> None:
+    async def broken(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        call.close()
+
+    path = tmp_path / "trace.jsonl"
+    async with running(FakeEngine(), record=RecordSettings(trace=str(path)), check_after=False) as router:
+        router.engines[0].script = broken
+        await router.chat(stream=True)
+        await asyncio.sleep(0)
+    whole, torn = map(orjson.loads, path.read_bytes().splitlines())
+    assert [(line["status"], line["error_type"]) for line in (whole, torn)] == [(200, ""), (200, "upstream_closed")]
+    assert [one.id for one in arrivals([path])] == [whole["chat_id"]]

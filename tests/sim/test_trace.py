@@ -37,6 +37,7 @@ def test_one_of_our_own_says_which_request_follows_which_and_several_runs_are_on
         tmp_path / "early.jsonl",
         line(0, 600, [7], unix_ms=1_000_000, status=200, chat_id="A", session="s", parent_chat_id=None),
         line(50, 600, [7], unix_ms=1_000_050, status=503, chat_id="B", session="s", parent_chat_id="A"),
+        {**line(60, 600, [7], unix_ms=1_000_060, status=200, error_type="upstream_closed"), "output_length": None},
     )
     late = tmp_path / "late.jsonl.gz"
     text = json.dumps(line(0, 600, [7], unix_ms=1_500_000, status=200, chat_id="C", session="s", parent_chat_id="A"))
