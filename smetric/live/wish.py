@@ -118,5 +118,5 @@ def _outcomes(decision: Decision) -> Iterator[Step]:
 
 
 def margin_of(record: DecisionRecord) -> float | None:
-    """How much worse the runner-up's score is, as a share of the larger of both; None without one."""
+    """How far the runner-up's score is from the chosen one's, as a share of the larger of both; None without one."""
     return record.decision.margin_share if record.decision is not None else None

@@ -122,7 +122,7 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
         seed: of its draws.
         guards: for each rule visited, its guards: true, false, or None for not reached.
         score: of the chosen one; None where none was chosen by a score.
-        margin: how much worse the best of the others is; None where there is none.
+        margin: how far the score of the best of the others is from it; None where there is none.
         evaluate_s: seconds the policy took.
         lookup_s: seconds spent on look-ups before.
         status: what the client was sent; None where another decision of the same request follows.

@@ -84,7 +84,7 @@ SCORE_MARGIN_RATIO = Metric(
     "smetric_score_margin_ratio",
     "histogram",
     ("policy",),
-    "How much worse the runner-up's score is than the chosen one's, of the larger of the two.",
+    "How far the runner-up's score is from the chosen one's, as a share of the larger of the two.",
     _SHARE,
 )
 GUARD_OUTCOMES = Metric(
