@@ -137,7 +137,7 @@ def unknown_of(feature: Feature) -> str:
     default = f"`{written(feature.default)}`"
     if feature.unknown is not Unknown.MEAN:
         return default
-    return "the mean of the known, " + ("at least the router's own count" if feature.load else f"else {default}")
+    return "the mean of the known, " + ("at least the router's own count" if feature.counted else f"else {default}")
 
 
 def _keywords(column: str, roles: Sequence[Role]) -> Table:

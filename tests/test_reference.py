@@ -6,13 +6,17 @@ import re
 import pytest
 
 from smetric.features import VOCABULARY
+from smetric.fleet.candidates import Candidates
+from smetric.fleet.fleet import SCRAPED, Fleet
+from smetric.fleet.instance import Instance
 from smetric.policy import load
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.keyword import KEYWORDS, OPERATORS
 from smetric.policy.layout import format_text
 from smetric.policy.testing import suite_of
 from smetric.policy.unit import BASES
-from smetric.reference import FORMATS, MAX_LINES, chapters
+from smetric.policy.vocabulary import Unknown
+from smetric.reference import FORMATS, MAX_LINES, chapters, unknown_of
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -59,3 +63,14 @@ def test_markdown_escapes_bars_in_tables() -> None:
     for table in tables:
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(columns) == 1, table
+
+
+@pytest.mark.parametrize("name", [name for name in SCRAPED if VOCABULARY.features[name].unknown is Unknown.MEAN])
+def test_what_stands_for_a_load_that_nobody_knows_is_what_the_fleet_takes(name: str) -> None:
+    fleet = Fleet([Instance("a", "http://a")], VOCABULARY)
+    fleet["a"].charge(3, 10)
+    told = unknown_of(VOCABULARY.features[name])
+    assert told.startswith("the mean of the known, ")
+    is_counted = told.endswith("at least the router's own count")
+    assert is_counted or told.endswith("else `0`")
+    assert fleet.snapshot(Candidates(fleet.instances), [name]).columns[name] == [3 if is_counted else 0]

@@ -157,13 +157,13 @@ class Fleet:
         origins: dict[str, Origins] = {}
         for name in reads:
             if name in SCRAPED:
-                read, certain = SCRAPED[name]
-                cells = read(candidates)
+                feature, cells = self._features[name], SCRAPED[name](candidates)
                 stamps[name] = measured
                 if not is_fresh:
                     cells = [None if at is None else cell for at, cell in zip(measured, cells, strict=True)]
                 if None in cells:
-                    columns[name], known[name] = self._features[name].fill(cells, certain and certain(candidates))
+                    own = [one.own for one in candidates] if feature.counted else None
+                    columns[name], known[name] = feature.fill(cells, own)
                 else:
                     columns[name] = cells
             elif name in CERTAIN:
@@ -254,16 +254,12 @@ def _running(instance: Instance) -> float:
     return instance.requests() - _waiting(instance)
 
 
-_own = _each(attrgetter("own"))
-
-#: Features that rest on a scrape: how to read them, and what the ledger alone knows for certain.
-SCRAPED: dict[str, tuple[ColumnOf, ColumnOf | None]] = {
-    "requests": (_requests, _own),
-    "running": (_each(_running), _own),
-    "waiting": (_each(_waiting), None),
-    "kv_usage": (_scraped(attrgetter("kv_usage")), None),
-    "loras": (_scraped(attrgetter("loras")), None),
-    "lora_room": (_scraped(attrgetter("lora_room")), None),
+#: Features that rest on a scrape.
+SCRAPED: dict[str, ColumnOf] = {
+    "requests": _requests,
+    "running": _each(_running),
+    "waiting": _each(_waiting),
+    **{name: _scraped(attrgetter(name)) for name in ("kv_usage", "loras", "lora_room")},
 }
 
 #: Features the router always knows.

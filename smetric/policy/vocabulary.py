@@ -52,6 +52,7 @@ class Feature:
         lookup: it costs a look-up, so it is fetched only when evaluation reaches it.
         measured: some source measures it on what has passed; without that source it is unknown everywhere.
         load: the more of it, the busier the instance.
+        counted: the router counts its own part of it: an unknown cell is never below that.
         unknown: the rule for a cell nobody knows.
         default: the value of an unknown cell under that rule.
         instead: the feature whose value stands in for an unknown cell, whatever the rule; empty for none.
@@ -69,6 +70,7 @@ class Feature:
     lookup: bool = False
     measured: bool = False
     load: bool = False
+    counted: bool = False
     unknown: Unknown = Unknown.DEFAULT
     default: Any = 0.0  # of the feature's kind: float, bool, str or frozenset[str]
     instead: str = ""
