@@ -212,7 +212,7 @@ class PolicyFile:
             if wanted is None:
                 kept = ", ".join(str(one.number) for one in self.generations)
                 raise NoGeneration(f"generation {number} is not kept; there are {kept}")
-        if wanted.policy is self.current.policy:
+        if wanted.policy.digest == self.current.policy.digest:
             raise NoGeneration(f"generation {wanted.number} is what acts already")
         left = self.current
         self._swap(wanted.policy, origin, wanted.of)

@@ -175,6 +175,21 @@ def test_a_bad_change_that_is_changed_again_at_once_is_undone_with_it(tmp_path: 
     assert "4.0 times the mean, 1.0 before" in (world.file.problem or "")
 
 
+def test_a_bad_change_that_was_taken_back_by_hand_is_not_undone_once_more(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.load(3, 3, 3, 3)
+    world.pass_s(20)
+    world.swap(BAD)
+    world.load(12, 0, 0, 0)
+    world.swap(GOOD)
+    with capture_logs() as logs:
+        assert world.pass_s(60) == 60
+    assert (world.file.current.number, world.file.current.origin) == (3, Origin.FILE)
+    assert [(line["event"], line["error"]) for line in logs] == [
+        ("smetric.guardrail.failed", "generation 1 is what acts already")
+    ]
+
+
 def test_a_second_change_later_is_undone_alone(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.load(3, 3, 3, 3)
