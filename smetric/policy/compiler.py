@@ -219,7 +219,7 @@ class Compiler:
         retry: ast.expr = ast.Constant(None)
         if step.value is not None:
             self._ask(step.label, step.value)
-            retry = self._emitter.scalar(step.value)
+            retry = call("max", ast.Constant(0.0), self._emitter.scalar(step.value))
         self._decide(index, retry=retry)
 
     def _route(self, index: int, term: Term) -> None:

@@ -36,6 +36,11 @@ def test_reject_carries_status_message_and_delay() -> None:
     assert (decision.instance, decision.cursors, decision.runner_up, decision.tied) == (None, {}, None, 0)
 
 
+def test_no_rejected_client_is_told_to_come_back_before_it_came() -> None:
+    decision = decide('reject 429 "full" retry 2s - 1s * max(requests) / 1 request when count() > 0\nroute argmin(requests)')
+    assert decision.retry_after_s == 0.0
+
+
 HOLD = (
     "param PATIENCE = 2s\nhold for PATIENCE when min(requests) >= 1 and req.turn == 0 as wait\nroute argmin(requests)"
 )
