@@ -139,7 +139,7 @@ WAYS_OUT: Mapping[str, str] = {
     "value": "write a value of its kind and within its range, or `?` for unknown",
     "where": "`where` follows the first argument of a pick or a reduction, with a truth value per instance",
     "constant": "take it out, or what it guards",
-    "late-guard": "write it first",
+    "late-guard": "write it first, right behind `when`",
     "stray-doc": "put it right above a statement, or write `#`",
     "unfilled": "configure a source, or do without it",
     "unused": "take it out",

@@ -76,8 +76,7 @@ def wasted_lookups(steps: Sequence[Step], vocabulary: Vocabulary) -> list[Diagno
             names = sorted(name for name in lookups if spared[name] != ALWAYS)
             if names:
                 message = f"every decision looks up {', '.join(names)} before it asks this, which could spare it"
-                help_text = f"write it first: `when {guard.label} and …`"
-                found.append(Diagnostic("late-guard", message, guard.span, help_text, Severity.WARNING))
+                found.append(Diagnostic("late-guard", message, guard.span, severity=Severity.WARNING))
     return found
 
 

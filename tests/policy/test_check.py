@@ -156,6 +156,13 @@ def test_what_does_no_harm_is_a_warning(code: str, message: str) -> None:
     assert [warning.message for warning in checked(code).warnings] == [message]
 
 
+@pytest.mark.parametrize("late", ["(req.turn == 0 or req.priority > 3)", "new(req.turn)"])
+def test_a_guard_that_comes_late_is_not_written_out_in_other_words(late: str) -> None:
+    rules = f"def new(n) = n == 0\nroute argmax(hit_len) when max(hit_len) > 3 and {late}\n"
+    late_guard = next(each for each in checked(f"{rules}route rr_argmin(0)").warnings if each.code == "late-guard")
+    assert late_guard.way_out == "write it first, right behind `when`"
+
+
 def test_a_switch_by_parameter_is_no_constant_condition() -> None:
     assert checked("param ON = true\nroute argmin(requests) when ON\nroute rr_argmin(0)").warnings == ()
 
