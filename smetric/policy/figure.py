@@ -27,7 +27,7 @@ def figure(value: Any, digits: int = 4) -> str:
 
 def exact(value: float) -> str:
     """A number with all its figures, as the language writes it."""
-    return f"{value:.15g}"
+    return f"{value + 0.0:.15g}"  # -0.0 is 0
 
 
 def written(value: Any) -> str:

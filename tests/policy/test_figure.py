@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smetric.policy.figure import figure
+from smetric.policy.figure import exact, figure
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,7 @@ def test_a_value_is_short_and_exact_enough(value: Any, shown: str) -> None:
 def test_more_figures_are_shown_where_they_are_asked_for() -> None:
     assert [figure(9424.56, digits) for digits in (4, 6)] == ["9425", "9424.56"]
     assert [figure(0.12344, digits) for digits in (4, 6)] == ["0.123", "0.12344"]
+
+
+def test_a_bound_turned_about_is_no_minus_zero() -> None:
+    assert [exact(each) for each in (-0.0, -1.5, 1048577.0)] == ["0", "-1.5", "1048577"]
