@@ -88,8 +88,8 @@ class Recorder:
         self._writer = writer
         #: The observed policies, and since when, Unix nanoseconds; the last few, for decisions that end later.
         self._observed: deque[tuple[int, Sequence[Policy]]] = deque([(0, observed)], _MOST_OBSERVED)
-        #: By route, arm, reload counter, and since when the policies observed then are: several may act at once.
-        self._generations: dict[tuple[str, str, int, int], _Generation] = {}
+        #: By policy, reload counter, and since when the policies observed then are: several may act at once.
+        self._generations: dict[tuple[Policy, int, int], _Generation] = {}
         self._numbers = 0
 
     def follow(self, observed: Sequence[Policy]) -> None:
@@ -109,7 +109,7 @@ class Recorder:
         """Nothing more will become of *record*. Never raises: a request must not fail because it cannot be recorded."""
         try:
             since, observed = self._observed_at(record.time_ns)
-            key = record.route, record.arm, record.generation, since
+            key = record.policy, record.generation, since
             generation = self._generations.get(key)
             if generation is None:
                 generation = self._generations[key] = self._remember(record, observed)

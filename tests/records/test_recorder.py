@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from smetric.policy.pseudonym import pseudonym
 from smetric.records.account import ending
-from smetric.records.reader import find
+from smetric.records.reader import Reading, find
 from smetric.records.recorder import Recorder
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Forecast, Migration
@@ -77,6 +77,12 @@ def test_the_policy_stands_in_the_file_with_its_text_and_its_parameters(tmp_path
     assert line["text"] == acting.source
     assert line["params"] == {"OVERLOAD": 3.0, "HIT_RATIO": 0.5, "LOAD": "requests", "FLOOR": 0.0}
     assert line["file"] == "test.policy"
+
+
+def test_policies_of_two_arms_are_told_apart_also_where_none_of_them_ran(tmp_path: Path) -> None:
+    records = [DecisionRecord(1, names.NO_CANDIDATE, samples.request(), acting, 1) for acting in (LOAD_ONLY, BY_TENANT)]
+    write(tmp_path / "d.jsonl", records)
+    assert [one.policy.name for one in Reading([tmp_path / "d.jsonl"])] == ["load_only", "by_tenant"]
 
 
 def test_sessions_tenants_and_ids_are_left_out_where_no_policy_reads_them(tmp_path: Path) -> None:
