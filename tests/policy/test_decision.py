@@ -37,7 +37,8 @@ def test_reject_carries_status_message_and_delay() -> None:
 
 
 def test_no_rejected_client_is_told_to_come_back_before_it_came() -> None:
-    decision = decide('reject 429 "full" retry 2s - 1s * max(requests) / 1 request when count() > 0\nroute argmin(requests)')
+    rules = 'reject 429 "full" retry 2s - 1s * max(requests) / 1 request when count() > 0\nroute argmin(requests)'
+    decision = decide(rules)
     assert decision.retry_after_s == 0.0
 
 
