@@ -158,7 +158,7 @@ class Delivery:
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
             plane.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
         response_id = observer.response_id()
-        if response_id and not lease.is_past:
+        if response_id:  # also of a process that seems gone: it may be new, and asked before it was seen to be
             plane.router.pin(response_id, lease.instance)
         if status == 200 and record.is_inference and not lease.is_past:
             plane.router.settled(request, lease.instance, usage)

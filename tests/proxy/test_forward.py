@@ -351,8 +351,8 @@ async def test_an_answer_of_a_process_that_is_gone_says_nothing_of_the_one_that_
             await until(lambda: router.counted() == (0, 0, 0))
         assert application.knows.indexes
         assert application.knows.indexes.figures().blocks == 0
-        stored = await router.ask("GET", "/v1/responses/resp_1")
-        assert (stored.status, len(engine.calls)) == (404, 1)
+        # It may have been the new one's, asked before it was seen: a response stored there would be lost.
+        assert (await router.ask("GET", "/v1/responses/resp_1")).value("x-smetric-instance") == "e0"
 
 
 async def nonsense(call: Call) -> None:
