@@ -206,7 +206,7 @@ class Router:
     def _pinned(self, request: InferenceRequest, route: Route, exclude: Collection[Instance], leased: bool) -> Routing:
         """A request that continues a response stored on one engine goes there or nowhere."""
         instance = self._pins.get(request.pinned_to)
-        if instance is None or instance in exclude or self.fleet.get(instance.id) is not instance:
+        if instance is None or instance in exclude:
             raise RequestError(
                 "the response or conversation this request continues is not held by any instance here",
                 status=404,

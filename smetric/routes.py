@@ -130,11 +130,6 @@ class Routes:
         *self._first, self.last = routes
         self.all = tuple(routes)
 
-    @classmethod
-    def of_one(cls, file: PolicyFile) -> Routes:
-        """One policy for all requests."""
-        return cls([Route(file.name, file)])
-
     def of(self, request: InferenceRequest) -> Route:
         """The first route that fits *request*."""
         for route in self._first:

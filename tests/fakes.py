@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from smetric.features import VOCABULARY
+from smetric.policy_file import PolicyFile
 from smetric.proxy.asgi import Receive, Send
+from smetric.routes import Route, Routes
 
 Headers = list[tuple[bytes, bytes]]
 Script = Callable[["Call"], Awaitable[None]]
@@ -92,6 +95,12 @@ class Call:
     def close(self) -> None:
         """End the connection with a FIN."""
         self.writer.close()
+
+
+def routes_by(policy: Path) -> Routes:
+    """One policy for all requests."""
+    file = PolicyFile(policy, VOCABULARY)
+    return Routes([Route(file.name, file)])
 
 
 def head(status: int, *headers: tuple[bytes, bytes]) -> bytes:

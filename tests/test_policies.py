@@ -19,13 +19,12 @@ from smetric.policy import Decision, Need, Policy, Snapshot, load
 from smetric.policy.proof import counterexample
 from smetric.policy.properties import promised
 from smetric.policy.testing import suite_of
-from smetric.policy_file import PolicyFile
 from smetric.policy_folder import further_tests, libraries_beside
 from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router
-from smetric.routes import Routes
+from tests.fakes import routes_by
 
 FILES = sorted(shipped_policies().values())
 
@@ -251,7 +250,7 @@ def plain() -> Application:
 
 @pytest.mark.parametrize("name", POLICIES)
 async def test_a_policy_decides_on_what_a_plain_router_knows(name: str, plain: Application) -> None:
-    routes = Routes.of_one(PolicyFile(shipped_policies()[name], VOCABULARY))
+    routes = routes_by(shipped_policies()[name])
     router = Router(plain.fleet, routes, plain.knows.sources)
     text = Prompt([b"x" * 4000], 4.0)
     for turn in (0, 1, 2):

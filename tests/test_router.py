@@ -14,15 +14,14 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Scrape
 from smetric.fleet.lease import Lease
-from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import PIN_TTL_S, Router
-from smetric.routes import Routes
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import Usage
 from tests.clock import Clock
+from tests.fakes import routes_by
 
 
 class FakeSource(Source):
@@ -75,7 +74,7 @@ def router_of(
     fleet: Fleet, *sources: FakeSource, policy: str | Path = "smetric", deadline: LookupDeadline | None = None
 ) -> Router:
     path = shipped_policies()[policy] if isinstance(policy, str) else policy
-    return Router(fleet, Routes.of_one(PolicyFile(path, VOCABULARY)), sources, deadline=deadline, rng=random.Random(7))
+    return Router(fleet, routes_by(path), sources, deadline=deadline, rng=random.Random(7))
 
 
 def first_turn() -> InferenceRequest:

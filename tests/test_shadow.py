@@ -22,12 +22,11 @@ from smetric.records.replay import RECORDED, Judges, replay
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router
-from smetric.routes import Routes
 from smetric.shadow import MOST_SESSIONS, Shadow, Shadows
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord
 from tests.agent_sessions import engines, instances
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, routes_by
 from tests.faults.harness import CANARY, Running, instances_of, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
@@ -67,7 +66,7 @@ async def test_its_picks_are_those_of_the_same_policy_run_live_on_the_same_state
         aiohttp.ClientSession() as client,
     ):
         application = router.application
-        bailian = Routes.of_one(PolicyFile(shipped_policies()["bailian"], VOCABULARY))
+        bailian = routes_by(shipped_policies()["bailian"])
         twin = Router(application.fleet, bailian, application.knows.sources, rng=random.Random(5))
         live: list[str] = []
         application.router._rng = random.Random(5)

@@ -10,15 +10,13 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Scrape
 from smetric.policy import Policy
-from smetric.policy_file import PolicyFile
 from smetric.records.observer import Observer
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router, Routing
-from smetric.routes import Routes
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.record import DecisionRecord
-from tests.fakes import until
+from tests.fakes import routes_by, until
 from tests.records.drive import policy
 
 BAILIAN = policy(shipped_policies()["bailian"].read_text())
@@ -54,7 +52,7 @@ def fleet_of(names: str = "abc") -> Fleet:
 
 
 def router_of(fleet: Fleet, source: Index, *observed: Policy, acting: str = "smetric") -> Router:
-    return Router(fleet, Routes.of_one(PolicyFile(shipped_policies()[acting], VOCABULARY)), [source], observed=observed)
+    return Router(fleet, routes_by(shipped_policies()[acting]), [source], observed=observed)
 
 
 def first_turn() -> InferenceRequest:
@@ -132,7 +130,7 @@ async def test_a_request_that_is_held_is_not_looked_up_again_and_again(tmp_path:
     path = tmp_path / "held.policy"
     path.write_text("policy held\nhold for 5 seconds when mean(requests) > 1\nroute rr_argmin(requests)\n")
     source = Index({})
-    router = Router(fleet_of(), Routes.of_one(PolicyFile(path, VOCABULARY)), [source], observed=[BAILIAN])
+    router = Router(fleet_of(), routes_by(path), [source], observed=[BAILIAN])
     request = first_turn()
     routing = await router.route(request)
     assert routing.outcome == "held"

@@ -13,13 +13,11 @@ from smetric.features import VOCABULARY
 from smetric.fleet.candidates import Candidates
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.router import Router
-from smetric.routes import Routes
 from smetric.sources.follower import Follower
 from smetric.sources.prefill_rate import FEWEST, SOONEST_S
-from tests.fakes import Call, FakeEngine, healthy
+from tests.fakes import Call, FakeEngine, healthy, routes_by
 from tests.faults.harness import chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
@@ -90,7 +88,7 @@ def router_with(told: Follower, tmp_path: Path, text: str) -> Router:
     path = tmp_path / "p.policy"
     path.write_text(text)
     fleet = Fleet([Instance("a", "http://a")], VOCABULARY)
-    return Router(fleet, Routes.of_one(PolicyFile(path, VOCABULARY)), [told], rng=random.Random(1))
+    return Router(fleet, routes_by(path), [told], rng=random.Random(1))
 
 
 async def test_followers_are_told_what_becomes_of_requests(tmp_path: Path) -> None:

@@ -18,16 +18,14 @@ from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.policy_file import PolicyFile
 from smetric.request import InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.router import Router, Routing
-from smetric.routes import Routes
 from smetric.sources.lmcache import lmcache_sources
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.metrics import Metrics
-from tests.fakes import FakeEngine, hang
+from tests.fakes import FakeEngine, hang, routes_by
 from tests.sources.lmcache_captures import exchange
 from tests.sources.lmcache_fakes import Ids, answering, request
 
@@ -126,9 +124,7 @@ async def test_an_instance_without_an_entry_has_the_same_id_in_lmcache() -> None
 
 def router_of(made: list[Source], fleet: Fleet, path: Path, *first: Any, deadline_s: float = 5.0) -> Router:
     deadline = LookupDeadline(deadline_s, 0.0, deadline_s)
-    return Router(
-        fleet, Routes.of_one(PolicyFile(path, VOCABULARY)), [*first, *made], deadline=deadline, rng=random.Random(7)
-    )
+    return Router(fleet, routes_by(path), [*first, *made], deadline=deadline, rng=random.Random(7))
 
 
 def fleet_of(*ids: str) -> Fleet:
