@@ -76,7 +76,7 @@ class Peers:
     ) -> None:
         self._indexes = indexes
         self._fleet = fleet
-        self._peers = [Peer(url) for url in urls]
+        self._peers = [Peer(url) for url in dict.fromkeys(urls)]
         self._catch_up = CatchUp(indexes, fleet, self._peers)
         self._token = token
         self._interval_s = interval_s

@@ -68,6 +68,17 @@ async def test_blocks_of_token_ids_are_shared_with_those_that_cut_them_alike_and
             await each.peers.stop()
 
 
+async def test_a_peer_that_is_named_twice_is_one_peer() -> None:
+    other = Sidecar()
+    async with running(other) as (url,):
+        one = Sidecar(url, url)
+        await one.peers.start()
+        one.serve("a", "x")
+        await until(lambda: other.hits("x") == [2, 0])
+        await one.peers.stop()
+    assert (one.peers.figures().placements["sent"], other.peers.figures().placements["received"]) == (1, 1)
+
+
 async def test_a_router_that_stands_in_its_own_list_takes_itself_out() -> None:
     port = listen("127.0.0.1", 0)
     url = address_of(port)
