@@ -129,7 +129,7 @@ class Code:
         self.span = Span(0, 0)
         self._text = text
         self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
-        self._taken = set(reserved) | set(keyword.kwlist)
+        self._taken = {*reserved, *keyword.kwlist, "__debug__"}  # Python lets nobody set the last one either
         self._optional: set[str] = set()
         self._statements = 0
 

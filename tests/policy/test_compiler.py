@@ -79,6 +79,12 @@ def test_a_pick_reads_the_default_of_an_unknown_number_of_the_request() -> None:
     assert decide("route argmin(unprefilled + req.est_hit)", est_hit=None).score == COLUMNS["unprefilled"]
 
 
+@pytest.mark.parametrize("name", ["__debug__", "None", "lambda", "len", "seed", "__builtins__"])
+def test_a_name_may_be_one_that_python_keeps_for_itself(name: str) -> None:
+    rules = f"let {name} = argmax(requests)\nroute {name} when requests[{name}] > 9\nroute argmin(requests) as {name}"
+    assert decide(rules).instance == "b"
+
+
 def test_a_traceback_points_into_the_policy_file() -> None:
     source = "policy p\nlet l = requests\n\nroute argmin(l\n  * kv_usage)\n"
     loaded = load(source, VOCABULARY, path="some/where.policy")
