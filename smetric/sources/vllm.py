@@ -170,7 +170,8 @@ class VllmSource:
         """Write what *page* says; unknown values leave the last known ones to grow old."""
         has_computed_nothing = bool(page.counters) and not any(page.counters.values())
         if self._restarted(instance, seen, page):
-            instance.restarted(page.started_at, seen_empty=has_computed_nothing)
+            # What is under way may have been sent to the new process, and is then not taken for held there.
+            instance.restarted(page.started_at, seen_empty=has_computed_nothing and not instance.own)
             instance.scrape = None
             seen.counters.clear()
             seen.models_due = float("-inf")

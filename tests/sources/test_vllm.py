@@ -338,6 +338,13 @@ async def test_an_engine_that_had_computed_nothing_when_first_seen_was_seen_empt
         assert (one.instance.seen_empty, one.instance.started_at) == (seen_empty, 2000)
 
 
+async def test_a_new_process_that_may_have_been_sent_a_request_before_it_was_seen_is_not_seen_empty() -> None:
+    async with bench() as one:
+        lease = one.instance.charge(1, 100)
+        await one.scrape(page(started=2000))
+        assert (lease.is_past, one.instance.seen_empty) == (True, False)
+
+
 async def test_several_engines_at_one_address_do_not_fill_the_log() -> None:
     async with bench() as one:
         with structlog.testing.capture_logs() as logs:
