@@ -57,14 +57,14 @@ class Others:
         decision = Judge(policy).decide(seen)
         if isinstance(decision, NotRecorded):
             return result | {"answerable": False, "why": str(decision)}
-        chosen = record.instance.id if record.instance is not None else None
-        score = decision.score
+        live, score = record.decision, decision.score
+        assert live is not None
         return result | {
             "answerable": True,
             "outcome": decision.outcome.value,
             "instance": decision.instance,
             "rule": decision.rule,
-            "agrees": decision.instance == chosen,
+            "agrees": decision.choice == live.choice,
             "sentence": summary(decision),
             "rules": rules(decision),
             "scores": {decision.snapshot.ids[i]: score[i] for i in decision.foremost(256)} if score is not None else {},
