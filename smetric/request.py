@@ -71,6 +71,8 @@ class InferenceRequest(Struct, kw_only=True):
     template_args: bytes = b""
     #: Hashes of the prompt's parts, once an answer has begun.
     parts: Parts | None = None
+    #: What is filled on demand was filled for this request, as a policy that was asked, or observed, reads it.
+    is_described: bool = False
     #: The prompt as `smetric.sources.cut` cuts its text, kept there.
     text_cut: Any = None
     #: Chained keys of the prompt's token blocks by block size, once somebody has asked for them.

@@ -16,6 +16,7 @@ import structlog
 from smetric.policy import Decision, Need, Outcome, Snapshot
 from smetric.policy_file import PolicyFile
 from smetric.reading.parts import Kind
+from smetric.records.fields import ON_DEMAND
 from smetric.telemetry import names
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.shadowed import Shadowed
@@ -59,6 +60,8 @@ class Shadow:
         assert live is not None
         # What it reads has changed since the decision, where its file has.
         missing = [name for name in policy.reads if name not in snapshot.columns and name not in policy.lookups]
+        if not record.request.is_described:
+            missing += [f"req.{name}" for name in policy.fields & ON_DEMAND]
         if missing:
             return Shadowed(policy, generation.number, names.UNANSWERED, missing=tuple(sorted(missing)))
         started = time.perf_counter()

@@ -32,6 +32,7 @@ from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
 
 FIRST_TURNS = 100
+CROWD = "policy crowd\nroute argmin(requests) when req.class_share > 0.5\nroute rr_argmin(requests)\n"
 LOAD_ONLY = policy(shipped_policies()["load_only"].read_text())
 
 
@@ -139,11 +140,13 @@ def test_what_was_not_read_is_not_made_up(tmp_path: Path) -> None:
         [
             in_shadow(tmp_path / "hits.policy", "policy hits\nroute argmax(hit_len)\n"),
             in_shadow(tmp_path / "usage.policy", "policy usage\nroute argmin(kv_usage)\n"),
+            in_shadow(tmp_path / "crowd.policy", CROWD),
         ]
     )
-    hits, usage = shadows.judge(fleet.decide(LOAD_ONLY))
+    hits, usage, crowd = shadows.judge(fleet.decide(LOAD_ONLY))
     assert (hits.answer, hits.choice) == ("not_answerable", "not answerable: hit_len not read")
     assert (usage.answer, usage.missing) == ("not_answerable", ("kv_usage",))
+    assert (crowd.answer, crowd.missing) == ("not_answerable", ("req.class_share",))
 
 
 def test_a_rule_that_refuses_is_a_choice_too(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from smetric.policy.term import Const, walk
 
 #: All fields, in the order of the table.
 FIELDS = tuple(VOCABULARY.request)
+#: Those that are filled for the requests only that a policy which reads them is asked about.
+ON_DEMAND = frozenset(name for name, field in VOCABULARY.request.items() if field.on_demand)
 #: Those that are recorded whatever policies are loaded.
-ALWAYS = frozenset(
-    name for name, field in VOCABULARY.request.items() if field.kind is not Kind.STRING and not field.on_demand
-)
+ALWAYS = frozenset(name for name, field in VOCABULARY.request.items() if field.kind is not Kind.STRING) - ON_DEMAND
 #: Those whose strings are replaced by stand-ins; of models only names that are no names.
 HIDDEN = tuple(name for name, field in VOCABULARY.request.items() if field.kind is Kind.STRING)
 MODEL = "model"

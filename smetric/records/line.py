@@ -89,10 +89,14 @@ class HitLine(msgspec.Struct, kw_only=True):
 if TYPE_CHECKING:
     RequestLine = Any
 else:
-    #: The request's fields as a policy reads them; those that `PolicyLine.fields` does not name mean nothing.
+    #: The request's fields as a policy reads them; those that `PolicyLine.fields` does not name mean nothing. What is
+    #: filled on demand is UNSET where it was not.
     RequestLine = msgspec.defstruct(
         "RequestLine",
-        [(field.name, Any, field.default) for field in VOCABULARY.request.values()],
+        [
+            (field.name, Any, msgspec.UNSET if field.on_demand else field.default)
+            for field in VOCABULARY.request.values()
+        ],
         module=__name__,
     )
 

@@ -19,7 +19,7 @@ import structlog
 from smetric import __version__
 from smetric.policy import Policy, Snapshot
 from smetric.policy.pseudonym import pseudonym
-from smetric.records.fields import FIELDS, HIDDEN, MODEL, fields_recorded, strings_named
+from smetric.records.fields import FIELDS, HIDDEN, MODEL, ON_DEMAND, fields_recorded, strings_named
 from smetric.records.line import (
     VERSION,
     ColumnLine,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 #: What a policy reads of a request, in one call.
 _read = operator.attrgetter(*FIELDS)
 _MODEL = FIELDS.index(MODEL)
+_ON_DEMAND = tuple(map(FIELDS.index, sorted(ON_DEMAND)))
 #: Sets of observed policies remembered, for decisions made before they changed.
 _MOST_OBSERVED = 16
 #: Generations remembered: those of the latest requests, and some of those that end late.
@@ -217,7 +218,7 @@ def _add_decision(line: DecisionLine, decision: Decision) -> None:
 def _request(record: DecisionRecord, generation: _Generation) -> Any:
     """What the policy read of the request."""
     values = list(record.asked if record.asked is not None else _read(record.request))
-    for i in generation.left_out:
+    for i in generation.left_out if record.request.is_described else (*generation.left_out, *_ON_DEMAND):
         values[i] = msgspec.UNSET
     model = values[_MODEL]
     if safe(model) != model:

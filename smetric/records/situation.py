@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from smetric import policy as language
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
@@ -16,7 +18,7 @@ from smetric.policy import Decision, Kind, Policy, Snapshot, Source
 from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.pseudonym import pseudonym
 from smetric.policy.snapshot import Origins
-from smetric.records.fields import HIDDEN, fields_read, strings_named
+from smetric.records.fields import HIDDEN, ON_DEMAND, fields_read, strings_named
 from smetric.records.line import DecisionLine, PolicyLine
 from smetric.records.reader import Recorded
 
@@ -58,6 +60,7 @@ class Judge:
         self.policy = policy
         self._is_recorded = is_recorded
         self._fields = frozenset(fields_read(policy))
+        self._on_demand = self._fields & ON_DEMAND
         #: Strings that the policy names, by the stand-ins they would have in a record.
         self._named = {pseudonym(text): text for text in strings_named(policy)}
         #: The last winner of picks that the record says nothing of, as this policy decided them.
@@ -74,12 +77,16 @@ class Judge:
         """
         if recorded.policy is not self._last:
             self._last = recorded.policy
-            missing = self._fields.difference(recorded.policy.fields)
-            self._absent = NotRecorded(frozenset(f"req.{name}" for name in missing)) if missing else None
+            absent = self._fields.difference(recorded.policy.fields)
+            self._absent = NotRecorded(frozenset(f"req.{name}" for name in absent)) if absent else None
         if self._absent is not None:
             return self._absent
         line = recorded.line
         request = line.request
+        # Those of other routes, or of a time when nobody asked, were not filled.
+        missing = {name for name in self._on_demand if getattr(request, name) is UNSET}
+        if missing:
+            return NotRecorded(frozenset(f"req.{name}" for name in missing))
         if self._named:
             self._unveil(request)
         own = self._is_recorded or self.policy.digest == recorded.policy.digest

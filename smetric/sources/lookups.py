@@ -112,6 +112,7 @@ class Lookups:
         """Fill those of *fields* of *request* that followers know."""
         if self._described.isdisjoint(fields):
             return
+        request.is_described = True
         for follower, failures in self._describers:
             if not follower.describes.isdisjoint(fields):
                 try:

@@ -14,6 +14,7 @@ from smetric.policy import Decision, Kind, Need, Outcome, Policy, Snapshot, load
 from smetric.policy.snapshot import Origins
 from smetric.policy_folder import libraries_beside
 from smetric.records.compression import packer
+from smetric.records.fields import ON_DEMAND
 from smetric.records.file import RotatedFile
 from smetric.records.recorder import Recorder, header
 from smetric.records.writer import Writer
@@ -70,6 +71,7 @@ class Fleet:
     def decide(self, acting: Policy, request: InferenceRequest | None = None, generation: int = 1) -> DecisionRecord:
         """A decision as the router makes it, and its record."""
         request = request or self.request()
+        request.is_described |= not ON_DEMAND.isdisjoint(acting.fields)
         seed = self.rng.getrandbits(63)
         chosen = [i for i in self.instances if self.rng.random() < 0.9] or self.instances[:1]
         looked_up: dict[str, list[Any]] = {}

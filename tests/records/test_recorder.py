@@ -14,6 +14,7 @@ from smetric.policy.pseudonym import pseudonym
 from smetric.records.account import ending
 from smetric.records.reader import Reading, find
 from smetric.records.recorder import Recorder
+from smetric.records.situation import Judge, NotRecorded
 from smetric.telemetry import names
 from smetric.telemetry.record import DecisionRecord, Forecast, Migration
 from tests.records.drive import Fleet, make_writer, policy, settle, write
@@ -83,6 +84,19 @@ def test_policies_of_two_arms_are_told_apart_also_where_none_of_them_ran(tmp_pat
     records = [DecisionRecord(1, names.NO_CANDIDATE, samples.request(), acting, 1) for acting in (LOAD_ONLY, BY_TENANT)]
     write(tmp_path / "d.jsonl", records)
     assert [one.policy.name for one in Reading([tmp_path / "d.jsonl"])] == ["load_only", "by_tenant"]
+
+
+def test_what_was_not_filled_of_a_request_is_not_made_up(tmp_path: Path) -> None:
+    crowd = policy("policy crowd\nroute argmin(requests) when req.class_share > 0.5\nroute rr_argmin(requests)\n")
+    fleet = Fleet(random.Random(1), 3)
+    told = [False, True, False]  # another route's policy reads it, which only that one's requests are asked for
+    records = [fleet.decide(LOAD_ONLY, fleet.request(is_described=is_told, class_share=0.5)) for is_told in told]
+    write(tmp_path / "d.jsonl", records, [crowd])
+    assert [line["request"].get("class_share") for line in lines(tmp_path / "d.jsonl")] == [None, 0.5, None]
+    judge = Judge(crowd)
+    answers = [judge.decide(one) for one in Reading([tmp_path / "d.jsonl"])]
+    assert [isinstance(one, NotRecorded) for one in answers] == [True, False, True]
+    assert str(answers[0]) == "not answerable: req.class_share not read"
 
 
 def test_sessions_tenants_and_ids_are_left_out_where_no_policy_reads_them(tmp_path: Path) -> None:
