@@ -42,7 +42,8 @@ class Shadow:
         self.file = file
         #: Its own rotation: what it would have chosen last.
         self._cursors: dict[str, str] = {}
-        #: By conversation, whether the shadow ever chose otherwise; the one seen longest ago goes first.
+        #: By conversation, whether the policy of this generation ever chose otherwise; the one seen longest ago goes first.
+        self._generation = file.current
         self._sessions: OrderedDict[int, bool] = OrderedDict()
         self._limit = LogLimit()
 
@@ -56,6 +57,9 @@ class Shadow:
         """
         generation = self.file.current
         policy = generation.policy
+        if generation is not self._generation:
+            self._generation = generation
+            self._sessions.clear()
         live = record.decision
         assert live is not None
         # What it reads has changed since the decision, where its file has.

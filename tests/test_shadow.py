@@ -204,6 +204,23 @@ def test_a_conversation_counts_as_diverged_once(tmp_path: Path) -> None:
     assert len(shadow._sessions) == MOST_SESSIONS
 
 
+def test_what_the_policy_before_chose_is_not_held_against_the_one_that_took_its_place(tmp_path: Path) -> None:
+    shadow = in_shadow(tmp_path / "p.policy", 'policy strict\nreject 429 "no" when true\nroute rr_argmin(requests)\n')
+    shadows, fleet = Shadows([shadow]), Fleet(random.Random(3), 1)
+    told = []
+    for text in (
+        "policy mild\nroute rr_argmin(requests)\n",
+        "policy odd\nhold for 5s when req.turn > 0\nroute rr_argmin(1)\n",
+    ):
+        (one,) = shadows.judge(fleet.decide(LOAD_ONLY, fleet.request(session="a", turn=1)))
+        told.append((one.policy.name, one.is_new_session, one.had_diverged, one.answer))
+        shadow.file.path.write_text(text)
+        assert shadow.file.refresh()
+    (one,) = shadows.judge(fleet.decide(LOAD_ONLY, fleet.request(session="a", turn=1)))
+    told.append((one.policy.name, one.is_new_session, one.had_diverged, one.answer))
+    assert told == [("strict", True, False, "false"), ("mild", True, False, "true"), ("odd", True, False, "false")]
+
+
 # ── what it costs the request: nothing ───────────────────────────────────────
 
 
