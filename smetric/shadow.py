@@ -42,8 +42,8 @@ class Shadow:
         self.file = file
         #: Its own rotation: what it would have chosen last.
         self._cursors: dict[str, str] = {}
-        #: By conversation, whether the policy of this generation ever chose otherwise; the one seen longest ago goes first.
         self._generation = file.current
+        #: By conversation, whether the policy of this generation ever chose otherwise; the oldest goes first.
         self._sessions: OrderedDict[int, bool] = OrderedDict()
         self._limit = LogLimit()
 
