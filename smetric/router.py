@@ -154,7 +154,7 @@ class Router:
         while True:
             if wanted:
                 started = time.perf_counter()
-                answer = self._lookups.of(request, wanted, candidates)
+                answer = self._lookups.of(request, wanted, candidates, lookup_s)
                 if isinstance(answer, dict):
                     fresh = answer
                     lookup_s += time.perf_counter() - started

@@ -148,6 +148,23 @@ async def test_a_late_lookup_is_unknown_and_an_unknown_hit_does_not_stick() -> N
     assert routing.decision.snapshot.is_known("hit_len") == [False, False, False]
 
 
+async def test_all_lookups_of_a_decision_have_one_deadline_however_many_steps_it_takes(tmp_path: Path) -> None:
+    class Stores(FakeSource):
+        fills = frozenset({"store_hit_len"})
+
+        async def _later(self, answer: dict[str, Cells], delay_s: float) -> dict[str, Cells]:
+            await asyncio.sleep(delay_s)
+            return {"store_hit_len": answer["hit_len"]}
+
+    path = tmp_path / "p.policy"
+    path.write_text("policy p\nroute argmax(hit_len) when all(hit_len > 9)\nroute argmax(store_hit_len)\n")
+    sources = FakeSource({}, delay_s=30.0), Stores({"a": 900, "b": 0, "c": 0}, delay_s=0.03)
+    router = router_of(fleet_of(), *sources, policy=path, deadline=LookupDeadline(0.1, 0.0, 0.1))
+    routing = await router.route(later_turn())
+    assert routing.decision is not None
+    assert routing.decision.snapshot.is_known("store_hit_len") == [False, False, False]
+
+
 async def test_an_asynchronous_lookup_in_time_counts_and_is_decided_on_a_new_snapshot() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 900, "b": 0, "c": 0}, delay_s=0.01)
     router = router_of(fleet, source, policy="smetric_basic", deadline=LookupDeadline(5.0, 0.0, 5.0))

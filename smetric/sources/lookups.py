@@ -44,7 +44,7 @@ class Lookups:
 
     Args:
         sources: all of them, best first.
-        deadline: the time the look-ups of one decision's step may take together.
+        deadline: the time the look-ups of one decision may take together.
         on_failed: told the name of a source that raised.
         clock: monotonic seconds.
     """
@@ -74,16 +74,19 @@ class Lookups:
         self._deadline = deadline
 
     def of(
-        self, request: InferenceRequest, wanted: frozenset[str], candidates: Sequence[Instance]
+        self, request: InferenceRequest, wanted: frozenset[str], candidates: Sequence[Instance], spent_s: float = 0.0
     ) -> Columns | Awaitable[Columns]:
         """The *wanted* features of *request* over *candidates*, at once where no source has to be waited for.
 
-        Cells that a source does not know fall to the next.
+        Cells that a source does not know fall to the next. Of its time the decision has spent *spent_s* already.
         """
         columns: Columns = {}
         sources = iter(self._sources)
         pending = _ask(sources, request, wanted, columns, candidates)
-        return columns if pending is None else self._wait(pending, sources, request, wanted, columns, candidates)
+        if pending is None:
+            return columns
+        within_s = self._deadline.of(request.prompt_len) - spent_s
+        return self._wait(pending, sources, request, wanted, columns, candidates, within_s)
 
     async def _wait(
         self,
@@ -93,8 +96,9 @@ class Lookups:
         wanted: frozenset[str],
         columns: Columns,
         candidates: Sequence[Instance],
+        within_s: float,
     ) -> Columns:
-        deadline = asyncio.get_running_loop().time() + self._deadline.of(request.prompt_len)
+        deadline = asyncio.get_running_loop().time() + within_s
         while pending is not None:
             source, failures, answer = pending
             try:
