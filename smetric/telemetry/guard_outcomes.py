@@ -51,9 +51,10 @@ class GuardOutcomes(Collector):
     def collect(self) -> Iterator[Metric]:
         """All of them, now; may run in another thread."""
         total: Counter[tuple[str, str, str, str]] = Counter()
-        for policy, rows in reversed(list(self._stops.items())):
+        stops, past = list(self._stops.items()), dict(self._past)  # at one time: what goes meanwhile is in one of them
+        for policy, rows in reversed(stops):
             total.update(_summed(policy, rows))
-        total.update(dict(self._past))
+        total.update(past)
         yield family(names.GUARD_OUTCOMES, dict(list(total.items())[: 2 * MOST_GUARDS]))
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.policy import Decision, Snapshot, load
+from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.telemetry import guard_outcomes
 from smetric.telemetry.guard_outcomes import GuardOutcomes
 from tests.telemetry.samples import record, request
@@ -56,6 +56,21 @@ def test_counts_survive_any_number_of_reloads(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(9):
         outcomes.decided(decide(9, 1, [1.0, 2.0]))
     assert told(outcomes)["few", "max(requests) <= 9", "true"] == 9
+
+
+def test_a_policy_that_goes_while_counts_are_read_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_outcomes, "MOST_POLICIES", 1)
+    outcomes = GuardOutcomes()
+    outcomes.decided(decide(9, 1, [1.0, 2.0]))
+    summed, later = guard_outcomes._summed, [decide(8, 1, [1.0, 2.0])]
+
+    def while_read(policy: Policy, rows: list[list[int]]) -> dict[tuple[str, str, str, str], int]:
+        if later:
+            outcomes.decided(later.pop())
+        return summed(policy, rows)
+
+    monkeypatch.setattr(guard_outcomes, "_summed", while_read)
+    assert told(outcomes)["few", "max(requests) <= 9", "true"] == 1
 
 
 def test_the_guards_of_the_latest_policy_show_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
