@@ -50,6 +50,12 @@ class Given:
         """The types of what is always read."""
         return [*(found for _, found in self.plain), *(() if self.mask is None else (self.mask,))]
 
+    def among(self, made: Type, values: Sequence[Type], told: Sequence[Type]) -> Type:
+        """*made*, computed from *values*; and from what is *told* besides, where `where` leaves somebody."""
+        if self.mask is None:
+            return made.reading(*values, *told)
+        return made.reading(*values, self.mask).perhaps(*told)
+
     def other(self, *names: str) -> list[Pair]:
         """The named arguments called one of *names*."""
         return [pair for pair in self.named if pair[0].name in names]

@@ -114,7 +114,8 @@ class Families:
         for pair in given.plain[1:]:
             need_share(given, pair)
         found = given.plain[0][1]
-        made = Type(Sort.NUMBER, unit=found.unit, interval=builtin.bounds([found.interval])).reading(*given.types)
+        made = Type(Sort.NUMBER, unit=found.unit, interval=builtin.bounds([found.interval]))
+        made = given.among(made, [found], [more for _, more in given.plain[1:]])
         if given.mask is None:
             for argument, _ in given.named:
                 message = "`default:` is for `where`: without it there is always somebody"
@@ -196,7 +197,7 @@ class Families:
         for pair in given.other("within"):
             need_like_score(self._expressions.units, given, pair, "`within:`", "")
         told = [found for _, found in given.other("temperature", "within")] if score[1].vector else []
-        made = Type(Sort.INSTANCE, maybe=given.mask is not None).reading(*given.types, *told)
+        made = given.among(Type(Sort.INSTANCE, maybe=given.mask is not None), [score[1]], told)
         return made.perhaps(*(found for _, found in given.other("then")))
 
     def _some(self, given: Given) -> Type:

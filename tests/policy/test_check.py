@@ -58,6 +58,23 @@ def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
             {"healthy": "always", "running": "always", "waiting": "argmin(running where healthy)"},
         ),
         (
+            "route softmin(requests where healthy, temperature: max(waiting))\nroute argmin(requests)",
+            {
+                "healthy": "always",
+                "requests": "always",
+                "waiting": "softmin(requests where healthy, temperature: max(waiting))",
+            },
+        ),
+        (
+            "route argmin(running) when quantile(running where healthy, max(kv_usage), default: 0) > 3\n"
+            "route argmax(running)",
+            {
+                "healthy": "always",
+                "kv_usage": "quantile(running where healthy, max(kv_usage), default: 0) > 3",
+                "running": "always",
+            },
+        ),
+        (
             "let l = unprefilled if req.turn == 0 else hit_len\nroute argmin(l)",
             {"hit_len": "argmin(l)", "unprefilled": "argmin(l)"},
         ),
