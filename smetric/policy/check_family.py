@@ -196,8 +196,10 @@ class Families:
             need_like_score(self._expressions.units, given, pair, "the temperature", "for a scale-free one use norm(v)")
         for pair in given.other("within"):
             need_like_score(self._expressions.units, given, pair, "`within:`", "")
-        told = [found for _, found in given.other("temperature", "within")] if score[1].vector else []
-        made = given.among(Type(Sort.INSTANCE, maybe=given.mask is not None), [score[1]], told)
+        # Of one number all tie: neither it nor what is told besides is looked at.
+        pairs = [score, *given.other("temperature", "within")] if score[1].vector else []
+        read = [found for _, found in pairs]
+        made = given.among(Type(Sort.INSTANCE, maybe=given.mask is not None), read[:1], read[1:])
         return made.perhaps(*(found for _, found in given.other("then")))
 
     def _some(self, given: Given) -> Type:

@@ -75,6 +75,10 @@ def test_smetric_spares_the_lookup_of_a_first_turn() -> None:
             },
         ),
         (
+            "route rr_argmin(max(hit_len), within: 9 tokens, then: running)",
+            {"running": "rr_argmin(max(hit_len), within: 9 tokens, then: running)"},
+        ),
+        (
             "let l = unprefilled if req.turn == 0 else hit_len\nroute argmin(l)",
             {"hit_len": "argmin(l)", "unprefilled": "argmin(l)"},
         ),
