@@ -126,6 +126,8 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
         seed: of its draws.
         guards: for each rule visited, its guards: true, false, or None for not reached.
         score: of the chosen one; None where none was chosen by a score.
+        reject: the status that the rule rejects with; None where it rejects nobody. The client is sent another where an
+            instance has failed the request before.
         margin: how far the score of the best of the others is from it; None where there is none.
         evaluate_s: seconds the policy took.
         lookup_s: seconds spent on look-ups before.
@@ -160,6 +162,7 @@ class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=Tru
     seed: int = 0
     guards: Sequence[tuple[str, Sequence[tuple[str, bool | None]]]] = []
     score: float | None = None
+    reject: int | None = None
     margin: float | None = None
     evaluate_s: float = 0.0
     lookup_s: float = 0.0

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from smetric import __version__
-from smetric.policy import Policy, Snapshot
+from smetric.policy import Outcome, Policy, Snapshot
 from smetric.policy.pseudonym import pseudonym
 from smetric.records.fields import FIELDS, HIDDEN, MODEL, ON_DEMAND, fields_recorded, strings_named
 from smetric.records.line import (
@@ -210,6 +210,8 @@ def _add_decision(line: DecisionLine, decision: Decision) -> None:
     line.cursors = {key: decision.used[key] for key in decision.policy.plan.keys if key in decision.used}
     line.seed = decision.seed
     line.guards = decision.guards
+    if decision.outcome is Outcome.REJECT:
+        line.reject = decision.status
     if decision.score is not None and decision.index >= 0:
         line.score = decision.score[decision.index]
         line.margin = decision.margin

@@ -104,4 +104,4 @@ def recorded_side(line: DecisionLine) -> Side:
     if line.instance is not None:
         return Side(line.rule, line.instance)
     outcome = _OUTCOMES.get(line.outcome, line.outcome)
-    return Side(line.rule, f"{outcome} {line.status}" if line.outcome == names.REJECTED else outcome)
+    return Side(line.rule, f"{outcome} {line.reject or line.status}" if line.outcome == names.REJECTED else outcome)

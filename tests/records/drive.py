@@ -136,7 +136,8 @@ class Fleet:
 def settle(record: DecisionRecord) -> DecisionRecord:
     """As an exchange leaves it at the end."""
     decision = record.decision
-    record.status = 200 if record.instance is not None or decision is None else decision.status
+    if record.status is None:
+        record.status = 200 if record.instance is not None or decision is None else decision.status
     record.duration_s = 1.5
     record.usage = Usage(100, 20, 64)
     return record

@@ -50,6 +50,15 @@ def test_a_record_of_any_shipped_policy_comes_out_as_it_was(name: str, tmp_path:
     assert (found.compared, found.agreed, found.renamed.total()) == (1000, 1000, 0)
 
 
+def test_a_rule_that_refuses_to_try_again_decides_so_again_whatever_the_client_was_sent(tmp_path: Path) -> None:
+    fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
+    record = fleet.decide(policy('policy p\nreject 429 "no" when true\nroute argmin(requests)\n'))
+    record.rank, record.status = 1, 502  # as the first instance answered
+    write(path, [record])
+    found = compare(path)
+    assert (found.compared, found.agreed) == (1, 1)
+
+
 def test_of_several_policies_those_are_set_differently_that_have_the_parameter(tmp_path: Path) -> None:
     fleet, path = Fleet(random.Random(3), 8), tmp_path / "decisions.jsonl"
     policies = [policy(SHIPPED["smetric"]), policy(SHIPPED["load_only"]), policy(SHIPPED["lmetric"])]
