@@ -18,6 +18,8 @@ from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 
 #: Where peers receive batches (POST) and give an image of their index (GET).
 PATH = "/admin/placements"
+#: Seconds a peer that is there may take to say what it knows: a gigabyte, over a busy network.
+IMAGE_S = 30.0
 #: Batches that wait for one peer; the oldest is dropped for a newer one.
 MAX_QUEUED = 32
 #: Answers of a router that wants nothing of this one: of another release, with another token, or without peers.
@@ -97,9 +99,9 @@ class Peer:
 
     async def ask(self, session: aiohttp.ClientSession, most: int) -> IndexImage | None:
         """What it knows, in at most *most* bytes; None where it does not say."""
-        image = None
+        image, timeout = None, aiohttp.ClientTimeout(total=IMAGE_S, connect=session.timeout.total)
         try:
-            async with session.get(self.url + PATH, allow_redirects=False) as response:
+            async with session.get(self.url + PATH, allow_redirects=False, timeout=timeout) as response:
                 if response.status != 200:
                     raise UnreadableImage(f"status {response.status}")
                 if (data := await read_within(response, most)) is None:

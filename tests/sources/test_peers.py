@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from smetric.proxy.server import address_of, listen
 from smetric.reading.prompt import Prompt
 from smetric.request import InferenceRequest
-from smetric.sources import catch_up, peers
+from smetric.sources import catch_up, peer, peers
 from smetric.sources.cut import TokenCutting
 from smetric.sources.index_image import VERSION, pack
 from smetric.sources.peer import MAX_QUEUED
@@ -262,7 +262,7 @@ async def test_a_peer_that_is_down_costs_placements_that_are_counted_and_nothing
 async def test_a_peer_that_takes_too_long_to_say_what_it_knows_is_told_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(peer, "IMAGE_S", 0.1)
     slow = FakeEngine(hang)
     await slow.start()
     one = Sidecar(slow.url)
@@ -272,6 +272,30 @@ async def test_a_peer_that_takes_too_long_to_say_what_it_knows_is_told_and_not_w
     assert told == [("warning", "timeout")]
     await one.peers.stop()
     await slow.stop()
+
+
+async def test_what_a_peer_knows_is_taken_in_though_it_takes_longer_to_say_than_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("TIMEOUT_S", "START_S"):
+        monkeypatch.setattr(peers, name, 0.05)
+    old, said = Sidecar(), asyncio.Event()
+    old.serve("a", "x")
+    image = old.peers.image
+
+    async def slowly() -> bytes:
+        await said.wait()
+        return await image()
+
+    monkeypatch.setattr(old.peers, "image", slowly)
+    async with running(old) as urls:
+        new = Sidecar(*urls)
+        await new.peers.start()
+        assert new.hits("x") == [0, 0]
+        await asyncio.sleep(0.1)  # longer than a batch may take
+        said.set()
+        await until(lambda: new.hits("x") == [2, 0])
+        await new.peers.stop()
 
 
 async def test_what_waits_for_a_peer_is_bounded_and_the_oldest_goes_first() -> None:
