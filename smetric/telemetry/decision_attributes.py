@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,7 @@ def bounded(attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
+@lru_cache(maxsize=16)  # each traced decision shows them
 def params_of(policy: Policy) -> str:
     """The values of a policy's parameters, `*` where configuration set one, e.g. `OVERLOAD=1.5* LOAD=requests`."""
     return " ".join(
