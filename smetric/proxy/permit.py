@@ -137,7 +137,7 @@ class Permit:
                     is_woken = await place.turn(since + patience_s)
                     request.held = max(request.held, clock() - since if is_woken else patience_s)
                 if self._needs_slot():
-                    await self._wait_for_slot(request)
+                    await self._wait_for_slot(request, again=place is not None)
                 routing = await router.route(request, exclude=exclude)
             return routing
         finally:
@@ -152,10 +152,10 @@ class Permit:
         self._has_slot = slots.take_free()
         return not self._has_slot
 
-    async def _wait_for_slot(self, request: InferenceRequest) -> None:
+    async def _wait_for_slot(self, request: InferenceRequest, *, again: bool = False) -> None:
         slots = self._admission.slots
         assert slots is not None
-        self._has_slot = await slots.take(self.size, request.priority)
+        self._has_slot = await slots.take(self.size, request.priority, again=again)
         if not self._has_slot:
             raise self._admission.refusal("in_flight")
 

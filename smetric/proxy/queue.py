@@ -46,14 +46,19 @@ class Queue:
         """Whether a request of *size* bytes may wait too."""
         return self.size < self.most and self.bytes + size <= self._most_bytes
 
-    def enter(self, lane: Lane, priority: float, size: int) -> Place | None:
-        """A place for a request of *size* bytes, behind those of its lane with its *priority* or more; None if full."""
-        if not self.has_room(size):
+    def enter(self, lane: Lane, priority: float, size: int, *, again: bool = False) -> Place | None:
+        """A place for a request of *size* bytes, behind those of its lane with its *priority* or more; None if full.
+
+        One that is here *again*, as it has a place in another lane, counts once, and has room.
+        """
+        if again:
+            size = 0
+        elif not self.has_room(size):
             return None
         self._arrivals += 1
-        place = Place(self, lane, -priority, self._arrivals, size)
+        place = Place(self, lane, -priority, self._arrivals, size, 0 if again else 1)
         insort(self._lanes.setdefault(lane, []), place)
-        self.size += 1
+        self.size += place.count
         self.bytes += size
         return place
 
@@ -104,7 +109,7 @@ class Queue:
         places.pop(bisect_left(places, place.rank, key=lambda other: other.rank))
         if not places:
             del self._lanes[place.lane]
-        self.size -= 1
+        self.size -= place.count
         self.bytes -= place.size
         self.changed()
 
@@ -125,11 +130,12 @@ class Place:
         urgency: the lower the sooner.
         number: of its arrival.
         size: bytes of the body that waits with it.
+        count: requests that it counts as.
     """
 
-    __slots__ = ("_deadline", "_queue", "_timer", "_turn", "is_in", "is_woken", "lane", "rank", "size")
+    __slots__ = ("_deadline", "_queue", "_timer", "_turn", "count", "is_in", "is_woken", "lane", "rank", "size")
 
-    def __init__(self, queue: Queue, lane: Lane, urgency: float, number: int, size: int) -> None:
+    def __init__(self, queue: Queue, lane: Lane, urgency: float, number: int, size: int, count: int) -> None:
         self._queue = queue
         self._turn: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -137,6 +143,7 @@ class Place:
         self.lane = lane
         self.rank = (urgency, number)
         self.size = size
+        self.count = count
         #: It has not been taken out.
         self.is_in = True
         #: Its turn has come, and it does not know yet.

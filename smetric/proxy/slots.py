@@ -48,11 +48,11 @@ class Slots:
             return 0.0
         return self._queue.ahead(None, priority) * self._interval_s()
 
-    def is_worth_waiting(self, size: int, priority: float = 0.0) -> bool:
-        """Whether a newcomer of *size* bytes may hope for a place."""
+    def is_worth_waiting(self, size: int, priority: float = 0.0, *, again: bool = False) -> bool:
+        """Whether a newcomer of *size* bytes may hope for a place; *again*: it is in the queue already."""
         if self.taken < self.most:
             return True
-        if self._is_vain or not self._queue.has_room(size):
+        if self._is_vain or not (again or self._queue.has_room(size)):
             return False
         if len(self._handed) < 2:
             return self._queue.ahead(None, priority) < max(_FIRST, self.most)
@@ -64,13 +64,17 @@ class Slots:
         self.taken += is_free
         return is_free
 
-    async def take(self, size: int, priority: float) -> bool:
-        """Take a place for a request of *size* bytes, perhaps after a wait; whether there was one in time."""
+    async def take(self, size: int, priority: float, *, again: bool = False) -> bool:
+        """Take a place for a request of *size* bytes, perhaps after a wait; whether there was one in time.
+
+        *again*: it is in the queue already.
+        """
         if self.take_free():
             return True
-        place = self._queue.enter(None, priority, size) if self.is_worth_waiting(size, priority) else None
-        if place is None:
+        if not self.is_worth_waiting(size, priority, again=again):
             return False
+        place = self._queue.enter(None, priority, size, again=again)
+        assert place is not None, "there is room"
         loop = asyncio.get_running_loop()
         since = loop.time()
         try:

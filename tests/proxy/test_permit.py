@@ -20,6 +20,7 @@ from smetric.proxy.queue import Queue
 from smetric.proxy.slots import Slots
 from smetric.request import InferenceRequest
 from smetric.telemetry import names
+from tests.fakes import until
 
 
 class Leaping(asyncio.SelectorEventLoop):
@@ -146,6 +147,33 @@ def test_whoever_comes_waits_and_leaves_what_is_taken_is_given_back(
         loop.run_until_complete(Door(random.Random(seed), most, most_waiting, most_bytes).crowd(15))
     finally:
         loop.close()
+
+
+async def test_one_that_is_held_is_in_the_queue_already_when_it_has_to_wait_for_a_place() -> None:
+    calm = Thresholds(1.0, 2.0)
+    queue = Queue(1, 100)
+    slots = Slots(1, 1.0, queue)
+    admission = Admission(most_bytes=100, queue=queue, overload=Overload(calm, calm), slots=slots)
+    decisions = iter(
+        [SimpleNamespace(outcome=names.HELD, decision=SimpleNamespace(wait_s=30.0)), SimpleNamespace(outcome="routed")]
+    )
+
+    class Router:
+        async def route(self, _: InferenceRequest, **__: object) -> Any:
+            return next(decisions)
+
+    permit = admission.admit([(b"content-length", b"100")])
+    router: Any = Router()
+    routed = asyncio.create_task(permit.route(router, InferenceRequest(), exclude=(), leased=True))
+    await until(lambda: queue.size == 1)
+    assert slots.take_free()
+    queue.reloaded()
+    await until(lambda: queue.first(None) is not None or routed.done())
+    assert (queue.size, queue.bytes) == (1, 100)
+    slots.give_up()
+    assert (await routed).outcome == "routed"
+    permit.end()
+    assert (slots.taken, queue.size, queue.bytes) == (0, 0, 0)
 
 
 def test_no_wait_is_measured_longer_than_it_lasted() -> None:
