@@ -38,8 +38,8 @@ BATCH_BYTES = 1024 * 1024
 HEARTBEAT_S = 2.0
 #: Heartbeats that may fail to come before a peer's placements count as missing.
 MISSING_HEARTBEATS = 3
-#: Longest wait for a peer to take a batch, and at the start for what all of them know, seconds. What comes later is taken
-#: in later.
+#: Longest wait for a peer to take a batch, and at the start for what all of them know, seconds; what comes later is
+#: taken in later.
 TIMEOUT_S = 2.0
 START_S = 2.1
 #: Seconds for the last batch at the end.
