@@ -180,15 +180,15 @@ class Guardrail:
     def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
         """A policy has decided on a request; *previous*, its decision before, led nowhere."""
         # It need not be on an arm now: where nobody else may serve it, no policy has run.
-        if previous is not None and (watched := self._of(previous)) is not None:
-            watched.load.left(previous)
-        watched = self._of(record)
+        if previous is not None and (before := self._watched.get((previous.route, previous.arm))) is not None:
+            before.load.left(previous)
+        watched = self._watched.get((record.route, record.arm))
         if watched is not None and record.decision is not None and record.generation == watched.file.current.number:
             watched.load.placed(record)
 
     def ended(self, record: DecisionRecord) -> None:
         """A request that was decided has ended."""
-        watched = self._of(record)
+        watched = self._watched.get((record.route, record.arm))
         if watched is None:
             return
         watched.load.left(record)
@@ -200,10 +200,6 @@ class Guardrail:
         look.ended += 1
         if record.status >= 500 or record.status == 429:
             look.failed += 1
-
-    def _of(self, record: DecisionRecord) -> _Watched | None:
-        """What decided *record*."""
-        return self._watched.get((record.route, record.arm))
 
     def look(self) -> None:
         """Look at all of them, and restore what must be."""
