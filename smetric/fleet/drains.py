@@ -169,5 +169,8 @@ def _write(path: Path, ids: list[str]) -> None:
     """Replace the file as a whole, so that a crash, or another process that does the same, leaves one that is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
-    beside.write_text(json.dumps({"version": VERSION, "drained": ids}) + "\n")
-    os.replace(beside, path)
+    try:
+        beside.write_text(json.dumps({"version": VERSION, "drained": ids}) + "\n")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -134,6 +134,13 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_drain_holds(tmp_path: P
     assert draining(fleet) == ["a"]
 
 
+def test_a_file_that_cannot_be_replaced_leaves_no_draft_beside_it(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    fleet = fleet_of("a")
+    assert "cannot be written" in Drains(fleet, tmp_path).drain(fleet["a"])
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
 def test_a_folder_that_cannot_be_written_is_said_at_the_start_already(tmp_path: Path) -> None:
     (tmp_path / "folder").symlink_to(tmp_path / "nowhere" / "else")
     with capture_logs() as lines:
