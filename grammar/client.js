@@ -31,7 +31,7 @@ async function restart() {
     await start();
   } catch (error) {
     window.showErrorMessage(
-      `smetric lsp does not run: ${error.message}. It needs \`pip install 'smetric[lsp]'\`, the setting smetric.path ` +
+      `smetric lsp does not run: ${error.message}. It needs \`pip install 'smetric-router[lsp]'\`, the setting smetric.path ` +
         "where smetric is not on VS Code's own path, and `npm install` before the extension is packed.",
     );
   }

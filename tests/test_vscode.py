@@ -96,5 +96,5 @@ def test_a_server_that_does_not_start_is_said_with_the_ways_out() -> None:
     assert (kind, again[0]) == ("error", "error")
     assert commands == ["commands", ["smetric.restart"], 1]
     assert "spawn missing ENOENT" in text
-    for way_out in ("pip install 'smetric[lsp]'", "smetric.path", "npm install"):
+    for way_out in ("pip install 'smetric-router[lsp]'", "smetric.path", "npm install"):
         assert way_out in text

@@ -18,6 +18,6 @@ def lsp() -> None:
         from smetric.lsp.server import server
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"smetric lsp needs a package that is not installed ({error.name}): pip install 'smetric[lsp]'"
+            f"smetric lsp needs a package that is not installed ({error.name}): pip install 'smetric-router[lsp]'"
         ) from error
     server.start_io()

@@ -133,5 +133,5 @@ def _zstd(place: str) -> Any:  # the extra may be absent
         return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     except ImportError as error:
         raise ConfigError(
-            f"{place}: Zstandard needs the extra `zstd`: pip install 'smetric[zstd]'; or use .gz"
+            f"{place}: Zstandard needs the extra `zstd`: pip install 'smetric-router[zstd]'; or use .gz"
         ) from error

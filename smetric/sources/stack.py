@@ -193,7 +193,8 @@ def _kv_events(settings: Settings, instances: Iterable[Instance], token_ids: Tok
         from smetric.sources.kv_events import KvEvents
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"kv_events.enabled needs a package that is not installed ({error.name}): pip install 'smetric[kv-events]'"
+            f"kv_events.enabled needs a package that is not installed ({error.name}): "
+            "pip install 'smetric-router[kv-events]'"
         ) from error
     source = KvEvents(at, token_ids, max_bytes=settings.kv_events.max_bytes)
     metrics.register(KvGauges(source.figures))

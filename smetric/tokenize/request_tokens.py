@@ -60,7 +60,8 @@ def request_tokens(settings: Settings, fleet: Fleet, metrics: Metrics) -> Reques
             from smetric.tokenize.local import LocalEncoder
         except ImportError as error:
             raise ConfigError(
-                f"tokenizer.source is local, but the package {error.name} is missing: pip install 'smetric[tokenizers]'"
+                f"tokenizer.source is local, but the package {error.name} is missing: "
+                "pip install 'smetric-router[tokenizers]'"
             ) from None
         folders = {model: Path(folder) for model, folder in settings.tokenizer.folders.items()}
         encoder = LocalEncoder(folders, max_bytes=settings.tokenizer.max_bytes)

@@ -107,7 +107,7 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pygls.lsp.server", None)
     result = CliRunner().invoke(main, ["lsp"])
     assert result.exit_code == 2
-    assert "pip install 'smetric[lsp]'" in result.stderr
+    assert "pip install 'smetric-router[lsp]'" in result.stderr
 
 
 def test_the_server_is_small() -> None:

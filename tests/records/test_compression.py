@@ -24,7 +24,7 @@ def test_zstandard_is_an_extra_and_its_absence_says_how_to_get_it(
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    wanted = r"Zstandard needs the extra `zstd`: pip install 'smetric\[zstd\]'; or use \.gz"
+    wanted = r"Zstandard needs the extra `zstd`: pip install 'smetric-router\[zstd\]'; or use \.gz"
     with pytest.raises(ConfigError, match=rf"decisions\.jsonl\.zst: {wanted}"):
         packer(Path("decisions.jsonl.zst"))
     path = tmp_path / "odd"

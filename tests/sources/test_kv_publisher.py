@@ -104,5 +104,5 @@ def test_an_application_without_the_package_says_what_to_install(
     monkeypatch.delitem(sys.modules, "smetric.sources.kv_events", raising=False)
     monkeypatch.delitem(sys.modules, "smetric.sources.kv_subscriber", raising=False)
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(ConfigError, match=r"not installed \(zmq.*\): pip install 'smetric\[kv-events\]'"):
+    with pytest.raises(ConfigError, match=r"not installed \(zmq.*\): pip install 'smetric-router\[kv-events\]'"):
         Application(settings, {})

@@ -335,5 +335,5 @@ async def test_the_settings_choose_the_encoder() -> None:
 
 def test_local_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "smetric.tokenize.local", None)
-    with pytest.raises(ConfigError, match=r"pip install 'smetric\[tokenizers\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'smetric-router\[tokenizers\]'"):
         built(lambda: TokenizerSettings(source="local", folders={"*": "/nowhere"}))
