@@ -15,7 +15,8 @@ from functools import lru_cache
 from typing import Any, cast
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
+from starlette.routing import Route
+from starlette.routing import Router as PathRouter
 
 from smetric.config.address import Network
 from smetric.config.routing import PATHS
@@ -217,7 +218,7 @@ def data_app(
         *health_routes(why_unready),
     ]
     # A redirect would take its host from the client.
-    router = Router(routes, lifespan=lifespan, redirect_slashes=False)
+    router = PathRouter(routes, lifespan=lifespan, redirect_slashes=False)
     posted = {route.path: route.endpoint for route in routes if route.methods == {"POST"} and "{" not in route.path}
     return _Routed(router, posted, door.telemetry)
 
@@ -233,7 +234,7 @@ class _Routed:
         telemetry: told of what has none.
     """
 
-    def __init__(self, router: Router, posted: Mapping[str, App], telemetry: Telemetry) -> None:
+    def __init__(self, router: PathRouter, posted: Mapping[str, App], telemetry: Telemetry) -> None:
         self._router = router
         self._posted = posted
         self._telemetry = telemetry
