@@ -26,7 +26,7 @@ from smetric.fleet.instance import Instance
 from smetric.reading.reader import Reading, parse
 from smetric.request import Api
 from smetric.sources.prefix_index import PrefixIndex
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from smetric.tokens import TokenRatio
 
 INSTANCES = 4

@@ -32,7 +32,8 @@ from smetric.records.writer import Writer
 from smetric.request import Api, InferenceRequest
 from smetric.resources import shipped_policies
 from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 
 ROUNDS = 3
 #: Width of the column of names.

@@ -32,7 +32,8 @@ from smetric.telemetry.consequences import Consequences
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 from smetric.telemetry.service_level import ServiceLevel
 from smetric.telemetry.telemetry import Telemetry
 from smetric.telemetry.tracing import Tracing

@@ -46,7 +46,7 @@ def policy_path(policy: str) -> Path:
     path = _shipped_folder() / f"{policy}.policy"
     if "." not in policy and os.path.isfile(path):
         return path
-    from smetric.config.kind import did_you_mean  # the settings take long to import, and most names are right
+    from smetric.suggestion import did_you_mean
 
     shipped = shipped_policies()
     meant = did_you_mean(policy, shipped) or "; shipped: " + ", ".join(shipped)

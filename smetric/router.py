@@ -24,7 +24,7 @@ from smetric.request import InferenceRequest
 from smetric.routes import Arm, Route, Routes
 from smetric.sources.lookups import Columns, LookupDeadline, Lookups
 from smetric.sources.source import Source
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 
 #: Seconds after which a response id no longer ties requests to the engine that made it, and how many are remembered.
 PIN_TTL_S = 3600.0

@@ -19,7 +19,7 @@ from smetric.resources import shipped_policies
 from smetric.router import PIN_TTL_S, Router
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.clock import Clock
 from tests.fakes import routes_by
 

@@ -17,7 +17,7 @@ from smetric.sources.lmcache_client import Service
 from smetric.sources.lmcache_controller import Controller
 from smetric.sources.lmcache_coordinator import Coordinator
 from smetric.sources.lmcache_holdings import Question, UnreadableError
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 
 DEEP = b'{"x":%b}' % (b"[" * 100_000 + b"]" * 100_000)
 

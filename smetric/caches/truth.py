@@ -15,7 +15,8 @@ import structlog
 
 from smetric.fleet.instance import Instance
 from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 
 #: Answers and seconds that a judgement rests on, at least.
 LEAST_ANSWERS = 50

@@ -14,7 +14,8 @@ from smetric.caches.breaks import Breaks, CacheBreaks, Cause
 from smetric.caches.client_kind import client_kind
 from smetric.caches.truth import Agreement, HitTruth
 from smetric.fleet.instance import Instance
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 
 
 class CacheWatch:

@@ -82,7 +82,7 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from smetric.config.kind import did_you_mean  # the settings take long to import
+            from smetric.suggestion import did_you_mean
 
             meant = "" if args[0].startswith("-") else did_you_mean(args[0], COMMANDS)
             if not meant:

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from smetric.config.kind import did_you_mean
 from smetric.errors import ConfigError
 from smetric.policy import Feature, Kind, RequestField, Vocabulary
 from smetric.policy.situation import Situation
+from smetric.suggestion import did_you_mean
 
 #: Largest file that is read, bytes: ten thousand instances of which everything is known take less.
 MAX_BYTES = 64 * 1024 * 1024

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from smetric.config.address import host_and_port, odd_host
-from smetric.config.kind import did_you_mean
 from smetric.config.routing import LAST_ROUTE, CanarySettings
 from smetric.config.settings import Settings
+from smetric.suggestion import did_you_mean
 
 _EVERYWHERE = {"0.0.0.0", "::"}
 

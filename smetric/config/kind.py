@@ -5,13 +5,12 @@ Times and sizes are in `quantity.py`, URLs and networks in `address.py`, lists, 
 
 from __future__ import annotations
 
-import difflib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from smetric.config.raw import Raw, Scalar, wrong
+from smetric.suggestion import did_you_mean
 
 T = TypeVar("T")
 
@@ -192,13 +191,5 @@ class ParamValue(Kind["float | str | bool"]):
         return {"type": ["number", "boolean", "string"]}
 
 
-def closest(word: str, words: Iterable[str]) -> str:
-    """The one of *words* that *word* was probably meant to be, or nothing."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return close[0] if close else ""
 
 
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """`; did you mean …?` when one of *words* is close to *word*, else nothing."""
-    close = closest(word, words)
-    return f"; did you mean {close}?" if close else ""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smetric.config.kind import closest
 from smetric.config.raw import Items, Raw, Scalar, Table, lay_over, says_nothing
 from smetric.config.section import ListOf, MapOf, Section
 from smetric.config.yaml_file import read, read_value
 from smetric.errors import ConfigError
+from smetric.suggestion import closest
 
 PREFIX = "SMETRIC_"
 #: What Kubernetes sets in every pod of a namespace for each service called `smetric` or `smetric-…`; none of it is a

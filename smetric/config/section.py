@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
-from smetric.config.kind import Kind, did_you_mean
+from smetric.config.kind import Kind
 from smetric.config.raw import Items, Raw, Scalar, Table, says_nothing, wrong
 from smetric.errors import ConfigError
+from smetric.suggestion import did_you_mean
 
 T = TypeVar("T")
 

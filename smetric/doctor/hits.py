@@ -16,7 +16,7 @@ from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_part import PrefixPart
 from smetric.sources.prefix_tokens import PrefixTokens
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 
 #: Seconds within which what an instance has just computed must be known to hold.
 KNOWN_WITHIN_S = 3.0

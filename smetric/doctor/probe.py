@@ -21,8 +21,8 @@ from smetric.doctor.wire import NoAnswer
 from smetric.fleet.instance import Instance
 from smetric.reading.reader import Reading, parse
 from smetric.request import Api, InferenceRequest
-from smetric.telemetry.record import Usage
 from smetric.unreadable import UNREADABLE
+from smetric.usage import Usage
 
 #: Characters of a prompt, unless the model is too small for it.
 CHARACTERS = 6144

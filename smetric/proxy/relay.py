@@ -11,8 +11,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from smetric.request import Api
-from smetric.telemetry.record import Usage
 from smetric.unreadable import UNREADABLE
+from smetric.usage import Usage
 
 #: Bytes of the tail in which usage is looked for (sometimes a few more), and of the head in which the response id is.
 TAIL_BYTES = 4096

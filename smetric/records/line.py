@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from smetric.features import VOCABULARY
-from smetric.telemetry.record import Forecast, Migration, Usage
+from smetric.telemetry.record import Forecast, Migration
+from smetric.usage import Usage
 
 #: Version of these lines. A reader refuses larger ones; what a newer writer of the same version adds is passed over.
 VERSION = 1

@@ -18,7 +18,7 @@ import xxhash
 from smetric.block_keys import BlockKeys
 from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 
 #: Most blocks that a reply is entered as.
 MOST_REPLY_BLOCKS = 16_384

@@ -21,7 +21,7 @@ from smetric.request import InferenceRequest
 from smetric.sources.follower import Follower
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.log_limit import LogLimit
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 
 log = structlog.get_logger("smetric.sources")
 

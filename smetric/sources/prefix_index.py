@@ -25,8 +25,8 @@ from smetric.sources.holdings import Holdings
 from smetric.sources.index_image import InstanceImage, pack
 from smetric.sources.restoring import Restoring
 from smetric.sources.source import Cells, Source
-from smetric.telemetry.record import Usage
 from smetric.tokens import INITIAL
+from smetric.usage import Usage
 
 #: Bytes the index may take before it forgets what was sent longest ago.
 MAX_BYTES = 64 * 1024 * 1024

@@ -20,8 +20,8 @@ from smetric.request import InferenceRequest
 from smetric.sources.cut import TokenCutting
 from smetric.sources.prefix_index import PrefixIndex, is_part
 from smetric.sources.source import Cells, Source
-from smetric.telemetry.record import Usage
 from smetric.token_ids import TokenIds
+from smetric.usage import Usage
 
 #: Seconds since the last look-up after which no ids are asked for any more: no policy, or a better source, decides.
 ASKED_S = 600.0

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from smetric.fleet.instance import Instance
 from smetric.request import InferenceRequest
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 
 #: One value per instance asked for; None where the source does not know.
 Cells = Sequence[float | None]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from smetric.telemetry import http_attributes, names
 from smetric.telemetry.context import Headers
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 
 if TYPE_CHECKING:
     from smetric.telemetry.exchange import Exchange

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from smetric.telemetry import decision_attributes, http_attributes, names
 from smetric.telemetry.attempt import Attempt
-from smetric.telemetry.record import DecisionRecord, Judge, Usage
+from smetric.telemetry.record import DecisionRecord, Judge
 from smetric.telemetry.route_spans import make_spans
+from smetric.usage import Usage
 
 if TYPE_CHECKING:
     from smetric.telemetry.open_span import OpenSpan

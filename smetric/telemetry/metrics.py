@@ -18,8 +18,9 @@ from prometheus_client.registry import Collector
 
 import smetric
 from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
 from smetric.telemetry.series import OTHER, Count, Counts, Histogram, Histograms, Series
+from smetric.usage import Usage
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from smetric.telemetry import names
+from smetric.usage import Usage
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
@@ -42,18 +43,6 @@ def decision_id(time_ns: int) -> str:
     return _beginning(milliseconds >> 10) + _BY_TEN_BITS[milliseconds & 0x3FF] + chance
 
 
-class Usage(Struct, frozen=True):
-    """Tokens as the instance counted them; None where it did not say.
-
-    Args:
-        prompt_tokens: of the prompt.
-        completion_tokens: generated.
-        cached_tokens: of the prompt, found in a cache.
-    """
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
 
 
 class Migration(Struct, frozen=True, rename={"source": "from"}):

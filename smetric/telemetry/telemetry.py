@@ -17,8 +17,9 @@ from smetric.telemetry.exchange import Exchange
 from smetric.telemetry.log_limit import CHANGES_TOLD, LogLimit
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import ModelLabels
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
 from smetric.telemetry.tracing import Tracing
+from smetric.usage import Usage
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance

@@ -22,7 +22,6 @@ from smetric.request import Api, InferenceRequest
 from smetric.sources.addresses import resolve_within
 from smetric.telemetry.log_limit import LogLimit
 from smetric.telemetry.metrics import Metrics
-from smetric.telemetry.record import Usage
 from smetric.tokenize.chat import Chat, NotTokenised, Refused, Text, chat_of_chat, prompt_of_completion
 from smetric.tokenize.encoder import Encoder
 from smetric.tokenize.engine import EngineEncoder
@@ -31,6 +30,7 @@ from smetric.tokenize.messages import chat_of_messages, disables_thinking, has_i
 from smetric.tokenize.responses import chat_of_responses
 from smetric.tokenize.traits import TemplateTraits
 from smetric.tokenize.trust import Trust
+from smetric.usage import Usage
 
 #: Most prompts that are encoded at a time; one more is unknown.
 MOST_AT_A_TIME = 64

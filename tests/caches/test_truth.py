@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from smetric.caches.truth import LEAST_ANSWERS, MARK_S, HitTruth
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.telemetry import names
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.telemetry.samples import fleet, record
 
 SOURCE = "prefix_index"

@@ -5,7 +5,7 @@ import pytest
 from smetric.fleet.instance import Instance, PrefixTokens, Scrape
 from smetric.live.figures import KEPT_S, MOST_CELLS, SERIES, WINDOW_S, Figures, imbalance, percentile
 from smetric.telemetry import names
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.telemetry import samples
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from smetric.proxy.relay import Observer
 from smetric.request import Api
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.fakes import DONE, capture, delta
 
 

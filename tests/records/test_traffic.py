@@ -14,7 +14,8 @@ from smetric.records import traffic as module
 from smetric.records.traffic import TRACE_BLOCK_BYTES, Traffic
 from smetric.request import Api
 from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 from smetric.tokens import TokenRatio
 from tests.records.drive import make_writer
 from tests.telemetry import samples

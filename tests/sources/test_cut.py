@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smetric.reading.prompt import BLOCK_BYTES, Prompt
 from smetric.request import InferenceRequest
 from smetric.sources.cut import Cut, TextCutting, TokenCutting
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 
 BLOCK = 16
 CUTTING = TokenCutting(BLOCK)

@@ -13,7 +13,7 @@ from smetric.request import InferenceRequest
 from smetric.sources.lookups import LookupDeadline, Lookups
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.log_limit import EVERY_S
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.clock import Clock
 
 HIT = frozenset({"hit_len"})

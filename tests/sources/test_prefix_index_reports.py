@@ -12,7 +12,7 @@ from smetric.request import InferenceRequest
 from smetric.sim.store import PrefixCache
 from smetric.sources.belief import ZEROS
 from smetric.sources.prefix_index import PrefixIndex
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.sources.lettered import TOKENS_PER_BLOCK, hits, instances, request
 
 

@@ -12,7 +12,7 @@ from smetric.fleet.instance import CacheConfig, Instance
 from smetric.reading.prompt import BLOCK_BYTES
 from smetric.sources.index_image import IndexImage, InstanceImage, decode, encode
 from smetric.sources.prefix_index import PrefixIndex
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, request
 
 WARM_UP_S = 10.0

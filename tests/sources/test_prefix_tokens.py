@@ -15,7 +15,7 @@ from smetric.request import InferenceRequest
 from smetric.sources.cut import TokenCutting
 from smetric.sources.prefix_index import PrefixIndex
 from smetric.sources.prefix_tokens import ASKED_S, PrefixTokens
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from tests.clock import Clock
 from tests.fakes import until
 from tests.sources.lettered import instances

@@ -8,7 +8,8 @@ import orjson
 from smetric.reading.prompt import Prompt
 from smetric.telemetry import names
 from smetric.telemetry.decisions import DecisionLog, brief, full
-from smetric.telemetry.record import Usage, decision_id
+from smetric.telemetry.record import decision_id
+from smetric.usage import Usage
 from tests.telemetry.samples import record, run_one, telemetry
 
 

@@ -14,7 +14,8 @@ from smetric.reading.prompt import Prompt
 from smetric.telemetry import names
 from smetric.telemetry.decisions import brief, full
 from smetric.telemetry.exchange import Exchange
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope, telemetry

@@ -15,7 +15,8 @@ from smetric.telemetry.kv_gauges import CacheFigures, KvFigures, KvGauges
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.model_label import MOST, ModelLabels
 from smetric.telemetry.overload_gauges import OverloadFigures, OverloadGauges
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 from smetric.telemetry.shadowed import Shadowed
 from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry

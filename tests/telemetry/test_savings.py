@@ -10,7 +10,8 @@ from smetric.fleet.prefill_time import PrefillTime
 from smetric.policy import Snapshot
 from smetric.telemetry.decisions import full
 from smetric.telemetry.forecast import Forecasts
-from smetric.telemetry.record import DecisionRecord, Forecast, Migration, Usage
+from smetric.telemetry.record import DecisionRecord, Forecast, Migration
+from smetric.usage import Usage
 from smetric.telemetry.savings import MOST_DAYS, Savings
 from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.samples import begin, fleet, record, telemetry

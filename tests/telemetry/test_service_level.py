@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from smetric.telemetry import names
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from smetric.telemetry.service_level import ServiceLevel
 from tests.telemetry.samples import record
 

@@ -19,7 +19,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry.metrics import Metrics
 from smetric.telemetry.names import TOKENIZE_RESULTS
-from smetric.telemetry.record import Usage
+from smetric.usage import Usage
 from smetric.tokenize.chat import Chat, Refused, Text
 from smetric.tokenize.encoder import Unavailable
 from smetric.tokenize.local import LocalEncoder

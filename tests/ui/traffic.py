@@ -24,7 +24,8 @@ from smetric.proxy.server import address_of, listen, serve
 from smetric.request import Api, InferenceRequest
 from smetric.telemetry import logs, names
 from smetric.telemetry.exchange import Exchange
-from smetric.telemetry.record import DecisionRecord, Usage
+from smetric.telemetry.record import DecisionRecord
+from smetric.usage import Usage
 from smetric.telemetry.shadowed import Shadowed
 
 PATH = "/v1/chat/completions"
