@@ -15,14 +15,13 @@ import time
 import tracemalloc
 from typing import Any
 
-from smetric.caches.breaks import MOST_PARTS, CacheBreaks
 from smetric.fleet.instance import Instance
-from smetric.reading import reader
-from smetric.reading.carried import Memory
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.tokens import TokenRatio
+from smetric.request import reader
+from smetric.request.memo import Memory
+from smetric.request.prompt import BLOCK_BYTES
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
+from smetric.telemetry.cache_breaks import MOST_PARTS, CacheBreaks
 
 
 def body(session: int, turn: int, result_bytes: int = 3500) -> bytes:

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from smetric.bench import REQUESTS, SIZES, costs, fleet, id_of
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.policy import Policy, Snapshot, load
-from smetric.policy_folder import libraries_beside
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
+from smetric.request.request import InferenceRequest
+from smetric.routing.policy_files import libraries_beside
+from smetric.tools.bench import REQUESTS, SIZES, costs, fleet, id_of
 
 FIRST, LATER, LOST = REQUESTS.values()
 

@@ -21,11 +21,10 @@ from statistics import median
 
 import msgspec
 
-from smetric.block_keys import BlockKeys
-from smetric.sources.kv_contents import Contents
-from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import decode
-from smetric.sources.kv_streams import TURN_S
+from smetric.request.prompt import BlockKeys
+from smetric.sources.kv_events.contents import Contents, KvIndex
+from smetric.sources.kv_events.message import decode
+from smetric.sources.kv_events.stream import TURN_S
 
 BLOCK = 16
 #: Blocks of one engine step: 2,048 tokens.

@@ -18,9 +18,7 @@ from functools import partial
 import orjson
 import xxhash
 
-from smetric.sources.lmcache_controller import Controller
-from smetric.sources.lmcache_coordinator import Coordinator
-from smetric.sources.lmcache_holdings import Question
+from smetric.sources.lmcache.client import Controller, Coordinator, Question
 
 CHUNK = 256
 PROMPTS = (1024, 8192, 32768, 131072)

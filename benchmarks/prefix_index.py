@@ -16,13 +16,13 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources import placement
-from smetric.sources.cut import TokenCutting
-from smetric.sources.index_image import IndexImage, decode, encode, pack
-from smetric.sources.placement import Placement
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.cut import TokenCutting
+from smetric.sources.prefix_index.image import IndexImage, decode, encode, pack
+from smetric.sources.prefix_index.index import PrefixIndex
+from smetric.sources.shared import peers
+from smetric.sources.shared.peers import Placement
 
 INSTANCES = 32
 BYTES_PER_TOKEN = 4
@@ -93,9 +93,9 @@ def main() -> None:
     print("  encode                                     ", timed(calls, lambda n: encode(image)))
     print("  decode                                     ", timed(calls, lambda n: decode(data)))
     blocks = array("Q", range(512))
-    batch = placement.encode("s", 0, [Placement("gpu-00", 1000.0, pack(blocks))] * 100)
+    batch = peers.encode("s", 0, [Placement("gpu-00", 1000.0, pack(blocks))] * 100)
     print(f"batch of 100 placements of 128k tokens, {len(batch) >> 10} KiB")
-    print("  decode                                     ", timed(calls, lambda n: placement.decode(batch)))
+    print("  decode                                     ", timed(calls, lambda n: peers.decode(batch)))
     print("  enter one of them                          ", timed(calls, lambda n: index.placed(instances[0], blocks)))
 
 

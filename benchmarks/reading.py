@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.kit.bodies import STAMP, Shape, write
-from smetric.caches.breaks import CacheBreaks
 from smetric.fleet.instance import Instance
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.usage import Usage
-from smetric.tokens import TokenRatio
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, TokenRatio, Usage
+from smetric.sources.prefix_index.index import PrefixIndex
+from smetric.telemetry.cache_breaks import CacheBreaks
 
 INSTANCES = 4
 WARM_SESSIONS, WARM_BLOCKS = 800, 128

@@ -16,24 +16,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from smetric import names
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.fleet.instance import Instance
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Kind, Outcome, Policy, Snapshot, load
 from smetric.policy.snapshot import Origins
 from smetric.policy.vocabulary import Feature
-from smetric.policy_folder import libraries_beside
-from smetric.records.comparison import Comparison
-from smetric.records.compression import packer
-from smetric.records.file import RotatedFile
-from smetric.records.reader import Reading
+from smetric.records.reader import Reading, packer
 from smetric.records.recorder import Recorder, header
-from smetric.records.replay import RECORDED, Judges, replay
-from smetric.records.writer import Writer
-from smetric.request import Api, InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord
-from smetric.usage import Usage
+from smetric.records.replay import RECORDED, Comparison, Judges, replay
+from smetric.records.writer import RotatedFile, Writer
+from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.routing.policy_files import libraries_beside
 
 ROUNDS = 3
 #: Width of the column of names.

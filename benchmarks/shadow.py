@@ -16,21 +16,20 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from smetric import names
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import Fleet
+from smetric.files import shipped_policies
+from smetric.fleet.fleet import Candidates, Fleet
 from smetric.fleet.instance import Instance, Scrape
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Snapshot
-from smetric.policy_file import PolicyFile
-from smetric.records.observer import Observer
-from smetric.request import Api, InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.shadow import Shadow, Shadows
+from smetric.request.request import Api, InferenceRequest
+from smetric.routing.observer import Observer
+from smetric.routing.policy_files import PolicyFile
+from smetric.routing.shadow import Shadow, Shadows
 from smetric.sources.lookups import LookupDeadline, Lookups
 from smetric.sources.source import Cells, Source
-from smetric.telemetry import names
 from smetric.telemetry.metrics import Metrics
-from smetric.telemetry.record import DecisionRecord
 
 ROUNDS = 5
 #: Requests that are looked up in one turn of the event loop.

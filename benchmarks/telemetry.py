@@ -21,21 +21,18 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.kit.collector import collector
+from smetric import names
 from smetric.features import VOCABULARY
-from smetric.fleet.instance import Instance
-from smetric.fleet.prefill_time import PrefillTime
+from smetric.fleet.instance import Instance, PrefillTime
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy, Snapshot, load
-from smetric.reading.prompt import Prompt
-from smetric.request import Api, InferenceRequest
-from smetric.telemetry import logs, names
-from smetric.telemetry.consequences import Consequences
+from smetric.request.prompt import Prompt
+from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.telemetry import logs
 from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.metrics import Metrics
-from smetric.telemetry.model_label import ModelLabels
-from smetric.telemetry.record import DecisionRecord
-from smetric.usage import Usage
-from smetric.telemetry.service_level import ServiceLevel
-from smetric.telemetry.telemetry import Telemetry
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.metrics import Metrics, ModelLabels
+from smetric.telemetry.outcomes import Consequences, ServiceLevel
 from smetric.telemetry.tracing import Tracing
 
 ROUTE = "/v1/chat/completions"

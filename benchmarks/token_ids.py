@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from smetric.request import Api
-from smetric.tokenize.local import ANY_MODEL, LocalEncoder
+from smetric.request.request import Api
+from smetric.sources.tokens.local import ANY_MODEL, LocalEncoder
 from tests.tokenize.recorded import model_folder, request_of, tokens_of
 
 TURN_BYTES = 6000

@@ -16,14 +16,15 @@ import msgspec
 from markdown import table
 from measured import decisions, footprint, matrix, reliability, routers
 
-from smetric import reference
-from smetric.config.section import ListOf, Section
-from smetric.config.whole import SETTINGS
+from smetric import names
+from smetric.config.load import SETTINGS
+from smetric.config.values import ListOf, Section
 from smetric.features import VOCABULARY
-from smetric.records import line
+from smetric.fleet import record
+from smetric.records import format
 from smetric.records.traffic import TrafficLine
-from smetric.reference import markdown_table, range_of, unknown_of
-from smetric.telemetry import names, record
+from smetric.tools import reference
+from smetric.tools.reference import markdown_table, range_of, unknown_of
 
 DOCS = Path(__file__).parent
 
@@ -118,12 +119,12 @@ def events() -> str:
 
 #: Where each part of a record stands.
 _PARTS: dict[str, type[msgspec.Struct]] = {
-    "header": line.Header,
-    "policy": line.PolicyLine,
-    "decision": line.DecisionLine,
-    "columns.NAME": line.ColumnLine,
+    "header": format.Header,
+    "policy": format.PolicyLine,
+    "decision": format.DecisionLine,
+    "columns.NAME": format.ColumnLine,
     "usage": record.Usage,
-    "hit": line.HitLine,
+    "hit": format.HitLine,
     "forecast": record.Forecast,
     "migration": record.Migration,
 }

@@ -15,55 +15,45 @@ from pathlib import Path
 import structlog
 from starlette.applications import Starlette
 
-from smetric.caches.breaks import CacheBreaks
-from smetric.caches.truth import HitTruth
-from smetric.caches.watch import CacheWatch
+from smetric.admin.app import admin_app
+from smetric.admin.guard import AdminGuard
+from smetric.admin.live import LiveStack, live_routes
+from smetric.admin.operations import drain_routes, placement_routes, savings_routes
+from smetric.admin.policies import policy_routes
 from smetric.config import Settings
 from smetric.config.credential import credential
 from smetric.fleet.drains import Drains
+from smetric.fleet.fleet import fleet_of
 from smetric.fleet.instance import Instance
-from smetric.fleet.stack import fleet_of
-from smetric.live.stack import LiveStack
-from smetric.policies import Policies
-from smetric.proxy.admin import admin_app
-from smetric.proxy.admin_guard import AdminGuard
-from smetric.proxy.admission import admission_of
-from smetric.proxy.asgi import App
-from smetric.proxy.draining import drain_routes
-from smetric.proxy.endpoints import Door, UnderWay, data_app
+from smetric.fleet.readiness import unready
+from smetric.http.addresses import resolve_within
+from smetric.http.headers import App
+from smetric.http.limits import admin_limits, data_limits
+from smetric.http.listener import notify
+from smetric.http.upstream import Upstream
+from smetric.proxy.admission import Saturation, admission_of
+from smetric.proxy.context import Deadlines, ProxyContext
+from smetric.proxy.endpoints import EndpointContext, Models, UnderWay, data_app
 from smetric.proxy.intake import Intake
-from smetric.proxy.limits import admin_limits, data_limits
-from smetric.proxy.live import live_routes
-from smetric.proxy.models import Models
-from smetric.proxy.placements import placement_routes
-from smetric.proxy.plane import Deadlines, Plane
-from smetric.proxy.policy_admin import policy_routes
-from smetric.proxy.readiness import unready
-from smetric.proxy.saturation import Saturation
-from smetric.proxy.savings import savings_routes
-from smetric.proxy.supervisor import notify
 from smetric.proxy.tenant_salt import TenantSalt
-from smetric.proxy.upstream import Upstream
-from smetric.reading.reader import Reading
-from smetric.records.stack import RecordStack
-from smetric.router import Router
-from smetric.sources.addresses import resolve_within
+from smetric.records.recorder import RecordStack
+from smetric.request.reader import Reading
+from smetric.request.request import TokenRatio
+from smetric.routing.policies import Policies
+from smetric.routing.router import Router
 from smetric.sources.lookups import LookupDeadline
+from smetric.sources.source import TokenIds
 from smetric.sources.stack import grains, require_token_ids, source_stack
-from smetric.telemetry.cache_gauges import CacheGauges
-from smetric.telemetry.consequences import Consequences
+from smetric.sources.tokens.request_tokens import request_tokens
+from smetric.telemetry.cache_breaks import CacheBreaks
 from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.gauges import Gauges
-from smetric.telemetry.log_lines import LogLines
-from smetric.telemetry.metrics import MOST_INSTANCES, Metrics
-from smetric.telemetry.model_label import ModelLabels
-from smetric.telemetry.overload_gauges import OverloadGauges
-from smetric.telemetry.service_level import ServiceLevel
-from smetric.telemetry.telemetry import Telemetry
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.gauges import CacheGauges, Gauges, OverloadGauges
+from smetric.telemetry.hit_truth import CacheWatch, HitTruth
+from smetric.telemetry.logs import LogLines
+from smetric.telemetry.metrics import MOST_INSTANCES, Metrics, ModelLabels
+from smetric.telemetry.outcomes import Consequences, ServiceLevel
 from smetric.telemetry.tracing import Tracing
-from smetric.token_ids import TokenIds
-from smetric.tokenize.request_tokens import request_tokens
-from smetric.tokens import TokenRatio
 
 #: Longest time that the start waits for instances to say which process they are, seconds.
 FIRST_LOOK_S = 2.0
@@ -187,7 +177,7 @@ class Application:
     def data_app(self) -> App:
         """What the data port serves. Starts and stops the application with its lifespan."""
         settings = self.settings
-        plane = Plane(
+        plane = ProxyContext(
             self.router,
             self.upstream,
             self.tokens,
@@ -195,7 +185,7 @@ class Application:
             Deadlines(settings.forward.first_byte_timeout, settings.forward.idle_timeout),
             settings.response_headers,
         )
-        door = Door(
+        door = EndpointContext(
             plane,
             self.telemetry,
             self.admission,

@@ -1,18 +1,40 @@
-"""Every error SMetric raises on purpose, and the HTTP status or exit code it stands for.
-
-SmetricError
-├─ ConfigError           start-up: exit 2, one line, no traceback
-├─ PolicyError           check or start-up: exit 1, caret and help; on reload the old policy stays
-├─ RequestError          400, 413, …   in the API's own error shape
-├─ NoCandidate           404 / 503   nobody serves the model, or a filter left nobody
-├─ Shed                  429   a reject rule, with Retry-After
-├─ Overloaded            429 / 503   more than the instances, or the router itself, can take; with Retry-After
-└─ UpstreamError         502 / 504   after retries
-
-`PolicyError` itself lives in `smetric.policy.diagnostic`, which imports nothing of smetric; it is not a subclass here.
-"""
+"""Every error SMetric raises on purpose, and the HTTP status or exit code it stands for."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import msgspec
+
+# Moved.
+
+
+def closest(word: str, words: Iterable[str]) -> str:
+    """The one of *words* that *word* was probably meant to be, or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """`; did you mean …?` when one of *words* is close to *word*, else nothing."""
+    close = closest(word, words)
+    return f"; did you mean {close}?" if close else ""
+
+
+# Every error SMetric raises on purpose, and the HTTP status or exit code it stands for.
+#
+# SmetricError
+# ├─ ConfigError           start-up: exit 2, one line, no traceback
+# ├─ PolicyError           check or start-up: exit 1, caret and help; on reload the old policy stays
+# ├─ RequestError          400, 413, …   in the API's own error shape
+# ├─ NoCandidate           404 / 503   nobody serves the model, or a filter left nobody
+# ├─ Shed                  429   a reject rule, with Retry-After
+# ├─ Overloaded            429 / 503   more than the instances, or the router itself, can take; with Retry-After
+# └─ UpstreamError         502 / 504   after retries
+#
+# `PolicyError` itself lives in `smetric.policy.diagnostic`, which imports nothing of smetric; it is not a subclass
+# here.
 
 
 class SmetricError(Exception):
@@ -105,3 +127,9 @@ class UpstreamError(HttpError):
     def __init__(self, message: str, *, reason: str, status: int = 502):
         super().__init__(status, message, "upstream_error", retry_after_s=1.0 if status == 503 else None)
         self.reason = reason
+
+
+# What msgspec raises for bytes that are not what is looked for. What that means is for whoever decodes them to say.
+
+#: Of another form; no UTF-8; nested more deeply than the stack has room for, which any JSON from outside may be.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

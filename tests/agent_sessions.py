@@ -16,12 +16,11 @@ import aiohttp
 
 from smetric.app import Application
 from smetric.config.settings import Admin, InstanceSettings, PeersSettings, Scrape, Settings
-from smetric.demo.dialect import MODEL, Dialect, Messages, Reply
-from smetric.demo.session import Session, load_sessions
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings as EngineSettings
-from smetric.proxy.server import address_of, listen, serve
-from smetric.sim.engine import EngineConfig
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.lab.demo.play import MODEL, Dialect, Messages, Reply, Session, load_sessions
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
 SESSIONS = 16
@@ -113,7 +112,7 @@ async def sidecar(fleet: EmulatedFleet, admin: socket, peers: Sequence[str]) -> 
     )
     data, stop = listen("127.0.0.1", 0), asyncio.Event()
     ports = [
-        asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=0.5))
+        asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=0.5))
         for app, sock in ((application.admin_app(), admin), (application.data_app(), data))
     ]
     await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))

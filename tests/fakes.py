@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from smetric.features import VOCABULARY
-from smetric.policy_file import PolicyFile
-from smetric.proxy.asgi import Receive, Send
-from smetric.routes import Route, Routes
+from smetric.http.headers import Receive, Send
+from smetric.routing.policy_files import PolicyFile
+from smetric.routing.routes import Route, Routes
 
 Headers = list[tuple[bytes, bytes]]
 Script = Callable[["Call"], Awaitable[None]]

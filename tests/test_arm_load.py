@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from smetric.arm_load import ArmLoad, Spread
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
-from smetric.telemetry.record import DecisionRecord
+from smetric.fleet.record import DecisionRecord
+from smetric.request.request import InferenceRequest
+from smetric.routing.guardrail import ArmLoad, Spread
 from tests.records.drive import Fleet, policy
 
 POLICY = policy("policy p\nroute rr_argmin(requests) as least\n")

@@ -1,8 +1,8 @@
 """Made-up fleets, and the time of single calls."""
 
-from smetric.bench import HELD, REQUESTS, SIZES, costs, figures, fleet
 from smetric.features import VOCABULARY
 from smetric.policy import load
+from smetric.tools.bench import HELD, REQUESTS, SIZES, costs, figures, fleet
 
 FEATURES = VOCABULARY.features
 

@@ -3,7 +3,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.block_keys import BlockKeys
+from smetric.request.prompt import BlockKeys
 
 TOKENS = st.lists(st.integers(0, 3), max_size=24)
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
+from smetric import names
 from smetric.app import Application
 from smetric.config.settings import InstanceSettings, Settings
-from smetric.telemetry import names
-from smetric.telemetry.names import values
+from smetric.names import spans
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GRAFANA = EXAMPLES / "grafana"
@@ -30,8 +30,8 @@ TARGET = {"job", "router", "instance"}
 #: Label values that come from closed lists; others (policies, instances, codes) are the user's.
 CLOSED = {"outcome", "reason", "result", "agrees", "arm", "place", "found", "held", "met", "effect", "kind", "of"}
 KNOWN = {"true", "false", "local", "external", "predicted", "actual", "instances", "router"}
-KNOWN |= {value for value in vars(values).values() if isinstance(value, str)}
-KNOWN |= {one for value in vars(values).values() if isinstance(value, tuple) for one in value}
+KNOWN |= {value for value in vars(spans).values() if isinstance(value, str)}
+KNOWN |= {one for value in vars(spans).values() if isinstance(value, tuple) for one in value}
 
 
 def panels(of: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

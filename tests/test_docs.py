@@ -10,13 +10,13 @@ from typing import Any
 import click
 import pytest
 
+from smetric import names
 from smetric.cli import main
-from smetric.config.section import ListOf, Section
+from smetric.config.load import SETTINGS
 from smetric.config.settings import Settings
-from smetric.config.whole import SETTINGS
+from smetric.config.values import ListOf, Section
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
-from smetric.telemetry import names
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -21,9 +21,9 @@ from pygments.token import Comment, Error, Keyword, Name, Operator, String
 
 from smetric.cli import main
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.keyword import KEYWORDS, Role
+from smetric.policy.lexer import KEYWORDS, Role
 from smetric.policy.parser import tokens_of
-from smetric.policy.unit import BASES
+from smetric.policy.types import BASES
 
 ROOT = Path(__file__).parents[1]
 GRAMMAR: dict[str, Any] = json.loads((ROOT / "grammar/smetric.tmLanguage.json").read_text())

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from smetric.cli import main
 from smetric.config import load_settings
-from smetric.config.layers import stack
-from smetric.config.whole import SETTINGS
+from smetric.config.load import SETTINGS, stack
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

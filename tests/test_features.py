@@ -7,7 +7,7 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import CERTAIN, SCRAPED
 from smetric.policy.vocabulary import Kind, Unknown
-from smetric.request import InferenceRequest
+from smetric.request.request import InferenceRequest
 
 
 def test_every_feature_is_filled_by_something_and_everything_filled_is_a_feature() -> None:

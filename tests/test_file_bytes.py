@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smetric import file_bytes
-from smetric.file_bytes import read_once, read_regular, require_regular, state_of
+from smetric import files
+from smetric.files import read_once, read_regular, require_regular, state_of
 
 
 def fifo(folder: Path) -> Path:
@@ -83,7 +83,7 @@ def test_a_device_that_never_ends_is_read_no_further_than_asked() -> None:
 def test_what_says_nothing_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(file_bytes, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(files, "PATIENCE_S", 0.05)
     path, held = fifo(tmp_path), []
     if kind == "somebody has stopped writing":
         held = [os.open(path, os.O_RDWR)]

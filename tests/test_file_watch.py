@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
-from smetric import file_watch
+from smetric import files
 from tests.fakes import until
 
 
@@ -38,11 +38,11 @@ async def test_where_the_system_tells_of_no_change_files_are_compared_and_one_th
         assert folders == (tmp_path,)
         raise error
 
-    monkeypatch.setattr(file_watch, "awatch", full)
-    monkeypatch.setattr(file_watch, "COMPARE_EVERY_S", 0.001)
+    monkeypatch.setattr(files, "awatch", full)
+    monkeypatch.setattr(files, "COMPARE_EVERY_S", 0.001)
     broken, file = Looked(tmp_path, RuntimeError("a fault")), Looked(tmp_path)
     with capture_logs() as lines:
-        task = asyncio.create_task(file_watch.watch([broken, file]))
+        task = asyncio.create_task(files.watch([broken, file]))
         await until(lambda: file.times > 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -10,7 +10,7 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, Snapshot, load
-from smetric.request import InferenceRequest
+from smetric.request.request import InferenceRequest
 from tests.test_policies import figure_13
 from tests.walkthrough import Command, steps
 

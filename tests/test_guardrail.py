@@ -13,16 +13,15 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.config.routing import CanarySettings, GuardrailSettings
+from smetric import names
+from smetric.config.settings import CanarySettings, GuardrailSettings
 from smetric.features import VOCABULARY
-from smetric.fleet.instance import Instance
-from smetric.fleet.lease import Lease
-from smetric.guardrail import Band, Guardrail
-from smetric.policy_file import Origin, PolicyFile
-from smetric.request import InferenceRequest
-from smetric.routes import Match, Route, Routes
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord
+from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.record import DecisionRecord
+from smetric.request.request import InferenceRequest
+from smetric.routing.guardrail import Band, Guardrail
+from smetric.routing.policy_files import Origin, PolicyFile
+from smetric.routing.routes import Match, Route, Routes
 from tests.fakes import Call, FakeEngine, healthy, until
 from tests.faults.harness import Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401

@@ -15,15 +15,14 @@ from smetric.app import Application
 from smetric.config import Settings
 from smetric.config.settings import InstanceSettings
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.policy import Decision, Need, Policy, Snapshot, load
-from smetric.policy.proof import counterexample
-from smetric.policy.properties import promised
 from smetric.policy.testing import suite_of
-from smetric.policy_folder import further_tests, libraries_beside
-from smetric.reading.prompt import Prompt
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.router import Router
+from smetric.request.prompt import Prompt
+from smetric.request.request import InferenceRequest
+from smetric.routing.policy_files import further_tests, libraries_beside
+from smetric.routing.router import Router
+from smetric.tools.prove import counterexample, promised
 from tests.fakes import routes_by
 
 FILES = sorted(shipped_policies().values())

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.policy import Decision, Policy, Snapshot, load
-from smetric.policy_folder import libraries_beside
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
+from smetric.request.request import InferenceRequest
+from smetric.routing.policy_files import libraries_beside
 
 #: One column per feature, one cell per instance.
 State = Mapping[str, list[Any]]

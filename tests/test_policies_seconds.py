@@ -6,7 +6,7 @@ import random
 from statistics import fmean
 from typing import Any
 
-from smetric.request import InferenceRequest
+from smetric.request.request import InferenceRequest
 from tests.test_policies_peers import State, decide, lmetric, lowest, random_state, shipped
 
 

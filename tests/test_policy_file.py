@@ -13,10 +13,10 @@ import structlog
 
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
-from smetric.file_watch import watch
+from smetric.files import watch
 from smetric.policy import PolicyError, Source
 from smetric.policy.parser import MAX_BYTES
-from smetric.policy_file import Origin, PolicyFile
+from smetric.routing.policy_files import Origin, PolicyFile
 from tests.fakes import until
 
 GOOD = "policy p\nroute argmin(requests) as least\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from smetric.proxy.server import listen
+from smetric.http.listener import listen
 from tests.agent_sessions import SESSIONS, Gateway, agents, engines, sidecar
 
 #: Two of the engines' blocks: their last one is never a hit, and markers between messages cost a few tokens.

@@ -6,22 +6,21 @@ import re
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import SCRAPED, Fleet
+from smetric.fleet.fleet import SCRAPED, Candidates, Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy import load
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.keyword import KEYWORDS, OPERATORS
 from smetric.policy.layout import format_text
+from smetric.policy.lexer import KEYWORDS, OPERATORS
 from smetric.policy.testing import suite_of
-from smetric.policy.unit import BASES
+from smetric.policy.types import BASES
 from smetric.policy.vocabulary import Unknown
-from smetric.reference import FORMATS, MAX_LINES, chapters, unknown_of
+from smetric.tools.reference import MAX_LINES, REFERENCE_FORMATS, chapters, unknown_of
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", REFERENCE_FORMATS)
 def test_every_word_operator_built_in_unit_feature_and_field_is_there(form: str) -> None:
-    text = FORMATS[form]()
+    text = REFERENCE_FORMATS[form]()
     if form == "json":
         text = "\n".join(str(chapter) for chapter in json.loads(text).values())
     wanted = [
@@ -37,7 +36,7 @@ def test_every_word_operator_built_in_unit_feature_and_field_is_there(form: str)
 
 @pytest.mark.parametrize("form", ["text", "markdown"])
 def test_it_is_short_enough_for_a_prompt(form: str) -> None:
-    assert FORMATS[form]().count("\n") + 1 < MAX_LINES
+    assert REFERENCE_FORMATS[form]().count("\n") + 1 < MAX_LINES
 
 
 def test_its_example_is_a_policy_that_passes_its_tests_and_is_laid_out() -> None:
@@ -48,7 +47,7 @@ def test_its_example_is_a_policy_that_passes_its_tests_and_is_laid_out() -> None
 
 
 def test_json_names_the_columns_of_each_row() -> None:
-    found = json.loads(FORMATS["json"]())
+    found = json.loads(REFERENCE_FORMATS["json"]())
     rows = {row["feature"]: row for row in found["features"]["rows"]}
     assert rows["hit_len L"]["unit"] == "tokens"
     assert rows["hit_len L"]["range"] == "0..req.prompt_len"
@@ -57,7 +56,7 @@ def test_json_names_the_columns_of_each_row() -> None:
 
 
 def test_markdown_escapes_bars_in_tables() -> None:
-    text = FORMATS["markdown"]()
+    text = REFERENCE_FORMATS["markdown"]()
     assert "`instance \\| hit_len \\| age(requests)`" in text
     tables = re.findall(r"(?:^\|.*\n?)+", text, re.M)
     for table in tables:

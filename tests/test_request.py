@@ -6,9 +6,8 @@ import json
 from array import array
 from typing import Any
 
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.tokens import TokenRatio
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
 
 
 def read(api: Api, **body: Any) -> InferenceRequest:

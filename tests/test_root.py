@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.root import root_of
-from smetric.tokens import TokenRatio
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
+from smetric.routing.routes import root_of
 
 USER = {"role": "user", "content": "first"}
 MORE = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "second"}]

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.fleet.fleet import Fleet
-from smetric.fleet.instance import Instance, Scrape
-from smetric.fleet.lease import Lease
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.router import PIN_TTL_S, Router
+from smetric.fleet.instance import Instance, Lease, Scrape
+from smetric.request.request import InferenceRequest, Usage
+from smetric.routing.router import PIN_TTL_S, Router
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
-from smetric.usage import Usage
 from tests.clock import Clock
 from tests.fakes import routes_by
 

@@ -13,19 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.config import load_settings
-from smetric.config.routing import PATHS, MatchSettings, RouteSettings
-from smetric.config.settings import Settings
+from smetric.config.settings import PATHS, MatchSettings, RouteSettings, Settings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy import PolicyError
-from smetric.policy_file import PolicyFile
 from smetric.proxy.endpoints import INFERENCE, PASSED
-from smetric.request import Api, InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.router import Router
-from smetric.routes import Match, Route, Routes, routes_of
+from smetric.request.request import Api, InferenceRequest
+from smetric.routing.policy_files import PolicyFile
+from smetric.routing.router import Router
+from smetric.routing.routes import Match, Route, Routes, routes_of
 from tests.fakes import FakeEngine, until
 from tests.faults.harness import Running, chat, instances_of, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401

@@ -11,9 +11,9 @@ import pytest
 import trustme
 
 from smetric.app import Application
+from smetric.cli.serve import serve_ports
 from smetric.config.settings import InstanceSettings, Settings
-from smetric.proxy.server import listen
-from smetric.serving import serve_ports
+from smetric.http.listener import listen
 from tests.fakes import Call, FakeEngine, RawClient, Response, healthy, request, until
 from tests.faults.harness import chat
 from tests.faults.process import Process, process

@@ -16,10 +16,10 @@ import aiohttp
 import orjson
 import pytest
 
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.proxy.server import address_of, listen
-from smetric.sources.index_file import NAME
-from smetric.sources.index_image import UnreadableImage, decode
+from smetric.http.listener import address_of, listen
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.sources.prefix_index.file import NAME
+from smetric.sources.prefix_index.image import UnreadableImage, decode
 from tests.agent_sessions import SESSIONS, Gateway, Sidecar, agents, engines, instances, sidecar
 from tests.fakes import until
 from tests.faults.process import process

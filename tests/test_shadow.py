@@ -11,20 +11,18 @@ import aiohttp
 import orjson
 import pytest
 
-from smetric.config.routing import MatchSettings, RouteSettings, ShadowSettings
-from smetric.config.settings import RecordSettings
-from smetric.demo.dialect import Messages
+from smetric import names
+from smetric.config.settings import MatchSettings, RecordSettings, RouteSettings, ShadowSettings
 from smetric.features import VOCABULARY
-from smetric.policy_file import PolicyFile
-from smetric.records.comparison import Comparison
+from smetric.files import shipped_policies
+from smetric.fleet.record import DecisionRecord
+from smetric.lab.demo.play import Messages
 from smetric.records.reader import Reading
-from smetric.records.replay import RECORDED, Judges, replay
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.router import Router
-from smetric.shadow import MOST_SESSIONS, Shadow, Shadows
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord
+from smetric.records.replay import RECORDED, Comparison, Judges, replay
+from smetric.request.request import InferenceRequest
+from smetric.routing.policy_files import PolicyFile
+from smetric.routing.router import Router
+from smetric.routing.shadow import MOST_SESSIONS, Shadow, Shadows
 from tests.agent_sessions import engines, instances
 from tests.fakes import FakeEngine, routes_by
 from tests.faults.harness import CANARY, Running, instances_of, running

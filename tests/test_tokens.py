@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.tokens import INITIAL, LEAST, MAX_MODELS, MOST, TokenRatio
+from smetric.request.request import INITIAL, LEAST, MAX_MODELS, MOST, TokenRatio
 
 
 def test_a_model_starts_at_four_bytes_per_token() -> None:

@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 
 from smetric.errors import ConfigError
-from smetric.proxy.relay import Observer
+from smetric.lab.traces import arrivals
+from smetric.proxy.delivery import Observer
 from smetric.records.reader import Reading
-from smetric.request import Api, InferenceRequest
-from smetric.root import root_of
-from smetric.sim.trace import arrivals
-from smetric.sources.lmcache_client import Service
-from smetric.sources.lmcache_controller import Controller
-from smetric.sources.lmcache_coordinator import Coordinator
-from smetric.sources.lmcache_holdings import Question, UnreadableError
-from smetric.usage import Usage
+from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.routing.routes import root_of
+from smetric.sources.lmcache.client import Controller, Coordinator, Question, Service, UnreadableError
 
 DEEP = b'{"x":%b}' % (b"[" * 100_000 + b"]" * 100_000)
 

@@ -29,8 +29,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_holds_the_package_its_data_and_its_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "smetric/_data/grammar/smetric.lark" in names
-    page = {path.name for path in (ROOT / "smetric" / "ui").iterdir()}
-    assert {Path(name).name for name in names if name.startswith("smetric/ui/")} == page
+    page = {path.name for path in (ROOT / "smetric" / "admin" / "ui").iterdir()}
+    assert {Path(name).name for name in names if name.startswith("smetric/admin/ui/")} == page
     assert {Path(name).name for name in names if name.startswith("smetric/_data/policies/")} == {
         path.name for path in (ROOT / "policies").iterdir()
     }

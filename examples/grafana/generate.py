@@ -13,7 +13,7 @@ from typing import Any
 from panels import Panel, Row, series
 from rows import rows
 
-from smetric.telemetry import names
+from smetric import names
 
 FILE = Path(__file__).parent / "smetric.json"
 _WIDE = 24

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smetric.telemetry.names import Metric
+from smetric.names import Metric
 
 #: Matchers of every series; the job of ../prometheus/prometheus.yml sets `router`.
 ALWAYS = ('job=~"$job"', 'router=~"$router"')

@@ -21,8 +21,8 @@ from panels import (
     summed,
 )
 
-from smetric.telemetry import names
-from smetric.telemetry.names import Metric
+from smetric import names
+from smetric.names import Metric
 
 
 def _hits(metric: Metric) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from smetric.emulator import reply
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings
-from smetric.sim.engine import EngineConfig
+from smetric.lab.emulator import instance as reply
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.engine import EngineConfig
 
 MODEL = "emulated"
 INSTANCES = 4

@@ -1,4 +1,4 @@
-"""The command line: `smetric COMMAND`, one file per command, loaded only when it is called.
+"""The command line: `smetric COMMAND`, a module per group of commands, loaded only when one of them is called.
 
 Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 a server that does not answer, 130 Ctrl-C.
 """
@@ -18,25 +18,25 @@ from smetric import __version__
 from smetric.cli.standard_streams import have_standard_streams
 from smetric.errors import ConfigError
 
-#: Command to the sentence that `smetric --help` prints; the command itself is `smetric.cli.NAME.NAME`.
+#: Command to its module in `smetric.cli`, loaded only when it is called, and the sentence that `smetric --help` prints.
 COMMANDS = {
-    "serve": "Route requests to vLLM instances.",
-    "demo": "Play recorded agent sessions on emulated instances.",
-    "check": "Check policy files.",
-    "test": "Run the tests of policy files.",
-    "fmt": "Lay policy files out canonically.",
-    "bench": "Measure what decisions cost.",
-    "reference": "Print the whole policy language.",
-    "lsp": "Serve an editor: errors, hovers, completion, layout.",
-    "replay": "Make recorded decisions again, by another policy or their own.",
-    "explain": "Say how a policy decides, or why it decided.",
-    "try": "Try a policy on the last decisions of a running router.",
-    "rollback": "Let the policy act again that acted before.",
-    "drain": "Send an instance nothing new.",
-    "undrain": "Let an instance be a candidate again.",
-    "doctor": "Say what is wrong with a live set-up, and how to mend it.",
-    "emulate": "Run emulated vLLM instances.",
-    "config": "Print the settings or their schema.",
+    "serve": ("serve", "Route requests to vLLM instances."),
+    "demo": ("lab", "Play recorded agent sessions on emulated instances."),
+    "check": ("policy", "Check policy files."),
+    "test": ("policy", "Run the tests of policy files."),
+    "fmt": ("policy", "Lay policy files out canonically."),
+    "bench": ("policy", "Measure what decisions cost."),
+    "reference": ("policy", "Print the whole policy language."),
+    "lsp": ("policy", "Serve an editor: errors, hovers, completion, layout."),
+    "replay": ("records", "Make recorded decisions again, by another policy or their own."),
+    "explain": ("explain", "Say how a policy decides, or why it decided."),
+    "try": ("operate", "Try a policy on the last decisions of a running router."),
+    "rollback": ("operate", "Let the policy act again that acted before."),
+    "drain": ("operate", "Send an instance nothing new."),
+    "undrain": ("operate", "Let an instance be a candidate again."),
+    "doctor": ("operate", "Say what is wrong with a live set-up, and how to mend it."),
+    "emulate": ("lab", "Run emulated vLLM instances."),
+    "config": ("operate", "Print the settings or their schema."),
 }
 
 
@@ -70,9 +70,10 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        # `try` is a word of Python's: its module and function bear an underscore.
+        module, _ = COMMANDS[cmd_name]
+        # `try` is a keyword of Python: its function has a trailing underscore.
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        command = getattr(importlib.import_module(f"smetric.cli.{name}"), name)
+        command = getattr(importlib.import_module(f"smetric.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -82,7 +83,7 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from smetric.suggestion import did_you_mean
+            from smetric.errors import did_you_mean
 
             meant = "" if args[0].startswith("-") else did_you_mean(args[0], COMMANDS)
             if not meant:
@@ -91,7 +92,7 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from smetric.errors import ConfigError
-from smetric.file_bytes import read_regular, state_of
+from smetric.files import read_regular, state_of
 
 log = structlog.get_logger("smetric.credential")
 

@@ -1,30 +1,23 @@
-"""All checks, and an examination: each one run under its deadline, together. How it is told is in `report.py`."""
+"""Examination of a live set-up."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import structlog
 
 from smetric.config.settings import Settings
-from smetric.doctor.caches import caches
-from smetric.doctor.check import Check, Skipped
-from smetric.doctor.events import kv_events
-from smetric.doctor.finding import Finding, Severity, warning
-from smetric.doctor.hits import hits
-from smetric.doctor.index import index
-from smetric.doctor.instances import reachable, versions
-from smetric.doctor.keep_alive import keep_alive
+from smetric.doctor.engines import caches, keep_alive, metrics, models, reachable, versions
+from smetric.doctor.knowledge import hits, index, kv_events, tokens
 from smetric.doctor.lmcache import lmcache
-from smetric.doctor.models import models
-from smetric.doctor.pages import metrics
-from smetric.doctor.sidecars import lookups, ports, replicas
-from smetric.doctor.site import Site, visit
-from smetric.doctor.tokens import tokens
-from smetric.doctor.traffic import traffic
+from smetric.doctor.routers import lookups, ports, replicas, traffic
+from smetric.doctor.site import Check, Finding, Severity, Site, Skipped, visit, warning
+
+# All checks, and an examination: each one run under its deadline, together. How it is told is in `report.py`.
 
 CHECKS = (
     Check(name="instances", looks_at="whether every instance answers, and is one of its own", run=reachable),
@@ -128,3 +121,59 @@ def _unfinished(check: Check, what: str) -> Finding:
         f"it is not known whether all is well with {check.looks_at}",
         "mend what else is found, and examine again; if it stays so, report it with the log",
     )
+
+
+# An examination as text for people, and as JSON for programs; the form of the JSON is in docs/doctor.md.
+
+#: Raised when a field changes its meaning or goes away; new fields do not raise it.
+SCHEMA = 1
+
+
+def as_text(examination: Examination) -> str:
+    """Findings, the worst first, then what was fine and what was skipped."""
+    paragraphs = [
+        f"{finding.severity.value}: {outcome.check.name}: {finding.where}: {finding.what}\n"
+        f"    why     {finding.why}\n"
+        f"    remedy  {finding.remedy}"
+        for severity in Severity
+        for outcome in examination.outcomes
+        for finding in outcome.findings
+        if finding.severity is severity
+    ]
+    fine = [outcome.check.name for outcome in examination.outcomes if outcome.result is Result.FINE]
+    lines = [f"fine: {', '.join(fine) or 'nothing'}"]
+    lines += [
+        f"skipped: {outcome.check.name}: {outcome.reason}"
+        for outcome in examination.outcomes
+        if outcome.result is Result.SKIPPED
+    ]
+    counts = [_counted(examination.count(severity), severity.value) for severity in Severity]
+    answer = "answers" if examination.instances == 1 else "answer"
+    lines.append(
+        f"{examination.reachable} of {_counted(examination.instances, 'instance')} {answer}; " + ", ".join(counts)
+    )
+    return "\n\n".join([*paragraphs, "\n".join(lines)])
+
+
+def as_json(examination: Examination) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "schema": SCHEMA,
+        "exit_code": examination.exit_code,
+        "instances": {"configured": examination.instances, "reachable": examination.reachable},
+        "counts": {severity.value: examination.count(severity) for severity in Severity},
+        "checks": [
+            {
+                "name": outcome.check.name,
+                "looks_at": outcome.check.looks_at,
+                "result": outcome.result.value,
+                "reason": outcome.reason,
+                "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in outcome.findings],
+            }
+            for outcome in examination.outcomes
+        ],
+    }
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 or what == "info" else f"{count} {what}s"

@@ -13,17 +13,23 @@ from dataclasses import dataclass
 
 import msgspec
 
-from smetric.doctor.check import Skipped
-from smetric.doctor.engine import Engine
-from smetric.doctor.finding import Finding, error, info, listed, shown, warning
-from smetric.doctor.probe import ProbeFailed, send_new
-from smetric.doctor.site import Site
-from smetric.doctor.wire import Answer, NoAnswer
-from smetric.sources.lmcache_client import Service
-from smetric.sources.lmcache_controller import Controller
-from smetric.sources.lmcache_coordinator import Coordinator
-from smetric.sources.lmcache_holdings import Holdings, Question, UnreadableError
-from smetric.unreadable import UNREADABLE
+from smetric.doctor.site import (
+    Answer,
+    Engine,
+    Finding,
+    NoAnswer,
+    ProbeFailed,
+    Site,
+    Skipped,
+    error,
+    info,
+    listed,
+    send_new,
+    shown,
+    warning,
+)
+from smetric.errors import UNREADABLE
+from smetric.sources.lmcache.client import Controller, Coordinator, Holdings, Question, Service, UnreadableError
 
 #: Seconds the service has for one answer.
 ANSWER_S = 5.0

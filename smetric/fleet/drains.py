@@ -14,8 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from smetric.file_bytes import read_regular, state_of
-from smetric.file_watch import watch
+from smetric.files import read_regular, state_of, watch
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 

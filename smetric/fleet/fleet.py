@@ -1,22 +1,73 @@
-"""All instances: who may serve a request, and what a policy sees of them at one moment.
-
-Nothing here awaits: between taking a snapshot and charging the chosen instance nothing else may run.
-"""
+"""Fleet: candidates and snapshots."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
+from smetric.config import Settings
+from smetric.config.credential import credential
 from smetric.errors import NoCandidate
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.health import Health
+from smetric.features import VOCABULARY
+from smetric.fleet.health import Health, tolerance_of
 from smetric.fleet.instance import Instance, Scrape, State
-from smetric.fleet.measure import Measure
 from smetric.policy.snapshot import Origins, Snapshot
 from smetric.policy.vocabulary import Vocabulary
+from smetric.telemetry.metrics import Metrics
+
+# The instances that may serve a request, with what of them stays as it is from one request to the next.
+#
+# Who they are is found in `smetric.fleet.fleet`.
+
+
+class Candidates(list[Instance]):
+    """Instances in the order of their ids. Several requests share them, so nobody changes them.
+
+    Args:
+        instances: those.
+
+    Attributes:
+        ids: theirs.
+        measured_at: when each one's scrape was true, None where there is none; and the earliest of these, -inf for
+            None.
+        others: each with the requests on it that others sent, as of its scrape.
+    """
+
+    __slots__ = ("earliest", "ids", "measured_at", "others")
+
+    def __init__(self, instances: Iterable[Instance]) -> None:
+        super().__init__(instances)
+        self.ids = [one.id for one in self]
+        scrapes = [one.scrape for one in self]
+        self.measured_at = [None if scrape is None else scrape.measured_at for scrape in scrapes]
+        self.earliest = min([-math.inf if at is None else at for at in self.measured_at], default=-math.inf)
+        self.others = [(one, 0 if one.scrape is None else one.scrape.others) for one in self]
+
+
+# The protocol of what knows something of instances by what has passed: rates, windows, sizes.
+#
+# The ledger and the last scrape are the instances' own (`instance.py`); who measures what is in `smetric.sources`.
+
+#: One value per instance, None where unknown; and when each was true, seconds on the fleet's clock, None for now.
+Measured = tuple[list[float | None], list[float | None] | None]
+
+
+class Measure(Protocol):
+    """Fills features of instances at once, without a look-up."""
+
+    #: The features it fills.
+    measures: frozenset[str]
+
+    def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
+        """One of its features, over *instances*, now."""
+
+
+# All instances: who may serve a request, and what a policy sees of them at one moment.
+#
+# Nothing here awaits: between taking a snapshot and charging the chosen instance nothing else may run.
 
 #: A scraped value older than this many seconds is unknown.
 UNKNOWN_AFTER_S = 30.0
@@ -270,3 +321,33 @@ CERTAIN: dict[str, ColumnOf] = {
     "model": _each(lambda instance: min(instance.models) if instance.models else ""),
     **{name: _each(attrgetter(name)) for name in ("unprefilled", "healthy", "draining", "id", "role", "pool", "zone")},
 }
+
+
+# The fleet that a configuration asks for: its instances, with their keys, and what judges them.
+
+
+def fleet_of(settings: Settings, metrics: Metrics) -> Fleet:
+    """What the settings say; *metrics* are told of ejections.
+
+    Raises:
+        ConfigError: an instance's key cannot be read.
+    """
+    instances = [
+        Instance(
+            one.id,
+            one.url,
+            models=one.models,
+            role=one.role,
+            pool=one.pool,
+            zone=one.zone,
+            key=credential(f"instances: {one.id}: api_key_file", one.api_key, one.api_key_file),
+            attention_tokens=settings.prefill.attention_tokens,
+        )
+        for one in settings.instances
+    ]
+    return Fleet(
+        instances,
+        VOCABULARY,
+        unknown_after_s=settings.scrape.unknown_after,
+        health=Health(instances, tolerance_of(settings), on_ejected=metrics.ejected),
+    )

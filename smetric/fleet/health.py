@@ -1,22 +1,211 @@
-"""Judges instances by their probes, by how requests sent to them end, and by what operators say: who is a candidate.
-
-Nothing here does I/O or awaits: probes are sent by `smetric.sources.probe`, requests by the proxy. What a request says
-is gathered in `smetric.fleet.trial`, how long streams wait in `smetric.fleet.latency`; the phantom load of an instance
-that has come back is `smetric.fleet.fleet`'s.
-"""
+"""Health of instances."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
 
 import structlog
 
-from smetric.fleet.instance import Instance, State
-from smetric.fleet.latency import Latencies
-from smetric.fleet.tolerance import Tolerance
-from smetric.fleet.vitals import Vitals
+from smetric import names
+from smetric.config import Settings
+from smetric.fleet.instance import Instance, Lease, State
+
+# What an instance may do before it is left out, and for how long it then is.
+#
+# Judging by it is `smetric.fleet.health`'s.
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The bounds.
+
+    Args:
+        fall: probes in a row that fail and make an instance ill.
+        rise: probes in a row that succeed and make it well again.
+        failures: requests in a row that fail and eject it.
+        slow_factor: times its peers' wait for a first token, from which it is ejected; 0 for never.
+        ejection_s: seconds it is ejected for, times the falls it has not been forgiven.
+        longest_ejection_s: most seconds in one go.
+        max_ejected: most of all instances that may be ejected for what requests say, 0..1; one always may.
+        panic_below: share of healthy instances, 0..1, below which health no longer decides who is a candidate.
+        slow_start_s: seconds over which an instance that has come back gets its share again; 0 for at once.
+    """
+
+    fall: int = 2
+    rise: int = 2
+    failures: int = 5
+    slow_factor: float = 5.0
+    ejection_s: float = 30.0
+    longest_ejection_s: float = 300.0
+    max_ejected: float = 0.3
+    panic_below: float = 0.5
+    slow_start_s: float = 30.0
+
+
+def tolerance_of(settings: Settings) -> Tolerance:
+    """What the settings say."""
+    return Tolerance(
+        fall=settings.health.fall,
+        rise=settings.health.rise,
+        failures=settings.health.failures,
+        slow_factor=settings.health.slow_factor,
+        ejection_s=settings.health.ejection,
+        longest_ejection_s=settings.health.longest_ejection,
+        max_ejected=settings.health.max_ejected_percent / 100,
+        panic_below=settings.health.panic_below_percent / 100,
+        slow_start_s=settings.health.slow_start,
+    )
+
+
+# How long instances make streams wait for their first token, compared among peers: finds those that are far slower.
+#
+# A wait is compared as it was and per token that stood before it; an outlier is one by both. So neither long prompts
+# nor a queue of the router's own making count against an instance, nor prompts whose cached part the router does not
+# know. Leaving one out is `smetric.fleet.health`'s.
+
+#: The last waits of an instance that are kept, how few of them say nothing, and seconds after which one is no news.
+KEPT = 8
+FEWEST = 5
+FRESH_S = 60.0
+#: What every first token costs beside prefill, in tokens of prefill; without it short prompts would look slow.
+BASE_TOKENS = 512
+#: An instance that answers within so many seconds is slow to nobody.
+NOTICED_S = 0.25
+#: Seconds between two comparisons.
+EVERY_S = 1.0
+
+
+class Latencies:
+    """The last waits of each instance.
+
+    Args:
+        instances: those compared.
+        factor: an instance is an outlier if its median is more than so many times its peers'; 0 for never.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, instances: Iterable[Instance], factor: float, clock: Callable[[], float]) -> None:
+        #: Of each: when, seconds waited, seconds per token.
+        self._waits: dict[Instance, deque[tuple[float, float, float]]] = {
+            instance: deque(maxlen=KEPT) for instance in instances
+        }
+        self._factor = factor
+        self._clock = clock
+        self._due = -float("inf")
+
+    def add(self, instance: Instance, seconds: float, tokens: int) -> bool:
+        """A first token came after *seconds*, behind *tokens* to prefill; returns whether it is time to compare."""
+        if not self._factor:
+            return False
+        now = self._clock()
+        self._waits[instance].append((now, seconds, seconds / (BASE_TOKENS + tokens)))
+        if now < self._due:
+            return False
+        self._due = now + EVERY_S
+        return True
+
+    def forget(self, instance: Instance) -> None:
+        """What *instance* did so far says nothing of what it will do."""
+        self._waits[instance].clear()
+
+    def outliers(self) -> list[Instance]:
+        """Those that are far slower than their peers: instances of the same role, pool and models.
+
+        Their lower median is the measure: of two the slower one may be an outlier, and where most are slow nobody is.
+        """
+        since = self._clock() - FRESH_S
+        groups: dict[Hashable, list[tuple[float, float, Instance]]] = {}
+        for instance, waits in self._waits.items():
+            fresh = [(seconds, per_token) for at, seconds, per_token in waits if at >= since]
+            if len(fresh) >= FEWEST:
+                seconds, per_token = (median(column) for column in zip(*fresh, strict=True))
+                peers = groups.setdefault((instance.role, instance.pool, instance.base_models), [])
+                peers.append((seconds, per_token, instance))
+        found = []
+        for peers in groups.values():
+            longest = max(NOTICED_S, self._factor * median_low(seconds for seconds, _, _ in peers))
+            slowest = self._factor * median_low(per_token for _, per_token, _ in peers)
+            found += [one for seconds, per_token, one in peers if seconds > longest and per_token > slowest]
+        return found
+
+
+# What is remembered of one instance to judge it by; who judges is `health.py`.
+
+
+class Vitals:
+    """What is remembered of one instance."""
+
+    __slots__ = (
+        "aborts",
+        "answers",
+        "doubts",
+        "drained",
+        "failures",
+        "falls",
+        "flaps",
+        "held_until",
+        "misses",
+        "refuses",
+        "spared_until",
+        "stopping_until",
+        "successes",
+        "warming_since",
+        "well_since",
+    )
+
+    def __init__(self) -> None:
+        #: The probes' verdict; and whether the last that was heard is that it takes no connections.
+        self.answers = True
+        self.refuses = False
+        #: Probes in a row: failed while it answers, succeeded while it does not.
+        self.misses = 0
+        self.successes = 0
+        #: Requests in a row: failed by its fault, failed by whose fault ever, and aborted by the engine.
+        self.failures = 0
+        self.doubts = 0
+        self.aborts = 0
+        #: Times it was left out and not forgiven yet; and since when it has not been, None while it is.
+        self.falls = 0
+        self.well_since: float | None = -math.inf
+        #: Ejected until then; because it comes and goes, not because of failed requests.
+        self.held_until = -math.inf
+        self.flaps = False
+        self.stopping_until = -math.inf
+        self.spared_until = -math.inf
+        self.drained = False
+        #: When it came back; None once it has its share.
+        self.warming_since: float | None = None
+
+    def state(self, *, held: bool, stopping: bool) -> State:
+        """The word for how it stands; what lasts longest comes first.
+
+        Args:
+            held: it is ejected.
+            stopping: it is taken to be shutting down.
+        """
+        if self.drained:
+            return State.DRAINING
+        if self.refuses:
+            return State.REFUSING
+        if stopping:
+            return State.STOPPING
+        if not self.answers:
+            return State.ILL
+        if held:
+            return State.EJECTED
+        return State.WELL if self.warming_since is None else State.WARMING
+
+
+# Judges instances by their probes, by how requests sent to them end, and by what operators say: who is a candidate.
+#
+# Nothing here does I/O or awaits: probes are sent by `smetric.sources.probe`, requests by the proxy. What a request
+# says is gathered in `smetric.fleet.trial`, how long streams wait in `smetric.fleet.latency`; the phantom load of an
+# instance that has come back is `smetric.fleet.fleet`'s.
 
 #: Seconds of good health after which one earlier fall is forgiven.
 FORGIVEN_AFTER_S = 60.0
@@ -271,3 +460,91 @@ class Health:
         if self.tolerance.slow_start_s > 0:
             vitals.warming_since = self._clock()
             self._warming.add(instance)
+
+
+# What one request says of the instances it was tried on, told to their health once the request is over.
+#
+# A request that two instances fail at says more of itself than of them, and is held against neither: otherwise a client
+# that sends one poisonous request again and again would have one instance after the other ejected.
+
+#: An instance that has no room answers so.
+FULL = 503
+#: Who is asked too often answers so, whether that is the client's doing or not.
+TOO_MANY = 429
+#: A queue that is full, or something the engine cannot do: answers of one that is well.
+NEUTRAL = frozenset({501, FULL})
+
+
+class AttemptLog:
+    """One request; `close` is called when it is over, whatever happened.
+
+    Who failed first is judged when another one begins to answer: streams are long, and until it is judged an instance
+    that fails at once looks idle, and draws the crowd.
+
+    Args:
+        health: judges the instances.
+    """
+
+    __slots__ = ("_aborted", "_blamed", "_failures", "_health")
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._failures = 0
+        self._aborted = False
+        self._blamed: tuple[Lease, str] | None = None
+
+    def ended(self, lease: Lease, result: str, status: int | None) -> None:
+        """An attempt has ended with *result*, one of `names.RESULTS`; *status* is what the instance answered.
+
+        No answer of 4xx, and nothing that the client ended, says anything of an instance.
+        """
+        if lease.is_past:
+            return
+        instance = lease.instance
+        if status == FULL:
+            self._health.spare(instance)
+        elif status == TOO_MANY:
+            self._health.doubted(instance)
+        if result in (names.CONNECT_ERROR, names.CONNECT_TIMEOUT):
+            self._health.refused(instance)
+        elif result == names.OK:
+            if status is not None and status < 400 and not self._aborted:
+                self._health.succeeded(instance)
+        elif result in (names.CLOSED, names.PROTOCOL, names.TIMEOUT) or (
+            result == names.STATUS_5XX and status not in NEUTRAL
+        ):
+            self._failures += 1
+            self._blamed = (lease, result)
+            self._health.doubted(instance)
+
+    def answers(self, status: int) -> None:
+        """An instance begins to answer with *status*, which the client is given."""
+        if status < 400:
+            self.close()
+            self._blamed = None
+
+    def stopping(self, lease: Lease) -> None:
+        """The instance answered that it is shutting down."""
+        if not lease.is_past:
+            self._health.stopping(lease.instance)
+
+    def aborted(self, lease: Lease) -> None:
+        """The instance ended its answer with `finish_reason: abort`."""
+        if not lease.is_past:
+            self._aborted = True
+            self._health.aborted(lease.instance)
+
+    def waited(self, lease: Lease, seconds: float) -> None:
+        """The first byte of a stream came after *seconds*."""
+        self._health.waited(lease.instance, seconds, lease.ahead)
+
+    def untried(self) -> None:
+        """It was not tried elsewhere though others are there: whether it or the instance is to blame nobody knows."""
+        self._blamed = None
+
+    def close(self) -> None:
+        """The request is over."""
+        if self._failures == 1 and self._blamed is not None:
+            lease, result = self._blamed
+            if not lease.is_past:
+                self._health.failed(lease.instance, result)

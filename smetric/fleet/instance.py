@@ -1,17 +1,142 @@
-"""One engine as the router knows it: its ledger (what was sent there and has not ended) and its last scrape.
-
-No I/O here: sources write scrapes, the router charges and releases.
-"""
+"""Instances and leases: the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
+from typing import Protocol
 
 from smetric.config.credential import Credential
-from smetric.fleet.lease import Lease
-from smetric.fleet.prefill_cost import ATTENTION_TOKENS, prefill_cost
+
+# What a prefill costs: its tokens, and the attention they pay to all before them, in tokens without attention.
+
+#: Tokens of context at which attention costs as much as the weights (L_eq): about active parameters / (2 × layers ×
+#: query heads × head size). This one is of the 30B model of the SMetric paper's revision.
+ATTENTION_TOKENS = 6923.0
+
+
+def twice_attended(new: int, prompt_len: int) -> int:
+    """Twice the pairs of tokens that attend to each other when the last *new* tokens of a prompt are computed."""
+    return new * (2 * prompt_len - new)
+
+
+def prefill_cost(new: int, twice_pairs: int, attention_tokens: float) -> float:
+    """Tokens without attention that cost as much as *new* ones with it: n + n (L - n / 2) / L_eq, over all prompts."""
+    return new + twice_pairs / (2 * attention_tokens)
+
+
+# One request as the ledger counts it: charged to an instance with its decision, released once when it ends.
+#
+# What an instance makes of all its leases is in `instance.py`.
+
+
+class Answer(Protocol):
+    """What of an answer has passed."""
+
+    events: int
+
+
+class Lease:
+    """One request charged to one instance; `first_byte` and `release` take effect once, whoever calls them."""
+
+    __slots__ = (
+        "_computed_ahead",
+        "_pairs",
+        "_pairs_ahead",
+        "_prefilling",
+        "_released",
+        "ahead",
+        "answer",
+        "computed",
+        "fetched",
+        "incarnation",
+        "instance",
+        "is_hit_known",
+        "new_tokens",
+        "prompt_len",
+        "prompts",
+    )
+
+    def __init__(
+        self, instance: Instance, prompts: int, prompt_len: int, hit_len: int, fetched: int, is_hit_known: bool
+    ) -> None:
+        self.instance = instance
+        self.incarnation = instance.incarnation
+        self.prompts = prompts
+        self.prompt_len = prompt_len
+        #: Whether it is known what its cache held of the prompt; where it is not, nothing is said to be held.
+        self.is_hit_known = is_hit_known
+        #: Tokens that its cache did not hold; those of them that it can fetch, and those that it has to compute.
+        self.new_tokens = prompt_len - hit_len
+        self.fetched = fetched
+        self.computed = self.new_tokens - fetched
+        self._pairs = twice_attended(self.computed, prompt_len)
+        self._prefilling = True
+        self._released = False
+        #: What of its answer has passed, once there is one.
+        self.answer: Answer | None = None
+        instance.own += prompts
+        instance.unprefilled += self.new_tokens
+        instance.uncomputed += self.computed
+        instance.uncomputed_pairs += self._pairs
+        instance.sent_tokens += prompt_len
+        #: Tokens that stand before the first byte, this request's own included.
+        self.ahead = instance.unprefilled
+        self._computed_ahead = instance.uncomputed
+        self._pairs_ahead = instance.uncomputed_pairs
+
+    @property
+    def cost_ahead(self) -> float:
+        """The cost of computing what stood before it when it was charged, its own included."""
+        return prefill_cost(self._computed_ahead, self._pairs_ahead, self.instance.attention_tokens)
+
+    @property
+    def cost(self) -> float:
+        """The cost of computing what neither its cache nor another tier was known to hold."""
+        return prefill_cost(self.computed, self._pairs, self.instance.attention_tokens)
+
+    @property
+    def is_past(self) -> bool:
+        """The process that it was charged to is gone: what comes of it says nothing of the one that answers now."""
+        return self.incarnation != self.instance.incarnation
+
+    def first_byte(self) -> None:
+        """The prompt has been prefilled."""
+        if self._prefilling:
+            self._end_prefill()
+            instance = self.instance
+            instance.decoding_tokens += self.prompt_len
+            instance.decoding.add(self)
+            instance.load_changed()
+
+    def release(self) -> None:
+        """The request has ended, however it ended."""
+        if self._released:
+            return
+        self._released = True
+        instance = self.instance
+        if self._prefilling:
+            self._end_prefill()
+        else:
+            instance.decoding_tokens -= self.prompt_len
+            instance.decoding.discard(self)
+        instance.own -= self.prompts
+        instance.sent_tokens -= self.prompt_len
+        instance.load_changed()
+
+    def _end_prefill(self) -> None:
+        self._prefilling = False
+        instance = self.instance
+        instance.unprefilled -= self.new_tokens
+        instance.uncomputed -= self.computed
+        instance.uncomputed_pairs -= self._pairs
+
+
+# One engine as the router knows it: its ledger (what was sent there and has not ended) and its last scrape.
+#
+# No I/O here: sources write scrapes, the router charges and releases.
 
 #: Two start times this close, in seconds, are those of one process, told with different rounding.
 SAME_START_S = 1.0
@@ -261,3 +386,57 @@ class CacheConfig:
         if self.block_size is None or self.num_blocks is None:
             return None
         return self.block_size * self.num_blocks
+
+
+# What time to first token a prefill takes: a start, whatever is computed, and so much for each token of its cost.
+#
+# Where the samples come from is in `smetric.sources.prefill_times`, what is counted as cost in `prefill_cost.py`.
+
+#: Of the time of the largest prefills seen, the share that at least was spent on computing: it bounds what small ones,
+#: in whose times little else shows than the start, can be taken to say of large ones.
+LEAST_COMPUTING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTime:
+    """A line.
+
+    Args:
+        start_s: seconds that pass whatever is computed: the way there and back, a step of the engine.
+        per_token_s: seconds for each token of cost.
+    """
+
+    start_s: float
+    per_token_s: float
+
+    def of(self, cost: float) -> float:
+        """Seconds until the first token, where *cost* tokens of cost stand before it."""
+        return self.start_s + self.per_token_s * cost
+
+
+def fitted(groups: Iterable[Collection[tuple[float, float]]]) -> PrefillTime:
+    """The line that errs least, relatively, from the median cost and the median time of each group.
+
+    Relative errors: ten per cent of a large prefill count as much as ten per cent of a small one. Where the line would
+    begin below 0, as it may if all samples are about as large, the start is 0.
+
+    Args:
+        groups: of samples that cost about the same: cost, at least 1, and seconds, more than 0. None is empty, and
+            there is one at least.
+    """
+    points = [
+        (len(group), median(cost for cost, _ in group), median(seconds for _, seconds in group)) for group in groups
+    ]
+    # Minimises Σ n (start/t + per_token·c/t - 1)².
+    uu = sum(n / t**2 for n, _, t in points)
+    uv = sum(n * c / t**2 for n, c, t in points)
+    vv = sum(n * (c / t) ** 2 for n, c, t in points)
+    u = sum(n / t for n, _, t in points)
+    v = sum(n * c / t for n, c, t in points)
+    _, most, longest = max(points, key=lambda point: point[1])
+    determinant = uu * vv - uv * uv
+    if len(points) == 1 or determinant <= 1e-9 * uu * vv:
+        return PrefillTime(0.0, v / vv)
+    per_token = max((uu * v - uv * u) / determinant, LEAST_COMPUTING * longest / most)
+    start = (u - per_token * uv) / uu
+    return PrefillTime(start, per_token) if start > 0 else PrefillTime(0.0, v / vv)

@@ -3,14 +3,13 @@
 It imports nothing of smetric; the words that policies may read are handed to it as a `Vocabulary`.
 """
 
-from smetric.policy.decision import Decision, Need
+from smetric.policy.decision import Decision, FilterTrace, Need, RuleTrace
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
 from smetric.policy.library import Reader
-from smetric.policy.outcome import Outcome
 from smetric.policy.parameter import Parameter
+from smetric.policy.plan import Outcome
 from smetric.policy.policy import Lookup, Policy, digest_of, load
 from smetric.policy.snapshot import Snapshot
-from smetric.policy.trace import FilterTrace, RuleTrace
 from smetric.policy.vocabulary import LARGEST, NEVER, Feature, Kind, RequestField, Unknown, Vocabulary
 
 __all__ = [

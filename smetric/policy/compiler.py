@@ -1,7 +1,4 @@
-"""Makes one Python function of a plan: steps in order, guards as nested `if`s, a decision returned where one fires.
-
-Expressions are written by `emitter.py`. The function's nodes carry the policy's file name and lines.
-"""
+"""Plan to one Python function."""
 
 from __future__ import annotations
 
@@ -10,16 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smetric.policy.builtin import BUILTINS
-from smetric.policy.builtin.mask import drawn_of, highest, lowest, marked
-from smetric.policy.builtin.pick import drawn, rotated
-from smetric.policy.code import Code, all_of, call, compare, item, listed, load
+from smetric.policy.builtin import BUILTINS, drawn, drawn_of, highest, lowest, marked, rotated, stream_of
+from smetric.policy.code import Asking, Code, Inputs, all_of, call, compare, item, listed, load
 from smetric.policy.decision import Decision, Need
 from smetric.policy.emitter import Emitter
-from smetric.policy.inputs import Asking, Inputs
-from smetric.policy.plan import Plan, StatementKind, Step
-from smetric.policy.seed import stream_of
-from smetric.policy.term import Op, Pick, Ref, Shape, Term, features_of, fields_of
+from smetric.policy.plan import Op, Pick, Plan, Ref, Shape, StatementKind, Step, Term, features_of, fields_of
 from smetric.policy.vocabulary import Vocabulary
 
 _ARGUMENTS = ("policy", "snapshot", "req", "used", "seed")

@@ -1,17 +1,169 @@
-"""What is wrong with a policy, where, and the way out; and the one exception the language raises.
-
-No judgement here: `lexer`, `parser` and the checker make the diagnostics.
-"""
+"""Findings about a policy: code, place, help; and the one exception the language raises."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from smetric.policy.codes import WAYS_OUT
-from smetric.policy.span import Span
+# A place in the text of a policy; lines and columns are `position` in `diagnostic`.
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of the source text: offsets `start` (included) to `end` (excluded)."""
+
+    start: int
+    end: int
+
+
+# The codes of findings: stable names for tools, each with what it is about and the way out of it.
+#
+# A code is never given another meaning; messages and helps may change.
+
+#: What stops a policy from loading.
+ERRORS: Mapping[str, str] = {
+    "arguments": "A call has arguments that its function does not take, or lacks some.",
+    "bare-fraction": "A number starts with a dot.",
+    "bracket": "A bracket is not closed, or closes nothing.",
+    "branches": "Both sides of `if … else …` must be of one kind and unit.",
+    "chain": "Comparisons do not chain.",
+    "character": "A character has no meaning here.",
+    "choices": "A parameter that names a feature must list its choices.",
+    "column": "A test's table has a column twice.",
+    "condition": "A condition must be one truth value.",
+    "default": "A parameter's default is outside its own range or choices.",
+    "divisor": "A divisor may be 0.",
+    "domain": "A parameter's range or choices cannot be, or do not fit its default.",
+    "duration": "A number of seconds is needed.",
+    "encoding": "The file is not UTF-8.",
+    "expect": "What a test expects cannot be.",
+    "filter-order": "A filter stands below a pick.",
+    "given": "A test gives something twice, or `last` is no instance of its table.",
+    "header": "A file starts with `policy NAME` or `library NAME`, once.",
+    "hidden": "A name hides a feature or a built-in.",
+    "hold": "A `hold` without a `when` would hold everything.",
+    "label": "Two rules have one label.",
+    "library": "A library holds something else than `param`, `def` and `use`, or is asked to decide.",
+    "long-name": "A name is too long.",
+    "lookup": "Only a value per instance can be looked up, and only by an instance.",
+    "mask": "A filter needs a truth value per instance.",
+    "maybe": "An instance that may be absent is looked up.",
+    "nobody": "A number over nobody needs a `default:`.",
+    "operand": "An operator does not take this kind of value.",
+    "overflow": "A number could grow past 1e300.",
+    "range": "A number could lie outside what its place allows.",
+    "redefined": "A name is defined twice.",
+    "reserved": "A reserved word is used as a name.",
+    "route": "`route` needs an instance.",
+    "row": "A row of a test's table does not fit it.",
+    "set": "A set holds strings only.",
+    "setting": "A configured value, or one of a test's `with`, does not fit its parameter.",
+    "statement": "A statement starts with something that is no keyword.",
+    "status": "`reject` needs an error status.",
+    "syntax": "A word or sign stands where it cannot.",
+    "test": "Two tests have one sentence, or a file of tests holds something else.",
+    "too-deep": "Expressions nest too deeply.",
+    "too-large": "A number or the policy itself is too large.",
+    "too-long": "The file is too long.",
+    "too-many-errors": "More errors follow.",
+    "unclosed-string": "A string is not closed on its line.",
+    "undecided": "The policy may decide nothing.",
+    "unfinished": "A statement ends too early.",
+    "unit": "A unit is unknown or missing.",
+    "units": "Values of different units meet.",
+    "unknown-feature": "There is no such feature, or it is no number where one is needed.",
+    "unknown-field": "A request has no such field.",
+    "unknown-function": "There is no such function.",
+    "unknown-name": "There is no such name.",
+    "unreachable": "Nothing can reach a statement.",
+    "unreadable": "The file cannot be read.",
+    "use": "A library is not there, cannot be used, or does not define a name.",
+    "value": "A value of a test does not fit its feature or field.",
+    "where": "`where` stands where it cannot.",
+}
+
+#: What does no harm.
+WARNINGS: Mapping[str, str] = {
+    "constant": "A condition, a mask or a choice is the same in every decision.",
+    "late-guard": "Every decision looks something up before a guard that could spare it.",
+    "stray-doc": "A `##` comment documents nothing.",
+    "unfilled": "A feature is read that no configured source fills.",
+    "unused": "A name is never used.",
+}
+
+#: What helps where a finding has nothing better to say.
+WAYS_OUT: Mapping[str, str] = {
+    "arguments": "`smetric reference` lists what each function takes",
+    "bare-fraction": "write a 0 before it",
+    "bracket": "every bracket has its counterpart in the same statement",
+    "branches": "give both sides one kind and one unit",
+    "chain": "write `a < b and b < c`",
+    "character": "take it out",
+    "choices": "list the features it may be: in {…}",
+    "column": "take one of them out",
+    "condition": "compare something, or wrap it in any(…) or all(…)",
+    "default": "widen the range, or choose another default",
+    "divisor": "say what it is then: ratio(x, y, default: …)",
+    "domain": "write a range for a number, in lo..hi, and choices for all else, in {a, b}",
+    "duration": "e.g. 500ms or 2s",
+    "encoding": "save the file as UTF-8",
+    "expect": "name instances of the table, and rules and guards of this policy",
+    "filter-order": "move the filter above the pick",
+    "given": "give each field once, and for `last` an instance of the table",
+    "header": "write `policy NAME` or `library NAME` on the first line",
+    "hidden": "choose another name",
+    "hold": "give it a `when`",
+    "label": "choose another label",
+    "library": "a library shares `param`s and `def`s; a policy decides",
+    "long-name": "choose a shorter name",
+    "lookup": "write v[s], with a value per instance and an instance",
+    "mask": "compare a feature with something",
+    "maybe": "give it a second choice: first(…, …)",
+    "nobody": "say what it is then: default: …",
+    "operand": "`smetric reference` lists what each operator takes",
+    "overflow": "bound its parts with clamp(…)",
+    "range": "keep it within its range: clamp(…)",
+    "redefined": "choose another name",
+    "reserved": "choose another name",
+    "route": "pick one: route argmin(…)",
+    "row": "one instance a row, with one cell for each column",
+    "set": "put it into quotes",
+    "setting": "set it to what the parameter's own line allows",
+    "statement": "start with a keyword",
+    "status": "use 429 to shed and 503 when nobody can serve",
+    "syntax": "`smetric reference` shows the form of each statement",
+    "test": "take it out, or call it otherwise",
+    "too-deep": "name its parts with `let`",
+    "too-large": "make it smaller, or name what repeats with `let`",
+    "too-long": "share definitions by libraries, and put tests into NAME.test.policy",
+    "too-many-errors": "mend the first ones",
+    "unclosed-string": "end it with a quote on the same line",
+    "undecided": "end with an unconditional `route`",
+    "unfinished": "`smetric reference` shows the form of each statement",
+    "unit": "units are tokens, requests, blocks, bytes and seconds, and one `per` another",
+    "units": "bring both to one unit, or take it away with norm(…)",
+    "unknown-feature": "`smetric reference` lists the features",
+    "unknown-field": "`smetric reference` lists the fields of a request",
+    "unknown-function": "`smetric reference` lists the functions",
+    "unknown-name": "define it above this line",
+    "unreachable": "give the rule above a `when`, or take this out",
+    "unreadable": "name a file that is there and may be read",
+    "use": "`use NAME (a, b)` takes what the library NAME.policy beside this file defines",
+    "value": "write a value of its kind and within its range, or `?` for unknown",
+    "where": "`where` follows the first argument of a pick or a reduction, with a truth value per instance",
+    "constant": "take it out, or what it guards",
+    "late-guard": "write it first, right behind `when`",
+    "stray-doc": "put it right above a statement, or write `#`",
+    "unfilled": "configure a source, or do without it",
+    "unused": "take it out",
+}
+
+
+# What is wrong with a policy, where, and the way out; and the one exception the language raises.
+#
+# No judgement here: `lexer`, `parser` and the checker make the diagnostics.
 
 #: Errors reported of one file; a file with more is cut short and says so.
 MAX_DIAGNOSTICS = 50

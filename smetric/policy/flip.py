@@ -1,7 +1,4 @@
-"""What would have changed a decision: the lead of the chosen instance, and the smallest change of one input that does.
-
-Inputs are changed one at a time and the policy is asked again, with the same cursors and the same seed.
-"""
+"""Smallest change of one number that would have changed a decision."""
 
 from __future__ import annotations
 
@@ -11,11 +8,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from smetric.policy.candidate_table import score_name
 from smetric.policy.decision import Decision, Need
-from smetric.policy.figure import clipped, figure
+from smetric.policy.explain import score_name
 from smetric.policy.snapshot import Snapshot
-from smetric.policy.unit import BASES
+from smetric.policy.types import BASES, clipped, figure
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Vocabulary
 
 #: Instances whose inputs are changed: the chosen one, the best by score, then those that could not be chosen.

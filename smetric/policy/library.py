@@ -1,7 +1,4 @@
-"""The libraries of a policy: found by name, parsed once, and what is wrong with how they use each other.
-
-What stands in them is checked where policies are (`check_statement`); where files lie is the caller's business.
-"""
+"""Libraries of a policy: found by name, parsed once, checked for how they use each other."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from smetric.policy import tree
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Source
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Source, Span
 from smetric.policy.parser import read
-from smetric.policy.span import Span
 
 #: Libraries that one policy may use, those of its libraries included.
 MAX_LIBRARIES = 16

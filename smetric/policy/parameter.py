@@ -1,7 +1,4 @@
-"""A parameter of a policy with the value it has, and the values that somebody gives to parameters.
-
-Declarations and values are held against each other in `check_parameter`.
-"""
+"""Parameters of a policy and the values given to them."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from smetric.policy.diagnostic import clip
-from smetric.policy.figure import exact, written
-from smetric.policy.interval import Interval
-from smetric.policy.types import Sort, Type
+from smetric.policy.types import Interval, Sort, Type, exact, written
 from smetric.policy.vocabulary import LARGEST
 
 Value = float | str | bool

@@ -1,8 +1,4 @@
-"""Policy text to `tree.File`, all syntax errors of a file in one run.
-
-Statement keywords occur nowhere else, so a file is cut at them and each piece is parsed alone: one error is never the
-echo of another. What names and numbers mean is the checker's business.
-"""
+"""Policy text to a syntax tree, all syntax errors of a file in one run."""
 
 from __future__ import annotations
 
@@ -10,23 +6,130 @@ import dataclasses
 import functools
 import re
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lark import Lark
 from lark.exceptions import UnexpectedToken
+from lark.parsers.lalr_analysis import Shift
 
 from smetric.policy import tree
-from smetric.policy.automaton import Automaton, Reduced, Stuck
-from smetric.policy.builder import Builder
-from smetric.policy.comment import Comments
-from smetric.policy.diagnostic import Diagnostic, PolicyError, clip
-from smetric.policy.foreign import DEFINING
-from smetric.policy.lexer import HEADERS, MAX_NESTING, STATEMENTS, Piece, Tokens, cut, same_line, tokenize, too_deep
-from smetric.policy.span import Span
-from smetric.policy.stop import Stop
-from smetric.policy.suggestion import closest
-from smetric.policy.syntax_error import explain, misplaced_start
-from smetric.policy.token import Scanner, Token
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Span, clip
+from smetric.policy.lexer import (
+    END,
+    HEADERS,
+    MAX_NESTING,
+    STATEMENTS,
+    Builder,
+    Piece,
+    Scanner,
+    Token,
+    Tokens,
+    cut,
+    same_line,
+    tokenize,
+    too_deep,
+)
+from smetric.policy.syntax_error import DEFINING, Stop, explain, misplaced_start
+from smetric.policy.tree import Comments
+from smetric.policy.types import closest
+
+# The automaton that Lark makes of the grammar, run over the tokens of one statement, each part with its place.
+#
+# Lark's own way is a tree with positions and then a walk over it, which takes three times as long; what the automaton
+# does is the same. Why a statement does not parse is not said here.
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What Lark makes of a rule: its name, and its parts, None where an optional one is absent."""
+
+    rule: str
+    children: list[Any]
+
+
+#: A rule that ends: how many parts it has, what is made of them, and its own symbol.
+_Rule = tuple[int, Callable[[list[Any]], Any], str]
+
+
+class Stuck(Exception):
+    """The tokens are no sentence of the grammar."""
+
+
+class Automaton:
+    """Reads statements.
+
+    Args:
+        lark: the grammar, made with `Reduced` in place of Lark's trees. No rule of it is empty.
+        starts: the rules that a statement may follow.
+    """
+
+    def __init__(self, lark: Lark, starts: Sequence[str]) -> None:
+        made = {start: lark.parse_interactive("", start=start).parser_state.parse_conf for start in starts}
+        self._ends = {start: (one.start_state, one.end_state) for start, one in made.items()}
+        one = made[starts[0]]  # all have the same states
+
+        #: By state and what comes next, a terminal or a rule, the state that follows; or what ends before a terminal.
+        self._shifts: dict[int, dict[str, int]] = {}
+        self._ended: dict[int, dict[str, _Rule]] = {}
+        for state, moves in one.states.items():
+            self._shifts[state] = {symbol: target for symbol, (action, target) in moves.items() if action is Shift}
+            self._ended[state] = {
+                symbol: (len(rule.expansion), one.callbacks[rule], rule.origin.name)
+                for symbol, (action, rule) in moves.items()
+                if action is not Shift
+            }
+
+    def run(self, start: str, tokens: Sequence[Token], rules: object) -> Any:
+        """The node of a whole statement.
+
+        Args:
+            start: the rule that the tokens should follow.
+            tokens: those of one statement, one at least.
+            rules: makes the node of a rule by the method of its name, given its place and its parts.
+
+        Raises:
+            Stuck: they do not follow it.
+        """
+        shifts, ended = self._shifts, self._ended
+        state, end_state = self._ends[start]
+        path = [state]
+        values: list[Any] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        for token in (*tokens, END):
+            kind = token.type
+            while (rule := ended[state].get(kind)) is not None:
+                size, make, symbol = rule
+                begin, end = starts[-size], ends[-1]
+                made = make(values[-size:])
+                if type(made) is Reduced and made.rule[0] != "_":  # Lark's own rules, of repetitions, start with one
+                    made = getattr(rules, made.rule)(Span(begin, end), made.children)
+                del path[-size:], values[-size:], starts[-size:], ends[-size:]
+                state = shifts[path[-1]][symbol]
+                if state == end_state:
+                    return made
+                path.append(state)
+                values.append(made)
+                starts.append(begin)
+                ends.append(end)
+            following = shifts[state].get(kind)
+            if following is None:
+                break
+            state = following
+            path.append(state)
+            values.append(token)
+            starts.append(token.start)
+            ends.append(token.end)
+        raise Stuck
+
+
+# Policy text to `tree.File`, all syntax errors of a file in one run.
+#
+# Statement keywords occur nowhere else, so a file is cut at them and each piece is parsed alone: one error is never the
+# echo of another. What names and numbers mean is the checker's business.
 
 #: Bytes of a policy file.
 MAX_BYTES = 64 * 1024

@@ -1,4 +1,4 @@
-"""A loaded policy: what it is called, what it reads, and its pure decision function."""
+"""Loaded policy: name, reads, and its pure decision function."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check import Checked, check_text
+from smetric.policy.check_statement import ALWAYS
 from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source, Span
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.parameter import CONFIGURATION
-from smetric.policy.plan import Plan, pick_of
-from smetric.policy.reads import ALWAYS
+from smetric.policy.plan import Pick, Plan, Term, columns_of, fields_of, pick_of
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
-from smetric.policy.span import Span
-from smetric.policy.term import Pick, Term, columns_of, fields_of
 from smetric.policy.vocabulary import Vocabulary
 
 

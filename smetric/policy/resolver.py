@@ -1,7 +1,4 @@
-"""Turns a checked file into a plan: resolves names, expands definitions, puts parameters in.
-
-Nothing is judged here: what the checker refuses never comes this far.
-"""
+"""Checked file to plan: resolves names, expands definitions, puts parameters in."""
 
 from __future__ import annotations
 
@@ -11,28 +8,34 @@ from dataclasses import dataclass, field, replace
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS, Builtin, Family
 from smetric.policy.check import Checked
-from smetric.policy.fold import Reading, bound, op, set_of
-from smetric.policy.guard import HELD, conjuncts, label_of
+from smetric.policy.diagnostic import Span
+from smetric.policy.layout import HELD, conjuncts, label_of
 from smetric.policy.parameter import Parameter
-from smetric.policy.plan import Guard, Plan, StatementKind, Step
-from smetric.policy.span import Span
-from smetric.policy.term import (
+from smetric.policy.plan import (
     At,
     Binding,
     Column,
     Const,
     Draw,
+    Guard,
     Keyed,
     Pick,
+    Plan,
     Provenance,
+    Reading,
     Reduce,
     Ref,
     RequestValue,
     Scale,
     Shape,
+    StatementKind,
+    Step,
     Term,
     Top,
+    bound,
     count_uses,
+    op,
+    set_of,
 )
 from smetric.policy.vocabulary import Vocabulary
 

@@ -1,4 +1,4 @@
-"""What a decision sees of the candidates: one list per feature, unknown cells already filled in."""
+"""Snapshot of the candidates as a decision sees it."""
 
 from __future__ import annotations
 

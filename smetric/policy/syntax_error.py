@@ -1,21 +1,281 @@
-"""What to tell somebody whose statement does not parse: from the token that stopped the parser to a diagnostic.
-
-The rules stand in the order in which they are tried; the last one fits anything.
-"""
+"""Help for statements that do not parse."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.case_error import explain_case
 from smetric.policy.diagnostic import Diagnostic, clip
-from smetric.policy.foreign import CONDITION, ELSEWHERE, FOREIGN
-from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, OPENERS, OPERAND_ENDS, STATEMENTS, same_line
-from smetric.policy.number_error import explain_number
-from smetric.policy.stop import Stop, unexpected
-from smetric.policy.suggestion import BEHIND_NUMBERS, closest
-from smetric.policy.token import END, Token
+from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, END, OPENERS, OPERAND_ENDS, STATEMENTS, Token, same_line
+from smetric.policy.types import BEHIND_NUMBERS, NUMBERS, PRODUCT, base_unit, closest, did_you_mean, truth
+
+# What other languages write, and what is written here instead.
+#
+# Where it stops the parser, and what is said of anything else, is in `syntax_error`.
+
+#: What other languages write, and what is written here instead; where it is two marks, the parser stops at either.
+FOREIGN = {
+    "||": "write `or`",
+    "//": "comments start with `#`",
+    "/*": "comments start with `#`",
+    "--": "comments start with `#`",
+    "<>": "write `!=`",
+    "=<": "write `<=`",
+    "**": "write a product: x * x",
+    "?": "write `x if c else y`",
+    "if": "write `x if c else y`",
+    "isnot": "compare with `!=`",
+    "is": "compare with `==`",
+}
+CONDITION = "a condition stands behind what it decides: `route … when …`"
+_LAST = "the last `route`, without a `when`, is what applies otherwise"
+#: What names something in other languages, and what does here.
+DEFINING = {
+    "const": "write `param` or `let`",
+    "var": "write `let`",
+    "fn": "write `def`",
+    "func": "write `def`",
+    "function": "write `def`",
+}
+#: What statements start with in other languages, and what stands here instead.
+ELSEWHERE = {
+    "if": CONDITION,
+    "else": CONDITION,
+    "elif": CONDITION,
+    "when": CONDITION,
+    "default": _LAST,
+    "otherwise": _LAST,
+    "filter": "write `keep` or `prefer`",
+    "require": "write `keep …`",
+    "return": "write `route …`",
+    "import": "write `use NAME (…)`",
+    "from": "write `use NAME (…)`",
+    **DEFINING,
+}
+
+
+# Where a parse stopped: the token nobody expected, what stands around it, and the words that say so.
+#
+# What it means is told in `syntax_error` and `case_error`.
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a parse stopped: `place` in `tokens` (their length at the end), and the terminals that would do there.
+
+    It is never the first place: a statement starts with its keyword.
+    """
+
+    tokens: Sequence[Token]
+    place: int
+    accepted: frozenset[str]
+
+    @property
+    def token(self) -> Token:
+        """The token nobody expected; `END` at the end of the statement."""
+        return self.tokens[self.place] if self.place < len(self.tokens) else END
+
+    @property
+    def before(self) -> Sequence[Token]:
+        """The tokens before it."""
+        return self.tokens[: self.place]
+
+    @property
+    def previous(self) -> Token:
+        """The token before it."""
+        return self.tokens[self.place - 1]
+
+    @property
+    def second_last(self) -> Token:
+        """The token before the previous one; `END` where there is none."""
+        return self.tokens[self.place - 2] if self.place > 1 else END
+
+    @property
+    def following(self) -> Token:
+        """The token behind it; `END` where there is none."""
+        return self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else END
+
+    @property
+    def in_test(self) -> bool:
+        """Whether the statement is a test block."""
+        return self.tokens[0].type == "TEST"
+
+
+def unexpected(token: Token, help_text: str) -> Diagnostic:
+    """That *token* stands where it cannot."""
+    return Diagnostic("syntax", f"did not expect `{clip(token)}` here", token.span, help_text)
+
+
+# What to tell somebody who writes a number as it is written elsewhere, where that does not parse.
+#
+# What parses all the same, as `4k` does, is the checker's of units.
+
+
+def explain_number(stop: Stop) -> Diagnostic | None:
+    """The diagnostic for *stop*; None where no number is the reason."""
+    return next((found for rule in _RULES if (found := rule(stop)) is not None), None)
+
+
+def _separator(stop: Stop) -> Diagnostic | None:
+    """`1,000`, or `0,9`."""
+    token, before = stop.token, stop.previous
+    if token.type != "COMMA" or before.type != "NUMBER":
+        return None
+    parts, end = [str(before)], before.end
+    for comma, behind in zip(stop.tokens[stop.place :: 2], stop.tokens[stop.place + 1 :: 2], strict=False):
+        if (comma.type, comma.start, behind.type, behind.start) != ("COMMA", end, "NUMBER", comma.end):
+            break
+        parts.append(str(behind))
+        end = behind.end
+    if len(parts) == 1:
+        return None
+    if len(parts) == 2 and (len(parts[1]) != 3 or parts[0] == "0"):
+        return unexpected(token, f"decimals follow a dot: write {'.'.join(parts)}")
+    return unexpected(token, f"numbers have no separators: write {''.join(parts)}")
+
+
+def _thousands(stop: Stop) -> Diagnostic | None:
+    """`4k tokens`: the unit stands behind what was taken for one."""
+    number, unit = stop.second_last, stop.previous
+    if stop.token.type != "NAME" or unit.type != "NAME" or number.type != "NUMBER" or number.end != unit.start:
+        return None
+    return Diagnostic("unit", f"unknown unit `{clip(unit)}`", unit.span, NUMBERS)
+
+
+def _product(stop: Stop) -> Diagnostic | None:
+    """`3 norm(v)`: a call, taken for a unit."""
+    token, word, number = stop.token, stop.previous, stop.second_last
+    if token.type != "LPAR" or word.type != "NAME" or word.end != token.start:
+        return None
+    return unexpected(word, f"{PRODUCT} {clip(number)} * {clip(word)}(…)") if number.type == "NUMBER" else None
+
+
+def _mistyped(stop: Stop) -> Diagnostic | None:
+    """`2 annd mean(requests) < 3`: the word was taken for a unit."""
+    word = stop.previous
+    if word.type != "NAME" or stop.second_last.type != "NUMBER":
+        return None
+    meant = did_you_mean(word, BEHIND_NUMBERS) if base_unit(word) is None else ""
+    return Diagnostic("unit", f"unknown unit `{clip(word)}`", word.span, meant) if meant else None
+
+
+def _bare_per(stop: Stop) -> Diagnostic | None:
+    if stop.token.type != "PER" or stop.previous.type != "NUMBER":
+        return None
+    return Diagnostic("unit", "a unit is missing before `per`", stop.token.span, "e.g. 5 requests per second")
+
+
+def _divided(stop: Stop) -> Diagnostic | None:
+    """`5 tokens/s`, where no division can stand."""
+    if (stop.second_last.type, stop.previous.type, stop.token.type) != ("NUMBER", "NAME", "SLASH"):
+        return None
+    return unexpected(stop.token, "units divide with `per`: 5 tokens per second")
+
+
+def _bare_point(stop: Stop) -> Diagnostic | None:
+    """`1.`"""
+    token, number = stop.token, stop.previous
+    if token.type != "DOT" or number.type != "NUMBER" or number.end != token.start:
+        return None
+    return unexpected(token, f"a digit follows the dot: write {clip(number)}.0, or {clip(number)}")
+
+
+_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
+    _separator,
+    _thousands,
+    _product,
+    _mistyped,
+    _bare_per,
+    _divided,
+    _bare_point,
+)
+
+
+# What to tell somebody whose `test` does not parse: habits from other tables, words and values.
+#
+# What is told of any statement is in `syntax_error`.
+
+#: The words that begin the parts of a test.
+_PARTS = ("with", "given", "instance", "expect")
+
+
+def explain_case(stop: Stop) -> Diagnostic | None:
+    """The diagnostic for a *stop* in a test; None where it is in another statement, or like those there."""
+    return next((found for rule in _CASE_RULES if (found := rule(stop)) is not None), None) if stop.in_test else None
+
+
+def _outer_bar(stop: Stop) -> Diagnostic | None:
+    """A `|` before the first cell of a row, or behind the last."""
+    for before, token, behind in _around(stop):
+        if token.type != "VBAR":
+            continue
+        if not same_line(before, token):
+            return unexpected(token, "a row starts with the name of its instance, without a `|`")
+        if behind is END or not same_line(token, behind):
+            return unexpected(token, "a row ends with its last cell, without a `|`")
+    return None
+
+
+def _part(stop: Stop) -> Diagnostic | None:
+    """A word that begins no part of a test, but was meant to."""
+    for before, token, behind in _around(stop):
+        starts = token.type == "NAME" and not same_line(before, token)
+        is_other = behind.type in ("VBAR", "EQUAL")  # a row, or a setting
+        is_next = behind.type == "STRING"  # the sentence of another test
+        meant = closest(token, ("test",) if is_next else _PARTS) if starts and not is_other else ""
+        if meant:
+            return unexpected(token, f"did you mean `{meant}`?")
+    return None
+
+
+def _unit(stop: Stop) -> Diagnostic | None:
+    """A unit in a cell."""
+    for before, token, _ in _around(stop):
+        if token.type == "NAME" and before.type == "NUMBER" and _in_table(stop, token):
+            return unexpected(token, "cells carry no unit: a column has that of its feature")
+    return None
+
+
+def _bare_word(stop: Stop) -> Diagnostic | None:
+    """A string without quotes in a cell."""
+    token, previous = stop.token, stop.previous
+    if token.type != "NAME" or previous.type not in ("VBAR", "LBRACE", "COMMA"):
+        return None
+    if "UNKNOWN" not in stop.accepted and "STRING" not in stop.accepted:
+        return None
+    help_text = truth(token) or f'quote it if it is a string, "{clip(token)}"; what nobody knows is `?`'
+    return unexpected(token, help_text)
+
+
+def _field(stop: Stop) -> Diagnostic | None:
+    """`req.` in `given`, or in a guard without quotes."""
+    token = stop.token
+    if token.type != "DOT" or stop.previous != "req":
+        return None
+    if any(earlier.type == "FAILING" for earlier in stop.before):
+        return unexpected(token, 'quote what is no name: failing "req.turn != 0"')
+    return unexpected(token, f"`given` is of the request, so write `{stop.following or 'turn'} = …`")
+
+
+_CASE_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (_outer_bar, _part, _unit, _bare_word, _field)
+
+
+def _around(stop: Stop) -> Iterator[tuple[Token, Token, Token]]:
+    """Each token up to where the parse stopped, but the first, with its neighbours."""
+    tokens = stop.tokens
+    return islice(zip(tokens, tokens[1:], (*tokens[2:], END), strict=False), stop.place)
+
+
+def _in_table(stop: Stop, token: Token) -> bool:
+    """Whether *token* stands behind a `|` of its own line."""
+    return any(each.type == "VBAR" and same_line(each, token) and each.start < token.start for each in stop.tokens)
+
+
+# What to tell somebody whose statement does not parse: from the token that stopped the parser to a diagnostic.
+#
+# The rules stand in the order in which they are tried; the last one fits anything.
 
 STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STATEMENTS[-1]}"
 
@@ -47,7 +307,7 @@ _MARKS = {
 
 def explain(stop: Stop) -> Diagnostic:
     """The diagnostic for *stop*."""
-    return next(found for rule in _RULES if (found := rule(stop)) is not None)
+    return next(found for rule in _STATEMENT_RULES if (found := rule(stop)) is not None)
 
 
 def misplaced_start(token: Token, follower: Token) -> Diagnostic:
@@ -237,7 +497,7 @@ def _anything(stop: Stop) -> Diagnostic:
     return unexpected(token, _expected(stop, stop.accepted))
 
 
-_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
+_STATEMENT_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
     explain_case,
     _brackets,
     _reserved,

@@ -1,27 +1,173 @@
-"""Runs the `test` blocks of a policy: each table becomes a snapshot, and the decision is held against `expect`.
-
-Where a test gives no `last`, it must hold for every cursor; where anything is drawn, for every one of 64 seeds.
-"""
+"""Runs `test` blocks of a policy."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check import check_text
-from smetric.policy.coverage import Coverage, Mark, marks_of
-from smetric.policy.decision import Decision
+from smetric.policy.decision import Decision, Need
 from smetric.policy.diagnostic import Source, position
 from smetric.policy.explain import explain
-from smetric.policy.guard import one_line
+from smetric.policy.layout import one_line
 from smetric.policy.library import Reader, no_libraries
-from smetric.policy.outcome import Outcome
+from smetric.policy.plan import Outcome, Plan
 from smetric.policy.policy import Policy, compiled, load
-from smetric.policy.situation import Situation
-from smetric.policy.vocabulary import Vocabulary
+from smetric.policy.snapshot import Snapshot
+from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
+
+# A situation to decide in, written down: what is known of the candidates and of the request, cursors and seed.
+#
+# Tests of policies, snapshot files, and the search for counterexamples all come to this.
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a decision depends on besides the policy.
+
+    Args:
+        ids: the candidates.
+        cells: per feature, what each candidate has, None where unknown; a feature left out is unknown everywhere.
+        ages: per feature, the age of each cell in seconds, None for never; a feature left out is new.
+        request: the fields that are given, None where unknown; the others have their defaults, and one that bounds
+            others, as the prompt's length bounds a hit, is at least what these are.
+        cursors: the id of the last winner of each pick that rotates; may lack some.
+        seed: settles what is drawn.
+    """
+
+    ids: Sequence[str]
+    cells: Mapping[str, Sequence[Any]]
+    ages: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    request: Mapping[str, Any] = field(default_factory=dict)
+    cursors: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    def decide(
+        self, policy: Policy, vocabulary: Vocabulary, cursors: Mapping[str, str] | None = None, seed: int | None = None
+    ) -> Decision:
+        """What *policy* decides here, perhaps with other cursors and another seed.
+
+        Look-ups that nothing is said about are asked for where they are needed, and come back unknown.
+        """
+        request = self.asking(vocabulary)
+        columns: dict[str, list[Any]] = {}
+        known: dict[str, list[bool] | None] = {}
+        stamps = {name: [None if age is None else -age for age in ages] for name, ages in self.ages.items()}
+        wanted = {name for name in policy.reads if name in self.cells or not vocabulary.features[name].lookup}
+        while True:
+            for name in wanted:
+                columns[name], known[name] = self._column(vocabulary, name, request)
+            decided = policy.decide(
+                Snapshot(self.ids, columns, known, stamps),
+                request,
+                self.cursors if cursors is None else cursors,
+                self.seed if seed is None else seed,
+            )
+            if not isinstance(decided, Need):
+                return decided
+            wanted = set(decided.features)  # each is asked for once
+
+    def asking(self, vocabulary: Vocabulary) -> SimpleNamespace:
+        """The whole request."""
+        words = vocabulary.request
+        fields = {name: clamped(self.request.get(name, word.default), word) for name, word in words.items()}
+        bounded = [(vocabulary.features[name].at_most, values) for name, values in self.cells.items()]
+        bounded += [(words[name].at_most, [value]) for name, value in self.request.items()]
+        for bound, values in bounded:
+            if bound and bound not in self.request:
+                fields[bound] = max([fields[bound], *(value for value in values if value is not None)])
+        for name, word in words.items():
+            if word.at_most:
+                fields[name] = clamped(fields[name], word, fields[word.at_most])
+        return SimpleNamespace(**fields)
+
+    def _column(
+        self, vocabulary: Vocabulary, name: str, request: SimpleNamespace
+    ) -> tuple[list[Any], list[bool] | None]:
+        """A feature's values as policies see them, and which of them are known."""
+        feature = vocabulary.features[name]
+        cells = self.cells.get(name)
+        if cells is None:
+            cells = self.ids if name == "id" else [None] * len(self.ids)
+        highest = getattr(request, feature.at_most) if feature.at_most else None
+        instead = self._column(vocabulary, feature.instead, request)[0] if feature.instead else None
+        return feature.fill([clamped(cell, feature, highest) for cell in cells], instead)
+
+
+def clamped(value: Any, word: Feature | RequestField, highest: float | None = None) -> Any:
+    """*value*, of a feature or field, within its range and at most *highest*; what is no number stays as it is."""
+    if value is None or word.kind is not Kind.NUMBER:
+        return value
+    return max(word.low, min(value, word.high if highest is None else min(word.high, highest)))
+
+
+# Which rules, guards and filters of a policy its tests have shown at work, and which never.
+
+#: Something a test can show: a statement's index in the plan; the index of one of its guards, or -1 for the statement
+#: itself; and whether it held. An outcome holds when it is taken, a filter when it leaves somebody out.
+Mark = tuple[int, int, bool]
+
+
+def marks_of(decision: Decision) -> Iterator[Mark]:
+    """What one decision shows."""
+    left_before = len(decision.snapshot.ids)
+    survivors = iter(decision.survivors)
+    for at, (step, stop) in enumerate(zip(decision.policy.plan.steps, decision.stops, strict=False)):
+        held = len(step.guards) if stop < 0 else stop
+        yield from ((at, guard, True) for guard in range(held))
+        if held < len(step.guards):
+            yield (at, held, False)
+        if step.kind.is_filter:
+            left = len(next(survivors))
+            if left < left_before:
+                yield (at, -1, True)
+            left_before = left
+        elif at == decision.step_index:
+            yield (at, -1, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the tests of a policy with *plan* have shown."""
+
+    plan: Plan
+    shown: frozenset[Mark]
+
+    @property
+    def percent(self) -> float:
+        """The share of everything that can be shown, in per cent."""
+        marks = list(self._marks())
+        return 100 * sum(mark in self.shown for mark in marks) / len(marks)
+
+    @property
+    def missing(self) -> list[str]:
+        """What was never shown, one sentence each, in the order of the file."""
+        return [self._sentence(mark) for mark in self._marks() if mark not in self.shown]
+
+    def _marks(self) -> Iterable[Mark]:
+        for at, step in enumerate(self.plan.steps):
+            for guard in range(len(step.guards)):
+                yield from ((at, guard, held) for held in (True, False))
+            yield (at, -1, True)
+
+    def _sentence(self, mark: Mark) -> str:
+        at, guard, held = mark
+        step = self.plan.steps[at]
+        if guard >= 0:
+            never = "never held" if held else "never failed"
+            return f"guard `{step.guards[guard].label}` of `{step.label}` {never}"
+        if step.kind.is_filter:
+            return f"filter `{step.label}` never left anybody out"
+        return f"rule `{step.label}` never taken"
+
+
+# Runs the `test` blocks of a policy: each table becomes a snapshot, and the decision is held against `expect`.
+#
+# Where a test gives no `last`, it must hold for every cursor; where anything is drawn, for every one of 64 seeds.
 
 #: What `given` calls the last winner of every rotation.
 LAST = "last"

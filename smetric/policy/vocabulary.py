@@ -1,16 +1,33 @@
-"""The words a policy may read: features of instances and fields of the request, with unit, range and rule for unknown.
-
-The language is handed a `Vocabulary`; it knows none by itself. The router's own is `smetric.features.VOCABULARY`.
-"""
+"""Words a policy may read: features of instances and fields of the request, with unit, range and rule for unknown."""
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smetric.policy.mean import mean as mean_of
+# The mean, of what a policy asks it of and in place of what nobody knows: never beside values that are all alike.
+
+#: How far, as a share of a value, rounding can carry the mean of values that are alike from them.
+_ROUNDING = 1e-15
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean of at least one value. `fsum` is exact, so the order of the candidates plays no part."""
+    middle, one = math.fsum(values) / len(values), values[0]
+    if middle != one and abs(middle - one) <= abs(one) * _ROUNDING:
+        # All may be alike, and rounding must not put the mean beside all of them: `v >= mean(v)` holds for somebody.
+        return min(max(middle, min(values)), max(values))
+    return middle
+
+
+# The words a policy may read: features of instances and fields of the request, with unit, range and rule for unknown.
+#
+# The language is handed a `Vocabulary`; it knows none by itself. The router's own is `smetric.features.VOCABULARY`.
 
 #: No number that a policy reads lies above this (language: numbers stay finite).
 LARGEST = 1e15
@@ -131,3 +148,23 @@ class Vocabulary:
 
     features: Mapping[str, Feature]
     request: Mapping[str, RequestField]
+
+
+# Stand-ins for strings of a request that must not be written down: session ids, tenants, request ids.
+#
+# A stand-in is `#` and the 64-bit key of the string in hex. What depends on a string's key alone, as `hrw` and `bucket`
+# do, comes out alike for both, because the key of a stand-in is the key it shows.
+
+_STAND_IN = re.compile(r"#[0-9a-f]{16}\Z")
+
+
+def key_of(text: str) -> int:
+    """64 bits that stand for *text*, the same in every process and version."""
+    if text.startswith("#") and _STAND_IN.match(text):
+        return int(text[1:], 16)
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest())
+
+
+def pseudonym(text: str) -> str:
+    """What stands for *text*; the empty string for itself."""
+    return f"#{key_of(text):016x}" if text else ""

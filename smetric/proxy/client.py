@@ -1,7 +1,4 @@
-"""A request's client as an endpoint sees it: its body, its presence, and what it is sent.
-
-Behind our own server that is the transaction itself (`transaction.py`), behind any other `asgi_client.py`.
-"""
+"""Client of a request as an endpoint sees it."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ import asyncio
 from typing import Any, Protocol
 
 from smetric.errors import RequestError
-from smetric.proxy.asgi import Message
-from smetric.proxy.headers import Headers
-from smetric.proxy.limits import Limits
-from smetric.proxy.watchdog import Watchdog
+from smetric.http.headers import Headers, Message
+from smetric.http.limits import Limits
+from smetric.http.watchdog import Watchdog
 
 #: After an answer to a half-read request, this much more of its body is read and dropped, for at most this long, so
 #: that the client reads the answer instead of a reset.

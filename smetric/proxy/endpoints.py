@@ -1,7 +1,4 @@
-"""The data port's endpoints: what each path is, and the plain ASGI callables that serve it.
-
-Starlette routes; nothing of it is on the way of a byte (its Request and StreamingResponse cost more than all of this).
-"""
+"""Endpoints of the data port."""
 
 from __future__ import annotations
 
@@ -14,29 +11,170 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.routing import Router as PathRouter
 
-from smetric.config.address import Network
-from smetric.config.routing import PATHS
-from smetric.errors import HttpError
-from smetric.proxy.admission import Admission
-from smetric.proxy.asgi import App, Receive, Scope, Send
+from smetric import names
+from smetric.config.settings import PATHS
+from smetric.config.values import Network
+from smetric.errors import HttpError, NoCandidate
+from smetric.fleet.instance import Instance
+from smetric.fleet.readiness import health_routes
+from smetric.http.answer import AnswerBroken, UpstreamFailed
+from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, request_headers
+from smetric.proxy.admission import Admission, Permit
 from smetric.proxy.client import Client, ClientGone
-from smetric.proxy.counted import Counted
+from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import send_error
 from smetric.proxy.forward import Forwarding
-from smetric.proxy.permit import Permit
-from smetric.proxy.plane import Plane
-from smetric.proxy.readiness import health_routes
 from smetric.proxy.tenant_salt import TenantSalt
-from smetric.reading.body import patch_model
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.telemetry import names
-from smetric.telemetry.series import OTHER
-from smetric.telemetry.telemetry import Telemetry
+from smetric.request.body import patch_model
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.metrics import OTHER
+
+# Counts and logs the answers of an endpoint that concerns no instance in particular, such as the list of models.
+#
+# Requests that are decided have an exchange (`smetric.telemetry.exchange`).
+
+
+class Counted:
+    """An endpoint that concerns no instance in particular: its answers are counted and logged.
+
+    Args:
+        app: what answers.
+        route: the path template.
+        telemetry: where that is told.
+    """
+
+    def __init__(self, app: App, route: str, telemetry: Telemetry) -> None:
+        self._app = app
+        self._route = route
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        started = time.perf_counter()
+        status, bytes_out = 500, 0
+
+        async def seen(message: Message) -> None:
+            nonlocal status, bytes_out
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif scope["method"] != "HEAD":
+                bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, seen)
+        finally:
+            self._telemetry.answered_here(
+                self._route,
+                status,
+                duration_s=time.perf_counter() - started,
+                bytes_out=bytes_out,
+                error_type=str(status) if status >= 500 else "",
+            )
+
+
+# `GET /v1/models`: the model lists of all instances, merged by id; cards pass with every field as it came.
+
+#: Bounds on asking one instance: seconds, with the wait for its turn, and bytes; and how many are asked at a time,
+#: whoever wants to know: each takes a connection, which requests may want.
+DEADLINE_S = 2.0
+MAX_BYTES = 1024 * 1024
+MOST_AT_ONCE = 64
+
+
+#: A model's fields, by name; what they say is not read.
+_Card = dict[str, Any]
+
+
+class _List(msgspec.Struct):
+    data: list[dict[str, msgspec.Raw]]
+
+
+_read = msgspec.json.Decoder(_List).decode
+
+#: What of a client's request goes along: who it is, and the routers passed.
+_ASKED_WITH = frozenset({b"authorization", VIA})
+
+
+class Models:
+    """The endpoint.
+
+    Args:
+        plane: whom to ask, and how.
+        aliases: names the router answers for, to the model behind each.
+    """
+
+    def __init__(self, plane: ProxyContext, aliases: Mapping[str, str]) -> None:
+        self._plane = plane
+        self._aliases = aliases
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with every card that any instance names; an alias gets the card of the model behind it."""
+        try:
+            cards = await self._cards(request_headers(scope["headers"], self._plane.id))
+        except HttpError as error:
+            await send_error(send, scope["path"], error)
+            return
+        body = msgspec.json.encode({"object": "list", "data": cards})
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _cards(self, headers: Headers) -> list[_Card]:
+        """One card for each name; *headers* are those that would go to an instance with the client's request.
+
+        Raises:
+            NoCandidate: nobody answers.
+        """
+        all_instances = self._plane.router.fleet.instances
+        instances = [i for i in all_instances if i.healthy and not i.draining] or all_instances
+        asked_with = [field for field in headers if field[0] in _ASKED_WITH]
+        lists = await asyncio.gather(*(self._ask(instance, asked_with) for instance in instances))
+        if all(cards is None for cards in lists):
+            raise NoCandidate("no instance answers with its models")
+        merged: dict[str, _Card] = {}
+        for cards in lists:
+            for name, card in cards or ():
+                merged.setdefault(name, card)
+        for alias, model in self._aliases.items():
+            if model in merged and alias not in merged:
+                merged[alias] = {**merged[model], "id": alias, "parent": model}
+        return list(merged.values())
+
+    async def _ask(self, instance: Instance, headers: Headers) -> list[tuple[str, _Card]] | None:
+        """The cards of one instance by their ids, or None when it does not answer with any in time."""
+        try:
+            async with asyncio.timeout(DEADLINE_S), self._turns:
+                answer = await self._plane.upstream.send(instance, "GET", b"/v1/models", headers, None)
+                try:
+                    body = bytearray()
+                    while piece := await answer.read():
+                        body += piece
+                        if len(body) > MAX_BYTES:
+                            return None
+                    answer.finish()
+                finally:
+                    answer.close()
+            if answer.status != 200:
+                return None
+            named = [(msgspec.json.decode(card["id"]), card) for card in _read(body.decode()).data]
+            return [(id, card) for id, card in named if isinstance(id, str)]
+        except (TimeoutError, UpstreamFailed, AnswerBroken, ValueError, KeyError, RecursionError):
+            return None  # the last three: it is no such list
+
+
+# The data port's endpoints: what each path is, and the plain ASGI callables that serve it.
+#
+# Starlette routes; nothing of it is on the way of a byte (its Request and StreamingResponse cost more than all of
+# this).
 
 #: Inference paths and their APIs.
 INFERENCE: dict[str, Api] = {
@@ -80,7 +218,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class EndpointContext:
     """What endpoints need besides the plane.
 
     Args:
@@ -93,7 +231,7 @@ class Door:
         under_way: the requests that are being served.
     """
 
-    plane: Plane
+    plane: ProxyContext
     telemetry: Telemetry
     admission: Admission
     reading: Reading
@@ -112,7 +250,7 @@ class Inference:
         leased: whether the request counts as load and is decided by the policy.
     """
 
-    def __init__(self, door: Door, route: str, api: Api, *, leased: bool = True) -> None:
+    def __init__(self, door: EndpointContext, route: str, api: Api, *, leased: bool = True) -> None:
         self._door = door
         self._route = route
         self._api = api
@@ -195,7 +333,7 @@ class Inference:
 
 
 def data_app(
-    door: Door,
+    door: EndpointContext,
     models: App,
     why_unready: Callable[[], str],
     lifespan: Callable[[Any], AbstractAsyncContextManager[None]],

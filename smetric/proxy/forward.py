@@ -1,34 +1,54 @@
-"""Forwards one request: route and send; at most one other instance, never after the first byte.
-
-The bytes pass untouched in both directions. Which instance is the router's business, how its answer reaches the client
-`delivery.py`'s.
-"""
+"""Forwards one request; at most one other instance, never after the first byte."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 
+from smetric import names
 from smetric.errors import HttpError, Overloaded, UpstreamError
-from smetric.fleet.instance import Instance
-from smetric.fleet.lease import Lease
-from smetric.fleet.trial import Trial
-from smetric.proxy.answer import Answer
-from smetric.proxy.asgi import Scope
+from smetric.fleet.health import AttemptLog
+from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.record import DecisionRecord
+from smetric.http.answer import Answer, AnswerBroken, Unreachable, UpstreamFailed
+from smetric.http.headers import Headers, Scope, request_headers, response_headers
+from smetric.proxy.admission import Permit
 from smetric.proxy.client import Client
+from smetric.proxy.context import ProxyContext
 from smetric.proxy.delivery import Delivery
 from smetric.proxy.error_response import send_error
-from smetric.proxy.failure import ELSEWHERE, HELD_BYTES, SHUTTING_DOWN, Failure
-from smetric.proxy.headers import request_headers, response_headers
-from smetric.proxy.permit import Permit
-from smetric.proxy.plane import Plane
-from smetric.proxy.wire import AnswerBroken, Unreachable, UpstreamFailed
-from smetric.request import InferenceRequest
-from smetric.router import Routing
-from smetric.telemetry import names
-from smetric.telemetry.attempt import Attempt
-from smetric.telemetry.exchange import Exchange
-from smetric.telemetry.record import DecisionRecord
+from smetric.request.request import InferenceRequest
+from smetric.routing.router import Routing
+from smetric.telemetry.exchange import Attempt, Exchange
+
+# What an attempt on an instance came to when it gave nothing that the client has seen, and whether another may do.
+
+#: What an instance answers when it is overloaded, stopping or broken; another one may do better.
+ELSEWHERE = frozenset({429, 500, 502, 503})
+#: Such an answer is held back while another instance is tried, if its body is at most this many bytes.
+HELD_BYTES = 16 * 1024
+#: What an engine answers, with 500, from the moment it is told to stop to its end. The whole of a message: less may be
+#: what a client sent.
+SHUTTING_DOWN = tuple(b'"message":%b"cannot schedule new futures after shutdown"' % gap for gap in (b"", b" "))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of ours, or an answer held back."""
+
+    error: HttpError | None = None
+    status: int = 0
+    headers: Headers = field(default_factory=list)
+    body: bytes = b""
+    #: Another instance may be tried.
+    elsewhere: bool = True
+
+
+# Forwards one request: route and send; at most one other instance, never after the first byte.
+#
+# The bytes pass untouched in both directions. Which instance is the router's business, how its answer reaches the
+# client `delivery.py`'s.
 
 #: What an attempt came to on an instance that has died: the connection ended, or another could not be had.
 _DIED = frozenset({names.CLOSED, names.CONNECT_ERROR, names.CONNECT_TIMEOUT})
@@ -60,7 +80,7 @@ class Forwarding:
 
     def __init__(
         self,
-        plane: Plane,
+        plane: ProxyContext,
         scope: Scope,
         client: Client,
         exchange: Exchange,
@@ -84,7 +104,7 @@ class Forwarding:
         self._headers = request_headers(scope["headers"], plane.id)
         #: The answer that the client is given.
         self._delivery: Delivery | None = None
-        self._trial = Trial(plane.router.fleet.health)
+        self._trial = AttemptLog(plane.router.fleet.health)
 
     async def run(self) -> None:
         """Route, send, stream back; answers errors in the API's own shape."""

@@ -1,7 +1,4 @@
-"""Watches what the router itself may run out of: the event loop's time, memory, open files. Two thresholds for each.
-
-What is refused then is `admission.py`'s to say.
-"""
+"""Overload of the router itself."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from statistics import median
 
 import structlog
 
-from smetric.proxy import footprint
+from smetric.http import footprint
 
 #: Seconds between two looks at the loop; memory and files are looked at every tenth time.
 LOOK_S = 0.1

@@ -1,7 +1,4 @@
-"""Keeps tenants apart in the engines' prefix caches: each request gets a `cache_salt` that only its tenant has.
-
-What is known of hits goes by the salt too, so nothing here speaks of routing.
-"""
+"""Cache salts that keep tenants apart."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ import msgspec
 
 from smetric.config.credential import Credential
 from smetric.errors import RequestError
-from smetric.proxy.headers import first
-from smetric.reading.body import members, patch_member
-from smetric.reading.screening import screen
-from smetric.request import Api
+from smetric.http.headers import first
+from smetric.request.body import members, patch_member, screen
+from smetric.request.request import Api
 
 _STRING = msgspec.json.Decoder(str | None)
 #: Longest name of a tenant.

@@ -1,26 +1,28 @@
-"""Turns decisions into lines of a record, on the event loop, once it is known what became of them.
-
-What is written: all that the policy saw, so that it can be evaluated again, and how the request ended. No text of a
-prompt; of the strings of a request the model, and others only where a loaded policy reads them, then as stand-ins.
-"""
+"""Decisions to record lines."""
 
 from __future__ import annotations
 
 import operator
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
 
 from smetric import __version__
+from smetric.config import Settings
+from smetric.fleet.record import safe
 from smetric.policy import Outcome, Policy, Snapshot
-from smetric.policy.pseudonym import pseudonym
-from smetric.records.fields import FIELDS, HIDDEN, MODEL, ON_DEMAND, fields_recorded, strings_named
-from smetric.records.line import (
+from smetric.policy.vocabulary import pseudonym
+from smetric.records.format import (
+    FIELDS,
+    HIDDEN,
+    MODEL,
+    ON_DEMAND,
     VERSION,
     ColumnLine,
     DecisionLine,
@@ -28,12 +30,22 @@ from smetric.records.line import (
     HitLine,
     PolicyLine,
     RequestLine,
+    fields_recorded,
+    strings_named,
 )
-from smetric.telemetry.client_text import safe
+from smetric.records.reader import Recorded, packer
+from smetric.records.traffic import Traffic
+from smetric.records.writer import RotatedFile, Writer
 
 if TYPE_CHECKING:
+    from smetric.fleet.record import DecisionRecord
     from smetric.policy import Decision
-    from smetric.telemetry.record import DecisionRecord
+
+
+# Turns decisions into lines of a record, on the event loop, once it is known what became of them.
+#
+# What is written: all that the policy saw, so that it can be evaluated again, and how the request ended. No text of a
+# prompt; of the strings of a request the model, and others only where a loaded policy reads them, then as stand-ins.
 
 #: What a policy reads of a request, in one call.
 _read = operator.attrgetter(*FIELDS)
@@ -271,3 +283,103 @@ def _columns(snapshot: Snapshot, lag: float | None) -> dict[str, ColumnLine]:
             first = origins[0]
             column.origin = first if origins.count(first) == len(origins) else list(origins)
     return columns
+
+
+# The last decisions in memory, as a record would have them: what can be asked of a record can be asked of them.
+
+_decision = msgspec.json.Decoder(DecisionLine).decode
+_policy = msgspec.json.Decoder(PolicyLine).decode
+
+
+class _Last:
+    """Takes the lines of a recorder and keeps the last."""
+
+    def __init__(self) -> None:
+        self._line: tuple[int, bytes, bytes] | None = None
+
+    def put(self, key: int, preamble: bytes, line: bytes) -> None:
+        self._line = key, preamble, line
+
+    def spoilt(self) -> int | None:
+        return 0
+
+    def take(self) -> tuple[int, bytes, bytes] | None:
+        """Number and line of the policy, and the decision's line; once."""
+        line, self._line = self._line, None
+        return line
+
+
+def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> Iterator[Recorded]:
+    """*records* as a record would have them, with what *observed* policies read of requests.
+
+    A record goes through its text and back, so that nothing here can be decided otherwise than it would be from a file.
+    """
+    last = _Last()
+    recorder = Recorder(last, observed)
+    policies: dict[int, PolicyLine] = {}
+    for record in records:
+        recorder.ended(record)
+        taken = last.take()
+        if taken is not None:
+            key, policy, line = taken
+            if key not in policies:
+                policies[key] = _policy(policy)
+            yield Recorded(_decision(line), policies[key])
+
+
+def alone(record: DecisionRecord) -> bytes | None:
+    """*record* by itself as JSON, for `smetric.records.reader.read_alone`; None where it cannot be written down."""
+    last = _Last()
+    Recorder(last).ended(record)
+    taken = last.take()
+    return b'{"header":%b,"policy":%b,"decision":%b}' % (header(), *taken[1:]) if taken is not None else None
+
+
+# What the settings say is recorded, put together: writers, and what makes their lines.
+
+
+class RecordStack:
+    """The records of one router.
+
+    Args:
+        settings: which, and where: the section `record`.
+        observed: policies that the record of decisions is to be replayed with.
+        on_lines: told the record, what became of lines (`names.RECORD_RESULTS`), and how many. From any thread.
+
+    Raises:
+        ConfigError: a file is to be packed by something that is not installed.
+    """
+
+    def __init__(
+        self, settings: Settings, observed: Sequence[Policy], on_lines: Callable[[str, str, int], None]
+    ) -> None:
+        self._settings = settings
+        self._on_lines = on_lines
+        #: What is started and stopped with the router.
+        self.writers: list[Writer] = []
+        #: Writes decisions; None for not at all.
+        self.decisions: Recorder | None = None
+        if settings.record.path:
+            self.decisions = Recorder(self._writer("decisions", Path(settings.record.path), header), observed)
+        #: Writes the traffic; None for not at all.
+        self.traffic: Traffic | None = None
+        if settings.record.trace:
+            self.traffic = Traffic(self._writer("trace", Path(settings.record.trace), lambda: b""))
+
+    def follow(self, observed: Sequence[Policy]) -> None:
+        """The record of decisions is to be replayed with *observed* from now on."""
+        if self.decisions is not None:
+            self.decisions.follow(observed)
+
+    def _writer(self, name: str, path: Path, first_line: Callable[[], bytes]) -> Writer:
+        settings = self._settings
+        writer = Writer(
+            name,
+            RotatedFile(path, max_bytes=settings.record.max_file, keep=settings.record.keep),
+            packer(path),
+            first_line,
+            max_queued=settings.record.queue,
+            on_lines=lambda result, count: self._on_lines(name, result, count),
+        )
+        self.writers.append(writer)
+        return writer

@@ -1,31 +1,70 @@
-"""A trace of the traffic itself, for studies and simulators: what the paper's section 3 collected of each request.
-
-Prompts appear as chained hashes of their blocks, sessions as a hash; both are keyed with a secret that this process
-alone has, so that they can be compared with each other and with nothing else. Field names are those of public traces
-where they mean the same: Mooncake's (`timestamp`, `input_length`, `output_length`, `hash_ids`) and Bailian's
-(`chat_id`, `parent_chat_id`, `turn`).
-"""
+"""Trace of the traffic."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import hashlib
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.records.trigger import Trigger, trigger_of
 from smetric.records.writer import Writer
-from smetric.request import Api
+from smetric.request.parts import Kind
+from smetric.request.prompt import BLOCK_BYTES
+from smetric.request.request import Api
 
 if TYPE_CHECKING:
-    from smetric.request import InferenceRequest
-    from smetric.telemetry.record import DecisionRecord
+    from smetric.fleet.record import DecisionRecord
+    from smetric.request.request import InferenceRequest
+
+
+# What made a client send a request: a person, an agent that has run its tools, or the compaction of a session.
+#
+# Judged by the last message alone (the paper's Figure 7 tells the same three apart). Its text is looked at and not
+# kept.
+
+#: With what agents ask for a summary of the session: Claude Code and Cline, Codex, OpenCode, Gemini CLI.
+_COMPACTIONS = (
+    b"create a detailed summary of the conversation",
+    b"CONTEXT CHECKPOINT COMPACTION",
+    b"detailed prompt for continuing our conversation",
+    b"<state_snapshot>",
+)
+
+
+class Trigger(enum.Enum):
+    """Who or what sent a request."""
+
+    USER = "user"
+    #: The results of tools came back.
+    AGENT = "agent"
+    #: The agent has its context summarised.
+    COMPACTION = "compaction"
+
+
+def trigger_of(last: Iterable[tuple[Kind, bytes]]) -> Trigger:
+    """What *last*, the parts of a request's last message with the beginning of each one's text, was sent for."""
+    trigger = Trigger.USER
+    for kind, text in last:
+        if kind is Kind.TOOL_RESULT:
+            trigger = Trigger.AGENT
+        elif any(phrase in text for phrase in _COMPACTIONS):
+            return Trigger.COMPACTION
+    return trigger
+
+
+# A trace of the traffic itself, for studies and simulators: what the paper's section 3 collected of each request.
+#
+# Prompts appear as chained hashes of their blocks, sessions as a hash; both are keyed with a secret that this process
+# alone has, so that they can be compared with each other and with nothing else. Field names are those of public traces
+# where they mean the same: Mooncake's (`timestamp`, `input_length`, `output_length`, `hash_ids`) and Bailian's
+# (`chat_id`, `parent_chat_id`, `turn`).
 
 #: Rendered bytes of a block of the trace: about 512 tokens, the blocks of Mooncake's traces.
 TRACE_BLOCK_BYTES = 2 * BLOCK_BYTES

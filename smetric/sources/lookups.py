@@ -1,8 +1,4 @@
-"""Looks a request up in all sources, best first and within one deadline, and tells them what becomes of it.
-
-No source can cost a request more than the deadline, and none can fail it: what one raises is a fault of ours, counted
-and logged, and what it should have said is unknown. When something is looked up is the router's business.
-"""
+"""Look-ups of a decision, best source first, under one deadline."""
 
 from __future__ import annotations
 
@@ -14,14 +10,11 @@ from typing import TypeAlias
 
 import structlog
 
-from smetric.fleet.instance import Instance
-from smetric.fleet.lease import Lease
+from smetric.fleet.instance import Instance, Lease
+from smetric.log_limit import LogLimit
 from smetric.policy.snapshot import Origins
-from smetric.request import InferenceRequest
-from smetric.sources.follower import Follower
-from smetric.sources.source import Cells, Source
-from smetric.telemetry.log_limit import LogLimit
-from smetric.usage import Usage
+from smetric.request.request import InferenceRequest, Usage
+from smetric.sources.source import Cells, Follower, Source
 
 log = structlog.get_logger("smetric.sources")
 

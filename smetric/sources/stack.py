@@ -1,4 +1,4 @@
-"""The sources that a configuration asks for, in the order in which look-ups fall from one to the next."""
+"""Sources that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -8,34 +8,22 @@ from pathlib import Path
 
 from smetric.config import Settings
 from smetric.errors import ConfigError
-from smetric.fleet.fleet import Fleet
+from smetric.fleet.fleet import Fleet, Measure
 from smetric.fleet.instance import Instance
-from smetric.fleet.measure import Measure
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.sources.adapters import Adapters
-from smetric.sources.addresses import resolve_within
-from smetric.sources.cut import Cutting, TokenCutting
-from smetric.sources.fetch_rate import FetchRates
-from smetric.sources.follower import Follower
-from smetric.sources.index_file import IndexFile
-from smetric.sources.kv_publisher import publishers
-from smetric.sources.lmcache import lmcache_sources
-from smetric.sources.peers import Peers
-from smetric.sources.prefill_rate import PrefillRates
-from smetric.sources.prefill_times import PrefillTimes
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_indexes import PrefixIndexes
-from smetric.sources.prefix_part import PrefixPart
-from smetric.sources.prefix_tokens import PrefixTokens
-from smetric.sources.probe import Prober
-from smetric.sources.prompt_class import PromptClasses
-from smetric.sources.request_rate import RequestRates
-from smetric.sources.source import Background, Source
-from smetric.sources.vllm import VllmSource
-from smetric.telemetry.kv_gauges import KvGauges
+from smetric.http.addresses import resolve_within
+from smetric.request.prompt import BLOCK_BYTES
+from smetric.request.request import INITIAL
+from smetric.sources.kv_events.publisher import publishers
+from smetric.sources.lmcache.source import lmcache_sources
+from smetric.sources.measured import Adapters, FetchRates, PrefillRates, PrefillTimes, PromptClasses, RequestRates
+from smetric.sources.prefix_index.cut import Cutting, TokenCutting
+from smetric.sources.prefix_index.file import IndexFile
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart, PrefixTokens
+from smetric.sources.shared.peers import Peers
+from smetric.sources.source import Background, Follower, Source, TokenIds
+from smetric.sources.vllm import Prober, VllmSource
+from smetric.telemetry.gauges import KvGauges
 from smetric.telemetry.metrics import Metrics
-from smetric.token_ids import TokenIds
-from smetric.tokens import INITIAL
 
 #: Of the memory of the prefix index, the part that blocks of text have where there are blocks of token ids as well.
 TEXT_SHARE = 4
@@ -190,7 +178,7 @@ def _kv_events(settings: Settings, instances: Iterable[Instance], token_ids: Tok
     """The source that listens to what engines publish, its figures registered; ZeroMQ is imported only here."""
     at = publishers(settings, instances)
     try:
-        from smetric.sources.kv_events import KvEvents
+        from smetric.sources.kv_events.source import KvEvents
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"kv_events.enabled needs a package that is not installed ({error.name}): "

@@ -1,23 +1,326 @@
-"""A decision in words: its summary, and what else is to be told of it.
-
-The words of what a policy decided are `candidates.py`'s.
-"""
+"""Decisions as text and rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from smetric.policy.figure import clipped, figure
-from smetric.telemetry import candidates, names, shadowed
+import orjson
+
+from smetric import names
+from smetric.policy import explain
+from smetric.policy.explain import foremost
+from smetric.policy.flip import lead
+from smetric.policy.types import clipped, figure
 
 if TYPE_CHECKING:
-    from smetric.telemetry.record import DecisionRecord
+    from smetric.fleet.record import DecisionRecord
+    from smetric.policy.decision import Decision
+    from smetric.policy.policy import Policy
+
+
+# The foremost candidates of a decision as JSON rows and as text, both bounded by construction.
+#
+# Tracing backends cut long attributes (Tempo at 2,048 bytes); a row is left out before anything is cut in half. The
+# words of the summary, the rules and the table are `smetric.policy.explain`'s.
+
+#: Bytes of one attribute at most.
+LIMIT = 2000
+_ID_MAX = 200
+_SUMMARY_MAX = 480
+#: From here on JSON readers do not hold every whole number.
+_MOST_WHOLE = 2.0**53
+#: Characters of a line that tracing UIs show without breaking it.
+_WIDE = 76
+#: The gap before a guard's mark.
+_BETWEEN_GUARDS = re.compile(r"   (?=[✓✗·] )")
+#: Of the rules: characters of one, how many, and bytes of all; of more the last ones are shown, among them the one that
+#: fired. One with three guards and both sides of each comparison has some 130 characters, and must not be cut.
+_RULE_MAX = 240
+_RULES_MAX = 8
+_RULES_BYTES = 1100
+
+
+def rows(decision: Decision, top: int) -> list[dict[str, Any]]:
+    """One object per candidate: id, rank, score, the features the policy read, and which of them were unknown.
+
+    Beside a feature that was looked up stands who knew it, as in `"hit_len_source": "lmcache:host"`; beside one that
+    was measured how long ago, in seconds, as in `"requests_age": 0.4`. Those that a filter left out come last, with its
+    label as `filtered_by` instead of a rank.
+    """
+    snapshot = decision.snapshot
+    score = decision.score
+    now = snapshot.now
+    columns = [
+        (name, column, snapshot.origins_of(name), snapshot.stamps.get(name))
+        for name, column in snapshot.columns.items()
+    ]
+    gaps = [(name, known) for name, known in snapshot.known.items() if known is not None]
+    ranked = foremost(decision, top)
+    left_out = _left_out(decision) if len(ranked) < top else {}
+    result = []
+    for rank, index in enumerate([*ranked, *list(left_out)[: top - len(ranked)]]):
+        row: dict[str, Any] = {"id": snapshot.ids[index][:_ID_MAX]}
+        if index == decision.index:
+            row["chosen"] = True
+        if index in left_out:
+            row["filtered_by"] = left_out[index][:_ID_MAX]
+        else:
+            row["rank"] = rank
+        if score is not None:
+            row["score"] = _short(score[index])
+        for name, column, origins, stamps in columns:
+            row[name] = _short(column[index])
+            if origins is not None and origins[index]:
+                row[f"{name}_source"] = origins[index]
+            if stamps is not None and (at := stamps[index]) is not None:
+                row[f"{name}_age"] = round(max(0.0, now - at), 3)
+        if gaps:
+            unknown = [name for name, known in gaps if not known[index]]
+            if unknown:
+                row["unknown"] = unknown
+        result.append(row)
+    return result
+
+
+def as_json(decision: Decision, top: int, limit: int = LIMIT) -> str:
+    """The rows as compact JSON of at most *limit* bytes; fewer rows where they are long."""
+    size = 2
+    kept: list[bytes] = []
+    for row in rows(decision, top):
+        encoded = orjson.dumps(row)
+        size += len(encoded) + 1
+        if size > limit:
+            break
+        kept.append(encoded)
+    return (b"[" + b",".join(kept) + b"]").decode()
+
+
+def summary(decision: Decision) -> str:
+    """The decision in one sentence of bounded length."""
+    text = explain.summary(decision)
+    return text if len(text) <= _SUMMARY_MAX else text[: _SUMMARY_MAX - 1] + "…"
+
+
+def as_text(decision: Decision, head: str, top: int, limit: int = LIMIT, notes: Sequence[str] = ()) -> str:
+    """*head*, the rules with their guards, what is to be noted, and the aligned table; at most *limit* bytes.
+
+    What does not fit is left out from the end; of the table, its last rows.
+    """
+    if top == 0:
+        return head
+    lines = _rules(decision)
+    if margin := lead(decision):
+        lines.append(f"  lead     {margin}")
+    lines += [f"  {note}" for note in notes]
+    room = limit - len(head.encode())
+    text = head
+    body = "\n\n" + "\n".join(lines)
+    if lines and len(body.encode()) < room:
+        text += body
+    room = limit - len(text.encode()) - 2
+    table = explain.table(decision, top=top, limit_bytes=room) if room > 0 else ""
+    return f"{text}\n\n{table}" if table else text
+
+
+def _rules(decision: Decision) -> list[str]:
+    """The rules that led to the outcome, the last of which fired; each bounded, and no wider than UIs show."""
+    lines = [line if len(line) <= _RULE_MAX else line[: _RULE_MAX - 1] + "…" for line in explain.rules(decision)]
+    kept: list[list[str]] = []
+    room = _RULES_BYTES
+    for line in reversed(lines[-_RULES_MAX:]):
+        folded = _folded(line)
+        room -= sum(len(part.encode()) + 1 for part in folded)
+        if room < 0 and kept:
+            break
+        kept.append(folded)
+    hidden = len(lines) - len(kept)
+    more = [f"    … {hidden} more before"] if hidden else []
+    return [*more, *(part for folded in reversed(kept) for part in folded)]
+
+
+def _folded(line: str) -> list[str]:
+    """A rule with its guards; those that do not fit go on below the first one."""
+    if len(line) <= _WIDE:
+        return [line]
+    label, *guards = _BETWEEN_GUARDS.split(line)
+    indent = " " * (len(label) + 3)
+    lines = [label]
+    for place, guard in enumerate(guards):
+        if place and len(lines[-1]) + len(guard) + 3 > _WIDE:
+            lines.append(indent + guard)
+        else:
+            lines[-1] += f"   {guard}"
+    return lines
+
+
+def _left_out(decision: Decision) -> dict[int, str]:
+    """Candidates that filters left out, in order of ids, and which filter did first."""
+    ids = decision.snapshot.ids
+    found: dict[int, str] = {}
+    for narrowed in decision.filters:
+        left = set(narrowed.left)
+        for i in range(len(ids)):
+            if i not in left:
+                found.setdefault(i, narrowed.label)
+    return dict(sorted(found.items(), key=lambda one: ids[one[0]]))
+
+
+def _short(value: Any) -> Any:
+    """A cell as JSON shows it: whole numbers without a point, others to six digits, sets as sorted lists."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _MOST_WHOLE else float(f"{value:.6g}")
+    if isinstance(value, frozenset):
+        return sorted(value)[:8]
+    return value[:_ID_MAX] if isinstance(value, str) else value
+
+
+# What a policy in shadow would have decided, as spans, metrics and `/admin/decisions` show it.
+#
+# Evaluating it is `smetric.shadow`'s business.
+
+#: Characters of the names and choices of several shadows in one attribute.
+_TEXT_MAX = 256
+
+
+@dataclass(slots=True)  # not frozen: that costs a microsecond, for each shadow of each request
+class Shadowed:
+    """One shadow's answer to one decision.
+
+    Args:
+        policy: the policy in shadow.
+        generation: its reload counter.
+        answer: one of `names.ANSWERS`.
+        decision: what it decided; None where it could not.
+        missing: what it would have had to read that was not there in time.
+        regret: how much worse than its own choice it finds the acting one, 0..1; None where it cannot tell.
+        is_new_session: it has seen no request of this conversation before.
+        had_diverged: it chose otherwise for an earlier request of this conversation; None where that is not known.
+        evaluate_s: seconds it took.
+    """
+
+    policy: Policy
+    generation: int
+    answer: str
+    decision: Decision | None = None
+    missing: tuple[str, ...] = ()
+    regret: float | None = None
+    is_new_session: bool = False
+    had_diverged: bool | None = None
+    evaluate_s: float = 0.0
+
+    @property
+    def choice(self) -> str:
+        """The instance it would have chosen, or what else it would have done, or why that is not known."""
+        if self.decision is not None:
+            return self.decision.choice
+        return f"not answerable: {', '.join(self.missing)} not read" if self.missing else "error"
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether it would have chosen the same; None where it has no answer."""
+        return {names.AGREES: True, names.DIFFERS: False}.get(self.answer)
+
+
+def row(shadowed: Shadowed, *, top: int) -> dict[str, Any]:
+    """It as JSON, with the table of at most *top* candidates."""
+    decision, policy = shadowed.decision, shadowed.policy
+    result: dict[str, Any] = {
+        "origin": names.SHADOW,
+        "policy": f"{policy.name}@{policy.digest}",
+        "generation": shadowed.generation,
+        "agrees": shadowed.agrees,
+        "choice": shadowed.choice,
+        "regret": shadowed.regret,
+        "session_had_diverged": shadowed.had_diverged,
+        "evaluate_s": shadowed.evaluate_s,
+    }
+    if decision is not None:
+        result |= {
+            "rule": decision.rule,
+            "instance": decision.instance,
+            "margin": decision.margin,
+            "summary": summary(decision),
+            "candidates": rows(decision, top),
+            "explanation": explain.explain(decision),
+        }
+    return result
+
+
+def note_of(shadowed: Shadowed) -> str:
+    """What it would have chosen, in half a line."""
+    name, choice = clipped(shadowed.policy.name), clipped(shadowed.choice)
+    if shadowed.answer == names.AGREES:
+        return f"{name} would choose {choice} too"
+    if shadowed.answer != names.DIFFERS:
+        return f"{name}: {choice}"
+    regret = "" if shadowed.regret is None else f", regret {figure(shadowed.regret)}"
+    return f"{name} would choose {choice}{regret}"
+
+
+def attributes_of(all_shadowed: Sequence[Shadowed]) -> dict[str, Any]:
+    """All of them in the attributes of the acting decision's span; several are separated by commas."""
+    if not all_shadowed:
+        return {}
+    result: dict[str, Any] = {
+        names.SHADOW_POLICY.name: ", ".join(one.policy.name for one in all_shadowed)[:_TEXT_MAX],
+        names.SHADOW_INSTANCE.name: ", ".join(one.choice for one in all_shadowed)[:_TEXT_MAX],
+    }
+    answers = [one.agrees for one in all_shadowed]
+    if None not in answers:
+        result[names.SHADOW_AGREES.name] = all(answers)
+    regrets = [one.regret for one in all_shadowed if one.regret is not None]
+    if regrets:
+        result[names.SHADOW_REGRET.name] = max(regrets)
+    had_diverged = [one.had_diverged for one in all_shadowed if one.had_diverged is not None]
+    if had_diverged:
+        result[names.SHADOW_DIVERGED.name] = any(had_diverged)
+    return result
+
+
+def span_of(shadowed: Shadowed, *, top: int, limit: int, ui_hints: bool) -> dict[str, Any]:
+    """The attributes of a shadow's own span."""
+    policy, decision = shadowed.policy, shadowed.decision
+    result: dict[str, Any] = {
+        names.ORIGIN.name: names.SHADOW,
+        names.POLICY_NAME.name: policy.name,
+        names.POLICY_HASH.name: policy.digest,
+        names.POLICY_GENERATION.name: shadowed.generation,
+        names.DURATION.name: shadowed.evaluate_s,
+    }
+    if shadowed.agrees is not None:
+        result[names.SHADOW_AGREES.name] = shadowed.agrees
+    if decision is None:
+        sentence = f"{policy.name} (shadow): {shadowed.choice}"
+    else:
+        sentence = f"{policy.name} (shadow): {summary(decision)}"
+        result[names.RULE.name] = decision.rule
+        result[names.CANDIDATES_JSON.name] = as_json(decision, top, limit)
+        if decision.instance is not None:
+            result[names.INSTANCE_ID.name] = decision.instance
+        if decision.score is not None and decision.index >= 0:
+            result[names.SCORE_CHOSEN.name] = float(decision.score[decision.index])
+        if (margin := decision.margin) is not None:
+            result[names.SCORE_MARGIN.name] = float(margin)
+    result[names.SUMMARY.name] = sentence
+    if ui_hints:
+        result[names.UI_KIND.name] = "CHAIN"
+        result[names.UI_OUTPUT.name] = sentence if decision is None else as_text(decision, sentence, top, limit)
+        result[names.UI_OUTPUT_TYPE.name] = "text/plain"
+    return result
+
+
+# A decision in words: its summary, and what else is to be told of it.
+#
+# The words of what a policy decided are `candidates.py`'s.
 
 
 def summary_of(record: DecisionRecord) -> str:
     """The decision in one sentence, also where no policy ran."""
     if record.decision is not None:
-        return candidates.summary(record.decision)
+        return summary(record.decision)
     if record.outcome == names.PINNED and record.instance is not None:
         return f"pinned: {record.instance.id} holds the response this request continues"
     if record.outcome == names.ERROR:
@@ -39,4 +342,4 @@ def notes_of(record: DecisionRecord) -> list[str]:
         if forecast.other_ttft_s is not None:
             other = f", {figure(forecast.other_ttft_s)} s on {clipped(forecast.other)}"
         notes.append(f"expected {figure(forecast.ttft_s)} s to the first token{other}")
-    return notes + [f"shadow   {shadowed.note_of(one)}" for one in record.shadowed]
+    return notes + [f"shadow   {note_of(one)}" for one in record.shadowed]

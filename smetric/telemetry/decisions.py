@@ -1,4 +1,4 @@
-"""The last decisions, for `/admin/decisions`: kept as references, rendered when somebody asks. Holds no body."""
+"""Last decisions in memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from smetric.fleet.record import DecisionRecord, safe
 from smetric.policy import explain
-from smetric.telemetry import candidates, shadowed
-from smetric.telemetry.client_text import safe
+from smetric.telemetry import decision_text
 from smetric.telemetry.decision_text import summary_of
-from smetric.telemetry.record import DecisionRecord
+
+# The last decisions, for `/admin/decisions`: kept as references, rendered when somebody asks. Holds no body.
 
 #: Decisions kept.
 KEPT = 1000
@@ -111,9 +112,37 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
                 {"rule": rule, "guards": [{"guard": label, "held": held} for label, held in guards]}
                 for rule, guards in decision.guards
             ],
-            "candidates": candidates.rows(decision, top),
+            "candidates": decision_text.rows(decision, top),
             "candidate_count": len(decision.snapshot.ids),
             "explanation": explain.explain(decision),
-            "shadows": [shadowed.row(one, top=top) for one in record.shadowed],
+            "shadows": [decision_text.row(one, top=top) for one in record.shadowed],
         }
     return result
+
+
+# What has happened since somebody last looked: decisions made and requests ended. Cheap to tell, bounded to keep.
+
+#: Records of each kind that are kept until the next look, which is within a second.
+MOST = 8192
+
+
+class Activity:
+    """Collects records between two looks.
+
+    Args:
+        most: how many of each kind; of more the latest.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._decided: deque[DecisionRecord] = deque(maxlen=most)
+        self._ended: deque[DecisionRecord] = deque(maxlen=most)
+        #: A decision was made, a request ended: called for every request.
+        self.decided = self._decided.append
+        self.ended = self._ended.append
+
+    def take(self) -> tuple[list[DecisionRecord], list[DecisionRecord]]:
+        """Decisions made and requests ended since the last call, oldest first."""
+        taken = list(self._decided), list(self._ended)
+        self._decided.clear()
+        self._ended.clear()
+        return taken

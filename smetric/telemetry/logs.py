@@ -1,30 +1,184 @@
-"""How log lines look and where they go: structlog, one JSON object a line, readable text on a terminal.
-
-What is logged is decided where it happens. Records of other libraries come through here too, rate-limited and
-without their arguments: those quote bytes of requests.
-"""
+"""Log lines."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
+import select
+import stat
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 import msgspec
 import orjson
 import structlog
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from smetric.errors import ConfigError
-from smetric.telemetry.client_text import safe
-from smetric.telemetry.log_limit import LogLimit
-from smetric.telemetry.log_lines import LogLines
+from smetric.fleet.record import safe
+from smetric.log_limit import LogLimit
+
+if TYPE_CHECKING:
+    from smetric.fleet.record import DecisionRecord
+    from smetric.telemetry.exchange import Exchange
+
+
+# Where log lines end up: a text stream, written at once for most lines, a few times a second for those that can wait.
+#
+# A log that cannot be written, as its terminal is gone or its disk full, costs its lines and nothing else; one whose
+# reader has stopped for a while keeps nobody waiting. What a line says is decided elsewhere.
+
+#: Longest that a line waits, seconds, and most lines that do. One write of the kernel costs more than making a line.
+WAIT_S = 0.05
+MOST_WAITING = 256
+#: Most lines kept for a reader who takes none; beyond that the oldest are lost.
+MOST_KEPT = 10_000
+#: Bytes that a pipe takes without waiting if it takes any (PIPE_BUF).
+_PIECE = 4096
+
+
+class LogLines:
+    """A stream for loggers. Lines come out in the order they went in, those that can wait before what makes them.
+
+    Args:
+        out: where they are written.
+    """
+
+    #: Lines that could not be written, of all streams of this process.
+    lost: ClassVar[int] = 0
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._fd = _fd_of(out)
+        self._room = _room_of(self._fd)
+        #: What was written last ends within a line, as the disk was full then.
+        self._is_cut = False
+        self._waiting: list[str] = []
+        self._is_due = False
+        #: The thread that writes may come here again: what it has made for that collects what is lost, and an object
+        #: that is lost may log, as a task does that nobody waited for.
+        self._lock = threading.RLock()
+        self._is_writing = False
+
+    def write(self, text: str) -> None:
+        """Take *text*; `flush` writes it. Any thread may call these two."""
+        self._waiting.append(text)
+
+    def flush(self) -> None:
+        """Write all that waits, as far as there is room for it."""
+        with self._lock:
+            if self._is_writing:
+                return  # and goes on with this line
+            self._is_writing = True
+            try:
+                while self._waiting and (self._room is None or self._room.poll(0)):
+                    self._write_next()
+                if (excess := len(self._waiting) - MOST_KEPT) > 0:
+                    self._drop(excess)
+            finally:
+                self._is_writing = False
+        if self._waiting and not self._is_due:
+            self._flush_soon()
+
+    def line(self, text: str) -> None:
+        """Write a line at once: what structlog's loggers end in, each of the methods that they call."""
+        self.write(f"{text}\n")
+        self.flush()
+
+    debug = info = warning = error = critical = line
+
+    def write_soon(self, text: str) -> None:
+        """Write *text* within `WAIT_S`, together with others; at once where no event loop runs."""
+        self._waiting.append(text)
+        if self._is_due:
+            if len(self._waiting) >= MOST_WAITING:
+                self.flush()
+        elif not self._flush_soon():
+            self.flush()
+
+    def _write_next(self) -> None:
+        """Write as many lines as there is room for, at least one."""
+        waiting = self._waiting
+        count = len(waiting) if self._room is None else _fitting(waiting)
+        try:
+            self._write("".join(waiting[:count]))
+        except (OSError, ValueError):  # the latter where it was closed
+            self._drop(count)
+        else:
+            del waiting[:count]
+
+    def _write(self, text: str) -> None:
+        if self._fd is None:
+            self._out.write(text)
+            self._out.flush()
+            return
+        if self._out.closed:  # its number may be another file's by now
+            raise ValueError
+        rest = b"\n" * self._is_cut + text.encode(errors="replace")
+        while rest:
+            written = os.write(self._fd, rest)
+            self._is_cut = not rest.endswith(b"\n", 0, written)
+            rest = rest[written:]
+
+    def _drop(self, count: int) -> None:
+        del self._waiting[:count]
+        LogLines.lost += count
+
+    def _flush_soon(self) -> bool:
+        """Have the running loop flush in a while; false where none runs."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        self._is_due = True
+        loop.call_later(WAIT_S, self._flush_due)
+        return True
+
+    def _flush_due(self) -> None:
+        self._is_due = False
+        self.flush()
+
+
+def _fd_of(out: TextIO) -> int | None:
+    try:
+        return out.fileno()
+    except OSError:  # it is in memory
+        return None
+
+
+def _room_of(fd: int | None) -> select.poll | None:
+    """Tells whether *fd* takes a piece without waiting for a reader; None where there is nobody to wait for."""
+    if fd is None:
+        return None
+    mode = os.fstat(fd).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)):
+        return None
+    room = select.poll()
+    room.register(fd, select.POLLOUT)
+    return room
+
+
+def _fitting(lines: list[str]) -> int:
+    """How many of *lines* make a piece, at least one."""
+    size = 0
+    for count, line in enumerate(lines):
+        size += len(line) if line.isascii() else len(line.encode())
+        if count and size > _PIECE:
+            return count
+    return len(lines)
+
+
+# How log lines look and where they go: structlog, one JSON object a line, readable text on a terminal.
+#
+# What is logged is decided where it happens. Records of other libraries come through here too, rate-limited and
+# without their arguments: those quote bytes of requests.
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "json", "console")
@@ -215,3 +369,119 @@ def _bounded(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         elif type(value) is list:
             event[name] = [safe(one) if type(one) is str else one for one in value]
     return event
+
+
+# The access log: one line for every request, at a fraction of what the loggers' processors cost.
+#
+# Where lines go and how they look is set up in `logs.py`, and honoured here.
+
+
+class AccessLine(Line):
+    """What is said of one request, bounded and printable; what is UNSET is not said."""
+
+    path: str | UnsetType = UNSET
+    status: int | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    duration_s: float | UnsetType = UNSET
+    trace_id: str | UnsetType = UNSET
+    ttft_s: float | UnsetType = UNSET
+    error_type: str | UnsetType = UNSET
+    gave_up: str | UnsetType = UNSET
+    decision_id: str | UnsetType = UNSET
+    outcome: str | UnsetType = UNSET
+    route: str | UnsetType = UNSET
+    policy: str | UnsetType = UNSET
+    rule: str | UnsetType = UNSET
+    instance: str | UnsetType = UNSET
+    api: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    turn: int | UnsetType | None = UNSET
+    prompt_len: int | UnsetType = UNSET
+    hit: int | UnsetType = UNSET
+    prompt_tokens: int | UnsetType | None = UNSET
+    cached_tokens: int | UnsetType | None = UNSET
+    completion_tokens: int | UnsetType | None = UNSET
+    held_s: float | UnsetType = UNSET
+    lookup_s: float | UnsetType = UNSET
+    arm: str | UnsetType = UNSET
+    migrated_from: str | UnsetType = UNSET
+    guard: str | UnsetType = UNSET
+    left_tokens: int | UnsetType | None = UNSET
+    attempts: int | UnsetType = UNSET
+    event: str = "request"
+
+
+class AccessLog:
+    """Writes lines the way that logging was set up when this was made: before the first request, after the settings."""
+
+    def __init__(self) -> None:
+        # Bound here: binding anew for each line costs more than the line.
+        self._logger = structlog.get_logger("smetric.access").bind()
+        self._processors: list[Any] = structlog.get_config()["processors"]
+        #: Whether lines are wanted at all; if not, none need be made.
+        self.is_on: bool = self._logger.is_enabled_for(logging.INFO)
+
+    def ended(self, exchange: Exchange, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
+        """The request of *exchange* has ended; arguments as of `Exchange.end`."""
+        record, ttft_s = exchange.record, exchange.ttft_s
+        self.write(
+            AccessLine(  # by position: by name it takes twice as long
+                exchange.route,
+                status,
+                bytes_out,
+                _rounded(duration_s),
+                exchange.trace_id or UNSET,
+                UNSET if ttft_s is None else _rounded(ttft_s),
+                error_type or UNSET,
+                exchange.gave_up or UNSET,
+                *(() if record is None else _of_decision(record, exchange.attempts)),
+            )
+        )
+
+    def answered_here(self, route: str, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
+        """A request that concerns no instance was answered; arguments as of `Telemetry.answered_here`."""
+        if self.is_on:
+            self.write(AccessLine(route, status, bytes_out, _rounded(duration_s), error_type=error_type or UNSET))
+
+    def write(self, line: AccessLine) -> None:
+        """One request."""
+        last = self._processors[-1] if self._processors else None
+        if isinstance(last, JsonLines):
+            last.write_soon(line)
+        else:  # lines for people, or another set-up than ours
+            fields = msgspec.to_builtins(line)
+            del fields["level"], fields["timestamp"]
+            self._logger.info(**fields)
+
+
+def _of_decision(record: DecisionRecord, attempts: int) -> tuple[Any, ...]:
+    """The fields from `decision_id` on."""
+    request, usage, hit, migration = record.request, record.usage, record.hit, record.migration
+    return (
+        record.id,
+        record.outcome,
+        record.route,
+        record.policy.name,
+        safe(record.rule),
+        safe(record.instance.id) if record.instance is not None else "",
+        request.api._value_,  # which `value` takes a detour to
+        safe(request.model),
+        request.turn,
+        request.prompt_len,
+        UNSET if hit is None else hit[0],
+        UNSET if usage is None else usage.prompt_tokens,
+        UNSET if usage is None else usage.cached_tokens,
+        UNSET if usage is None else usage.completion_tokens,
+        _rounded(record.held_s) if record.held_s else UNSET,
+        _rounded(record.lookup_s) if record.lookup_s else UNSET,
+        record.arm or UNSET,
+        UNSET if migration is None else migration.source,
+        UNSET if migration is None else safe(migration.guard),
+        UNSET if migration is None else migration.left_tokens,
+        attempts,
+    )
+
+
+def _rounded(seconds: float) -> float:
+    """To microseconds, half a one up; `round` costs four times as much, and to so many places goes through text."""
+    return (seconds * 1e6 + 0.5) // 1.0 / 1e6

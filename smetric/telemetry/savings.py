@@ -1,8 +1,4 @@
-"""What decisions cost or saved, by policy, rule and day: forecasts, settled by what became of the requests.
-
-Tokens are those found cached, beside what the other instance was believed to hold; seconds are the time from
-sending to the first token, beside what was expected of that one. Forecasts are made in `forecast.py`.
-"""
+"""Cost and savings of decisions."""
 
 from __future__ import annotations
 
@@ -12,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smetric.telemetry import names
-from smetric.telemetry.series import Count, Counts
+from smetric import names
+from smetric.telemetry.metrics import Count, Counts
 
 if TYPE_CHECKING:
-    from smetric.telemetry.record import DecisionRecord
+    from smetric.fleet.record import DecisionRecord
+
 
 #: Days kept, and accounts of all of them; the oldest goes first.
 MOST_DAYS = 31

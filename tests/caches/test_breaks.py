@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from smetric.caches import breaks as cache_breaks
-from smetric.caches.breaks import Breaks, CacheBreaks, Cause
+from smetric import names
 from smetric.fleet.instance import Instance
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.telemetry import names
-from smetric.tokens import TokenRatio
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
+from smetric.telemetry import cache_breaks
+from smetric.telemetry.cache_breaks import Breaks, CacheBreaks, Cause
 
 Body = dict[str, Any]
 SESSION = [(b"x-claude-code-session-id", b"s-1")]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.caches.client_kind import KINDS, client_kind
+from smetric.telemetry.cache_breaks import KINDS, client_kind
 
 
 @pytest.mark.parametrize(

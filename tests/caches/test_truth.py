@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.caches.truth import LEAST_ANSWERS, MARK_S, HitTruth
+from smetric import names
 from smetric.fleet.instance import CacheConfig, Instance
-from smetric.telemetry import names
-from smetric.usage import Usage
+from smetric.request.request import Usage
+from smetric.telemetry.hit_truth import LEAST_ANSWERS, MARK_S, HitTruth
 from tests.telemetry.samples import fleet, record
 
 SOURCE = "prefix_index"

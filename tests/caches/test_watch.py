@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smetric.caches.breaks import Breaks, Cause
-from smetric.caches.watch import summary
+from smetric.telemetry.cache_breaks import Breaks, Cause
+from smetric.telemetry.hit_truth import summary
 from tests.fakes import Call, FakeEngine
 from tests.faults.harness import CANARY, Running, running
 

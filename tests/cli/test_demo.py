@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from smetric.cli.demo import Progress, demo
+from smetric.cli.lab import Progress, demo
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smetric.cli import main
-from smetric.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.fleet import EmulatedFleet
 from tests.doctor.lab import ENGINES
 from tests.ports import free_port
 

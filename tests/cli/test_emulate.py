@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from smetric.cli.emulate import emulate
+from smetric.cli.lab import emulate
 from smetric.errors import ConfigError
 
 

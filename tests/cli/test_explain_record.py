@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smetric.cli import main
+from smetric.files import shipped_policies
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Policy
 from smetric.policy.explain import explain
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.telemetry.record import DecisionRecord
+from smetric.request.request import InferenceRequest
 from tests.records.drive import Fleet, policy, write
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import smetric
 from smetric.cli import COMMANDS, main
-from smetric.resources import shipped_policies
+from smetric.files import shipped_policies
 from tests.records.drive import Fleet, policy, write
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from smetric.cli.percent import Percent
+from smetric.cli.policy import Percent
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0.0), ("99.5", 99.5), ("100", 100.0)])

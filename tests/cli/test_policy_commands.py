@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smetric.cli import main
-from smetric.resources import shipped_policies
+from smetric.files import shipped_policies
 
 GOOD = """
 policy mine

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smetric.cli import main
-from smetric.resources import shipped_policies
+from smetric.files import shipped_policies
 from tests.records.drive import Fleet, policy, write
 
 SHIPPED = {name: path.read_text() for name, path in shipped_policies().items()}

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.config.quantity import BYTES, SECONDS, Duration, Size
-from smetric.config.raw import Scalar
+from smetric.config.values import BYTES, SECONDS, Duration, Scalar, Size
 
 
 def scalar(text: str) -> Scalar:

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smetric import file_bytes
+from smetric import files
 from smetric.config import Flagged, Settings, load_settings
-from smetric.config.raw import Scalar
-from smetric.config.section import ListOf, MapOf, Section
-from smetric.config.whole import SETTINGS, schema
+from smetric.config.load import SETTINGS, schema
+from smetric.config.values import ListOf, MapOf, Scalar, Section
 from smetric.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -297,7 +296,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_may_be_a_pipe_unless_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_bytes, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(files, "PATIENCE_S", 0.05)
     reading, writing = os.pipe()
     os.write(writing, b"policy: round_robin\n")
     os.close(writing)

@@ -2,9 +2,7 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from smetric.demo.agent import Answer, play
-from smetric.demo.dialect import Chat
-from smetric.demo.session import Session, Turn
+from smetric.lab.demo.play import Answer, Chat, Session, Turn, play
 
 SESSION = Session("s", 120, 40, (Turn(10, 2, 0.0), Turn(10, 2, 0.0), Turn(10, 2, 0.0)))
 CHUNK = b'data: {"choices":[{"delta":{"content":" one"}}]}\n\n'

@@ -3,15 +3,12 @@
 import orjson
 import pytest
 
-from smetric.demo.dialect import MODEL, Chat, Dialect, Messages, Reply
-from smetric.demo.session import load_sessions
-from smetric.emulator.call import Call, Limits
-from smetric.emulator.chat import parse_chat
-from smetric.emulator.fields import Fields
-from smetric.emulator.messages import parse_message
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.tokens import TokenRatio
+from smetric.lab.demo.play import MODEL, Chat, Dialect, Messages, Reply, load_sessions
+from smetric.lab.emulator.call import Call, Fields, Limits
+from smetric.lab.emulator.chat import parse_chat
+from smetric.lab.emulator.messages import parse_message
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
 
 SESSION = load_sessions()[0]
 REPLIES = [" one two six", " ten new old", " big now and"]

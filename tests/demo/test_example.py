@@ -2,16 +2,14 @@
 
 from typing import Any
 
-from smetric.demo.agent import Answer
-from smetric.demo.example import examples
-from smetric.demo.figures import Figures
-from smetric.demo.play import Play
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
+from smetric.fleet.record import DecisionRecord
+from smetric.lab.demo.play import Answer, Figures, Play
+from smetric.lab.demo.report import examples
 from smetric.policy import Decision, load
 from smetric.policy.snapshot import Snapshot
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.telemetry.record import DecisionRecord
+from smetric.request.request import InferenceRequest
 
 POLICY = load(shipped_policies()["smetric"].read_text(), VOCABULARY, path="smetric.policy")
 

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.demo.agent import Answer
-from smetric.demo.figures import Figures, imbalance
+from smetric.lab.demo.play import Answer, Figures, imbalance
 
 
 def answer(

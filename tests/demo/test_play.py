@@ -2,12 +2,10 @@
 
 import pytest
 
-from smetric.demo import stage
-from smetric.demo.example import examples, told_by
-from smetric.demo.play import Play, perform
-from smetric.demo.report import report
-from smetric.demo.session import Session, Turn
 from smetric.errors import ConfigError
+from smetric.lab.demo import play as stage
+from smetric.lab.demo.play import Play, Session, Turn, perform
+from smetric.lab.demo.report import examples, report, told_by
 
 SESSIONS = [Session(f"tiny-{n}", 120, 200, (Turn(300, 8, 0.0), Turn(20, 8, 0.5), Turn(10, 8, 0.5))) for n in range(3)]
 
@@ -56,7 +54,7 @@ async def test_the_report_shows_the_table_three_decisions_and_the_way_on() -> No
 
 async def test_an_account_longer_than_a_line_goes_on_further_in(monkeypatch: pytest.MonkeyPatch) -> None:
     play, _ = await played("smetric")
-    monkeypatch.setattr("smetric.demo.report._WIDTH", 48)
+    monkeypatch.setattr("smetric.lab.demo.report._WIDTH", 48)
     told = report([play], None, "bin/smetric", {}).splitlines()
     first = next(at for at, line in enumerate(told) if line.startswith("   smetric: route to"))
     assert all(len(line) <= 48 for line in told[first : first + 6])

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from smetric.demo.session import Session, load_sessions
+from smetric.lab.demo import play
+from smetric.lab.demo.play import Session, load_sessions
 
 SESSIONS = load_sessions()
 
@@ -34,13 +35,12 @@ def test_sessions_share_tools_and_system_prompts() -> None:
 
 
 def test_the_extract_is_small_and_carries_its_attribution() -> None:
-    from smetric.demo import session
 
-    folder = session._FILE.parent
-    assert session._FILE.stat().st_size < 20_000
+    folder = play._FILE.parent
+    assert play._FILE.stat().st_size < 20_000
     notice = (folder / "README.md").read_text()
     for word in ("callanjfox/kv-cache-tester", "94f6046d", "WEKA", "Apache License, Version 2.0", "Changed"):
         assert word in notice
     shown = notice.partition('{"id"')[2].partition("…")[0].rstrip(", ")
-    line = next(line for line in session._FILE.read_text().splitlines() if line.startswith('{"id":"trace_0002"'))
+    line = next(line for line in play._FILE.read_text().splitlines() if line.startswith('{"id":"trace_0002"'))
     assert json.dumps(json.loads(line)).startswith('{"id"' + shown)

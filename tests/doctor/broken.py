@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any
 
 from smetric.config.settings import PeersSettings, Scrape, TokenizerSettings
-from smetric.doctor.finding import Severity
+from smetric.doctor.site import Severity
 from smetric.sources.vllm import MAX_PAGE_BYTES
 from tests.doctor.lab import Lab
 

@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from smetric.doctor import events, hits, lmcache
+from smetric.doctor import knowledge, lmcache
 from tests.doctor.lab import Lab, set_up
 
 
 @pytest.fixture
 async def lab(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
     """A set-up that is well, and a doctor who does not wait long for what does not come."""
-    monkeypatch.setattr(events, "CONNECT_S", 0.5)
-    monkeypatch.setattr(events, "ARRIVES_S", 0.5)
+    monkeypatch.setattr(knowledge, "CONNECT_S", 0.5)
+    monkeypatch.setattr(knowledge, "ARRIVES_S", 0.5)
     monkeypatch.setattr(lmcache, "FOUND_WITHIN_S", 0.5)
-    monkeypatch.setattr(hits, "KNOWN_WITHIN_S", 1.0)
+    monkeypatch.setattr(knowledge, "KNOWN_WITHIN_S", 1.0)
     async with set_up() as made:
         yield made

@@ -19,14 +19,13 @@ from smetric.config.settings import (
     Settings,
     TokenizerSettings,
 )
-from smetric.doctor.examination import Examination
-from smetric.doctor.finding import Finding
-from smetric.doctor.report import as_text
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings as EngineSettings
-from smetric.proxy.server import address_of, listen, serve
-from smetric.proxy.tls import Tls
-from smetric.sim.engine import EngineConfig
+from smetric.doctor.examination import Examination, as_text
+from smetric.doctor.site import Finding
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.http.tls import Tls
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.engine import EngineConfig
 from tests.doctor.front import Front
 from tests.fakes import until
 from tests.ports import free_port
@@ -98,8 +97,8 @@ async def running(lab: Lab, tls: Tls | None = None) -> AsyncIterator[str]:
     admin, data = listen("127.0.0.1", settings.admin.port), listen("127.0.0.1", settings.listen.port)
     router, stop = Application(settings, environ={}), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(serve(router.data_app(), data, stop=stop.wait, drain_s=1.0, tls=tls))
-        group.create_task(serve(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
+        group.create_task(serve_port(router.data_app(), data, stop=stop.wait, drain_s=1.0, tls=tls))
+        group.create_task(serve_port(router.admin_app(), admin, stop=stop.wait, drain_s=1.0))
         await until(lambda: router.is_ready)
         try:
             yield address_of(data)

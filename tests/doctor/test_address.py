@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.doctor.address import is_own, resolve
+from smetric.doctor.site import is_own, resolve
 
 
 @pytest.mark.parametrize("host", ["engine..example", "two words"])

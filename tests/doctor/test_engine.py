@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from smetric.config.settings import InstanceSettings
-from smetric.doctor.engine import look
-from smetric.doctor.wire import MAX_BYTES, Answer, NoAnswer, Wire
+from smetric.doctor.site import MAX_BYTES, Answer, NoAnswer, Wire, look
 from tests.fakes import Call, FakeEngine, capture
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from smetric.doctor.examination import examine
-from smetric.doctor.finding import Severity
+from smetric.doctor.site import Severity
 from tests.doctor.front import publishing
 from tests.doctor.lab import Lab, listening, told
 from tests.sources.kv_engine import stored

@@ -11,11 +11,8 @@ import pytest
 
 from smetric.config.settings import InstanceSettings, KvEventsSettings, PrefixIndexSettings, RecordSettings
 from smetric.doctor import examination as examined_by
-from smetric.doctor.check import Check, Skipped
-from smetric.doctor.examination import Result, examine
-from smetric.doctor.finding import Finding, Severity
-from smetric.doctor.report import as_json, as_text
-from smetric.doctor.site import Site
+from smetric.doctor.examination import Result, as_json, as_text, examine
+from smetric.doctor.site import Check, Finding, Severity, Site, Skipped
 from tests.doctor.broken import BROKEN
 from tests.doctor.front import publishing
 from tests.doctor.lab import Lab, the_only, told

@@ -9,13 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from smetric.doctor.examination import examine
-from smetric.doctor.finding import Severity
-from smetric.doctor.report import as_text
+from smetric.doctor.examination import as_text, examine
+from smetric.doctor.site import Severity
 from smetric.fleet.instance import Instance
-from smetric.sources.index_file import NAME, IndexFile
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_indexes import PrefixIndexes
+from smetric.sources.prefix_index.file import NAME, IndexFile
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from tests.doctor.lab import Lab, the_only, told
 
 

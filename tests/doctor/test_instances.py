@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from smetric.config.settings import Listen
-from smetric.doctor import instances
+from smetric.doctor import engines
 from smetric.doctor.examination import examine
 from tests.doctor.front import Edit
 from tests.doctor.lab import Lab, the_only, told
@@ -34,7 +34,7 @@ async def test_a_name_that_leads_where_no_instance_can_be_is_found(lab: Lab, mon
     async def resolve(url: str) -> tuple[str, int]:
         return ("169.254.169.254" if url == lab.fronts[0].url else "10.0.0.1"), 80
 
-    monkeypatch.setattr(instances, "resolve", resolve)
+    monkeypatch.setattr(engines, "resolve", resolve)
     check, finding = the_only(await examine(lab.settings, may_probe=False))
     assert (check, finding.where) == ("instances", "instance e0")
     assert "its name leads to 169.254.169.254" in finding.what
@@ -51,7 +51,7 @@ async def test_two_names_at_one_address_are_one_engine_unless_they_are_two_proce
     def starting(at: int) -> Edit:
         return lambda page: re.sub(rb"(?m)^(process_start_time_seconds) .*", rb"\1 %d" % at, page)
 
-    monkeypatch.setattr(instances, "resolve", resolve)
+    monkeypatch.setattr(engines, "resolve", resolve)
     for nth, front in enumerate(lab.fronts):
         front.edits["/metrics"] = starting(1000 + nth * apart_s)
     found = told(await examine(lab.settings, may_probe=False))

@@ -5,8 +5,7 @@ from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
-from smetric.doctor.examination import examine
-from smetric.doctor.report import as_text
+from smetric.doctor.examination import as_text, examine
 from tests.doctor.lab import Lab, the_only, told
 
 

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from smetric.doctor.check import Check
-from smetric.doctor.examination import Examination, Outcome, Result
-from smetric.doctor.finding import Finding, Severity, error, info, listed, shown, warning
-from smetric.doctor.report import as_json, as_text
-from smetric.doctor.site import Site
+from smetric.doctor.examination import Examination, Outcome, Result, as_json, as_text
+from smetric.doctor.site import Check, Finding, Severity, Site, error, info, listed, shown, warning
 
 
 async def _nothing(_: Site) -> list[Finding]:

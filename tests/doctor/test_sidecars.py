@@ -13,14 +13,20 @@ import pytest
 import trustme
 
 from smetric.app import Application
-from smetric.config.routing import MatchSettings, RouteSettings, ShadowSettings
-from smetric.config.settings import Admin, Listen, PeersSettings, TokenizerSettings
-from smetric.doctor.examination import examine
-from smetric.doctor.finding import Severity
-from smetric.doctor.report import as_text
-from smetric.proxy.server import listen, serve
-from smetric.proxy.tls import Tls
-from smetric.sources import index_image
+from smetric.config.settings import (
+    Admin,
+    Listen,
+    MatchSettings,
+    PeersSettings,
+    RouteSettings,
+    ShadowSettings,
+    TokenizerSettings,
+)
+from smetric.doctor.examination import as_text, examine
+from smetric.doctor.site import Severity
+from smetric.http.listener import listen, serve_port
+from smetric.http.tls import Tls
+from smetric.sources.prefix_index import image as index_image
 from tests.doctor.lab import Lab, running, the_only, told
 from tests.ports import free_port
 
@@ -34,7 +40,7 @@ async def beside(lab: Lab, token: str = "", **fields: Any) -> AsyncIterator[Appl
     peers = replace(peers, urls=(f"http://127.0.0.1:{admin.port}",))
     lab.settings = replace(lab.settings, replicas=2, peers=peers)
     async with asyncio.TaskGroup() as group:
-        group.create_task(serve(router.admin_app(), listen("127.0.0.1", admin.port), stop=stop.wait, drain_s=1.0))
+        group.create_task(serve_port(router.admin_app(), listen("127.0.0.1", admin.port), stop=stop.wait, drain_s=1.0))
         yield router
         stop.set()
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from smetric.config.settings import TokenizerSettings
-from smetric.doctor.examination import examine
-from smetric.doctor.finding import Severity
-from smetric.doctor.report import as_text
+from smetric.doctor.examination import as_text, examine
+from smetric.doctor.site import Severity
 from tests.doctor.lab import Lab, the_only, told
 from tests.tokenize.recorded import model_folder
 

@@ -7,9 +7,8 @@ import aiohttp
 import orjson
 
 from smetric.config.settings import Admin
-from smetric.doctor.examination import examine
-from smetric.doctor.finding import Severity
-from smetric.doctor.report import as_text
+from smetric.doctor.examination import as_text, examine
+from smetric.doctor.site import Severity
 from tests.doctor.lab import Lab, running, the_only, told
 from tests.fakes import Call, FakeEngine
 

@@ -20,8 +20,8 @@ import aiohttp
 import pytest
 import zmq.asyncio
 
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings
 from tests.e2e.figures import moves, note, stuck
 from tests.e2e.lmcache_players import (
     CoordinatorKeys,

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from smetric.emulator.call import Limits
-from smetric.emulator.error import EngineError, InvalidBodyError, UnreadableBodyError
-from smetric.emulator.fields import Fields
-from smetric.emulator.generation import Generation
-from smetric.emulator.messages import count_tokens
-from smetric.emulator.queries import detokenize, tokenize
-from smetric.emulator.server import GENERATORS
+from smetric.lab.emulator.call import EngineError, Fields, InvalidBodyError, Limits, UnreadableBodyError
+from smetric.lab.emulator.instance import Generation
+from smetric.lab.emulator.messages import count_tokens
+from smetric.lab.emulator.server import GENERATORS, detokenize, tokenize
 
 LIMITS = Limits(("tiny",), 4096)
 TEXT = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]

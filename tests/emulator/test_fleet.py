@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from smetric.emulator import fleet as fleet_module
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings
 from smetric.errors import ConfigError
+from smetric.lab.emulator import fleet as fleet_module
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings
 
 
 async def test_instances_share_nothing_and_can_be_reached_as_soon_as_the_fleet_is_entered() -> None:

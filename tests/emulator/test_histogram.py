@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from smetric.emulator.histogram import Histogram
+from smetric.lab.emulator.metrics import Histogram
 
 
 def test_a_value_counts_in_every_bucket_it_does_not_exceed() -> None:

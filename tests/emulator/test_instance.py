@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import asyncio
 
-from smetric.emulator import tokenizer
-from smetric.emulator.call import Call
-from smetric.emulator.instance import EmulatedInstance, InstanceSettings
+from smetric.lab.emulator import call
+from smetric.lab.emulator.call import Call
+from smetric.lab.emulator.instance import EmulatedInstance, InstanceSettings
 
 
 async def test_an_instance_that_aborted_everything_serves_what_comes_after() -> None:
     instance = EmulatedInstance(InstanceSettings(time_scale=100))
-    aborted, served = (Call(prompts=[tokenizer.encode("hello")], model="emulated", limit=2) for _ in range(2))
+    aborted, served = (Call(prompts=[call.encode("hello")], model="emulated", limit=2) for _ in range(2))
     first = instance.generate(aborted)
     instance.abort_all()
     assert first.ended

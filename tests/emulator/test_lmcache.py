@@ -7,9 +7,9 @@ import aiohttp
 import orjson
 import pytest
 
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings
-from smetric.sim.engine import EngineConfig
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.engine import EngineConfig
 from tests.sources.lmcache_captures import exchange
 
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from smetric.emulator import template
-from smetric.emulator.call import Limits
-from smetric.emulator.fields import Fields
-from smetric.emulator.messages import count_tokens, parse_message
+from smetric.lab.emulator import chat
+from smetric.lab.emulator.call import Fields, Limits
+from smetric.lab.emulator.messages import count_tokens, parse_message
 
 LIMITS = Limits(("tiny",), 4096)
 
@@ -47,7 +46,7 @@ def test_tool_use_and_results_become_calls_and_tool_messages() -> None:
         },
     ]
     call = {"function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
-    assert prompt(messages=messages) == template.render(
+    assert prompt(messages=messages) == chat.render(
         [
             {"role": "user", "content": "weather?"},
             {"role": "assistant", "content": "I look.", "tool_calls": [call]},

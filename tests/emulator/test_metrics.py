@@ -8,12 +8,11 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from smetric.emulator import tokenizer
-from smetric.emulator.call import Call
-from smetric.emulator.instance import EmulatedInstance, InstanceSettings
-from smetric.emulator.metrics import CONTENT_TYPE, REASONS
-from smetric.sim.engine import EngineConfig
-from smetric.sim.sequence import SequenceRequest
+from smetric.lab.emulator import call as tokenizer
+from smetric.lab.emulator.call import Call
+from smetric.lab.emulator.instance import EmulatedInstance, InstanceSettings
+from smetric.lab.emulator.metrics import CONTENT_TYPE, REASONS
+from smetric.lab.engine import EngineConfig, SequenceRequest
 
 CAPTURES = Path(__file__).parent.parent / "data" / "vllm"
 SETTINGS = InstanceSettings(

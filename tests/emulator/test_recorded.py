@@ -7,19 +7,18 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer
 
-from smetric.emulator import tokenizer
-from smetric.emulator.call import Call, Limits
-from smetric.emulator.chat import parse_chat
-from smetric.emulator.fields import Fields
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings
-from smetric.emulator.messages import parse_message
-from smetric.emulator.responses import parse_response
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.request import Api
-from smetric.tokenize.engine import EngineEncoder
+from smetric.lab.emulator import call
+from smetric.lab.emulator.call import Call, Fields, Limits
+from smetric.lab.emulator.chat import parse_chat
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.emulator.messages import parse_message
+from smetric.lab.emulator.responses import parse_response
+from smetric.request.request import Api
+from smetric.sources.tokens.engine import EngineEncoder
 from tests.tokenize.recorded import DATA, Recorded, ids_of, recorded
 
 LIMITS = Limits(("tiny",), 8192)
@@ -43,7 +42,7 @@ def test_the_prompt_reads_as_the_one_of_the_real_engine(api: Api) -> None:
     rows = [row for row in ROWS if row.api is api]
     assert len(rows) >= 20
     for row in rows:
-        assert tokenizer.decode(prompt_of(row)) == real.decode(row.ids, skip_special_tokens=False), row.body
+        assert call.decode(prompt_of(row)) == real.decode(row.ids, skip_special_tokens=False), row.body
 
 
 async def test_the_router_has_the_ids_that_the_engine_computes() -> None:
@@ -53,5 +52,5 @@ async def test_the_router_has_the_ids_that_the_engine_computes() -> None:
         for row in ROWS:
             ids = await ids_of(encoder, row.api, row.body)
             assert ids is not None, row.body
-            assert ids.tolist() == tokenizer.to_ids(prompt_of(row)), row.body
+            assert ids.tolist() == call.to_ids(prompt_of(row)), row.body
         await encoder.stop()

@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings
-from smetric.sim.engine import EngineConfig
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings
+from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
 CAPTURES = Path(__file__).parent.parent / "data" / "vllm"

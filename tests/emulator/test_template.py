@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.emulator import reply, tokenizer
-from smetric.emulator.error import EngineError, InvalidBodyError
-from smetric.emulator.template import IMAGE_TOKENS, render
+from smetric.lab.emulator import call as tokenizer
+from smetric.lab.emulator import instance
+from smetric.lab.emulator.call import EngineError, InvalidBodyError
+from smetric.lab.emulator.chat import IMAGE_TOKENS, render
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
@@ -27,7 +28,7 @@ def test_tools_come_first_then_the_messages_in_their_order() -> None:
 def test_prompt_and_reply_are_a_prefix_of_the_next_turns_prompt(history: list[str], length: int, after: str) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": text} for text in history]
     prompt = render(messages)
-    answer = reply.text(reply.digest(prompt, None, 0), length)
+    answer = instance.text(instance.digest(prompt, None, 0), length)
     messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": after}]
     assert render(messages).startswith(prompt + answer.encode())
 

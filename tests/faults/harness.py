@@ -16,8 +16,8 @@ import orjson
 
 from smetric.app import Application
 from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
-from smetric.proxy.server import address_of, listen, serve
-from smetric.token_ids import TokenIds
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.sources.source import TokenIds
 from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, request, until
 
 #: A test's `record_property`: tells a figure of figures.toml by its name, or a part of it: `F8`, `F8 by hand`.
@@ -189,8 +189,8 @@ async def running(
         data, admin = listen(host, 0), listen("127.0.0.1", 0)
         ended = asyncio.Event()
         ports = [
-            asyncio.create_task(serve(application.data_app(), data, stop=ended.wait, drain_s=drain_s)),
-            asyncio.create_task(serve(application.admin_app(), admin, stop=ended.wait, drain_s=drain_s)),
+            asyncio.create_task(serve_port(application.data_app(), data, stop=ended.wait, drain_s=drain_s)),
+            asyncio.create_task(serve_port(application.admin_app(), admin, stop=ended.wait, drain_s=drain_s)),
         ]
         router = Running(application, address_of(data), address_of(admin), engines, log)
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from smetric.proxy.server import address_of, listen
+from smetric.http.listener import address_of, listen
 from tests.fakes import FakeEngine, fetch
 from tests.faults.chaos import FIRST_BYTE_S, IDLE_S, POLICIES, Chaos
 from tests.faults.harness import Tell

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from smetric.config.settings import Limits
-from smetric.proxy import server
+from smetric.http import listener
 from tests.fakes import Call, FakeEngine, RawClient, delta, fetch, hang, request, until
 from tests.faults.harness import Running, Tell, chat, running
 
@@ -162,7 +162,7 @@ async def test_b5_clients_that_never_read_are_cut_off_and_their_streams_aborted(
 async def test_b6_connections_above_the_most_are_told_so_and_open_streams_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "most_connections", lambda: 20)
+    monkeypatch.setattr(listener, "most_connections", lambda: 20)
     async with running(FakeEngine()) as router:
         engine = router.engines[0]
         engine.script = endless

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from smetric.proxy.server import address_of, listen
+from smetric.http.listener import address_of, listen
 from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, delta, fetch, healthy, request, until
 from tests.faults.harness import Tell, chat, running
 from tests.faults.process import Process, process

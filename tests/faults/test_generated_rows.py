@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from smetric.config.settings import InstanceSettings
-from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.server import address_of, listen
+from smetric.http.headers import Receive, Scope, Send
+from smetric.http.listener import address_of, listen
 from tests.fakes import CHAT_ANSWER, DONE, METRICS, MODELS, RawClient, delta, until
 from tests.faults.corpus import corpus
 from tests.faults.generated import body_of, generated, sentinel

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from smetric.config.instances import HealthSettings
+from smetric.config.settings import HealthSettings
 from smetric.fleet.instance import Instance, State
 from tests.fakes import DONE, Call, FakeEngine, Response, Script, capture, chunk, delta, fetch, healthy, until
 from tests.faults.harness import Running, Tell, chat, running

@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from smetric.config.overload import OverloadSettings
-from smetric.config.settings import Drain, InstanceSettings, Limits, Scrape
+from smetric.config.settings import Drain, InstanceSettings, Limits, OverloadSettings, Scrape
 from tests.fakes import Call, FakeEngine, Response, hang, until
 from tests.faults.gated import Gated, asked, busy, figures
 from tests.faults.harness import Running, running

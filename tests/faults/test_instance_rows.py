@@ -12,8 +12,7 @@ import orjson
 import pytest
 import trustme
 
-from smetric.config.instances import HealthSettings
-from smetric.config.settings import Forward, Scrape
+from smetric.config.settings import Forward, HealthSettings, Scrape
 from tests.fakes import DONE, Call, FakeEngine, Script, chunk, delta, hang, head, until
 from tests.faults.harness import Running, chat, running
 from tests.faults.shapes import SHAPES, events_of, streaming

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from smetric.config.settings import LmcacheSettings, Lookup, PrefixIndexSettings
-from smetric.request import InferenceRequest
+from smetric.request.request import InferenceRequest
 from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
 from tests.faults.harness import CANARY, Running, running
 

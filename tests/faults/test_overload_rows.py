@@ -13,8 +13,7 @@ from statistics import median, quantiles
 import orjson
 import pytest
 
-from smetric.config.overload import OverloadSettings
-from smetric.config.settings import Limits
+from smetric.config.settings import Limits, OverloadSettings
 from smetric.fleet.instance import State
 from smetric.proxy.overload import Level
 from tests.fakes import CHAT_ANSWER, Call, FakeEngine, RawClient, Response, delta, fetch, request, until

@@ -14,7 +14,7 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Policy, PolicyError, load
-from smetric.policy_file import MOST_GENERATIONS
+from smetric.routing.policy_files import MOST_GENERATIONS
 from tests.fakes import FakeEngine, until
 from tests.faults.harness import CANARY, Running, Tell, chat, running
 

@@ -25,15 +25,13 @@ from smetric.config.settings import (
 )
 from smetric.errors import ConfigError
 from smetric.fleet.instance import State
-from smetric.proxy.exposure import refuse_open_admin, refuse_self
-from smetric.proxy.headers import VIA
-from smetric.proxy.server import address_of, listen
-from smetric.proxy.wire import Unreachable
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api
-from smetric.sources.addresses import resolve_within
-from smetric.sources.peer import PATH
-from smetric.sources.placement import encode
+from smetric.http.addresses import resolve_within
+from smetric.http.answer import Unreachable
+from smetric.http.headers import VIA
+from smetric.http.listener import address_of, listen, refuse_open_admin, refuse_self
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api
+from smetric.sources.shared.peers import PATH, encode
 from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, one_model, request, until
 from tests.faults.harness import CANARY, Running, Tell, chat, instances_of, running
 
@@ -94,7 +92,7 @@ async def test_h1_a_name_that_is_made_to_lead_elsewhere_is_not_followed(monkeypa
     async def resolve(host: str, port: int) -> Sequence[str]:
         return leads[host]
 
-    monkeypatch.setattr("smetric.sources.addresses.resolve", resolve)
+    monkeypatch.setattr("smetric.http.addresses.resolve", resolve)
     guarded = resolve_within(())
     assert await guarded("a", 80) == ["10.0.0.1", "64:ff9b::a00:1"]
     with pytest.raises(OSError, match="no place for an instance"):
@@ -109,7 +107,7 @@ async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an
     async def resolve(host: str, port: int) -> Sequence[str]:
         return leads
 
-    monkeypatch.setattr("smetric.sources.addresses.resolve", resolve)
+    monkeypatch.setattr("smetric.http.addresses.resolve", resolve)
     engine = FakeEngine()
     await engine.start()
     engine.url = engine.url.replace("127.0.0.1", "engine.test")

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.proxy.server import raise_fd_limit
+from smetric.http.listener import raise_fd_limit
 from tests.fakes import Call, FakeEngine, RawClient, chunk, delta, fetch, request, until
 from tests.faults.harness import Tell, chat
 from tests.faults.mixed_load import Mix, obedient

@@ -15,8 +15,8 @@ import uvicorn
 
 from smetric.app import Application
 from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
-from smetric.proxy.asgi import App
-from smetric.proxy.server import address_of, listen
+from smetric.http.headers import App
+from smetric.http.listener import address_of, listen
 from tests.fakes import DONE, Call, FakeEngine, RawClient, delta, fetch, hang, request, until
 from tests.faults.harness import chat
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from smetric.errors import NoCandidate
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import MOST_MODELS, Fleet
+from smetric.fleet.fleet import MOST_MODELS, Candidates, Fleet
 from smetric.fleet.instance import Instance, Scrape
 
 READS = ("requests", "running", "waiting", "kv_usage", "id")

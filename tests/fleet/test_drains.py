@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from smetric import file_watch
+from smetric import files
 from smetric.features import VOCABULARY
 from smetric.fleet.drains import NAME, Drains
 from smetric.fleet.fleet import Fleet
@@ -102,7 +102,7 @@ def test_a_file_that_is_broken_or_gone_while_it_is_followed_changes_nothing(tmp_
 async def test_what_another_process_writes_is_followed_whatever_was_there_before(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_watch, "COMPARE_EVERY_S", 0.2)  # it is written before anybody watches
+    monkeypatch.setattr(files, "COMPARE_EVERY_S", 0.2)  # it is written before anybody watches
     if before:
         (tmp_path / NAME).write_text(before)
     fleet = fleet_of("a")

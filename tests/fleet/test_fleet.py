@@ -6,11 +6,9 @@ import pytest
 
 from smetric.errors import NoCandidate
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import CERTAIN, SCRAPED, Fleet
-from smetric.fleet.health import Health
+from smetric.fleet.fleet import CERTAIN, SCRAPED, Candidates, Fleet
+from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance, Scrape
-from smetric.fleet.tolerance import Tolerance
 from tests.clock import Clock
 
 

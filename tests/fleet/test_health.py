@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.fleet.health import Health
+from smetric import names
+from smetric.fleet.health import AttemptLog, Health, Tolerance
 from smetric.fleet.instance import Instance, State
-from smetric.fleet.tolerance import Tolerance
-from smetric.fleet.trial import Trial
-from smetric.telemetry import names
 from tests.clock import Clock
 
 
@@ -266,7 +264,7 @@ def test_without_a_slow_start_nobody_is_cold() -> None:
 
 
 def ask(ward: Ward, *attempts: tuple[int, str, int | None]) -> None:
-    trial = Trial(ward.health)
+    trial = AttemptLog(ward.health)
     for number, result, status in attempts:
         trial.ended(ward.instances[number].charge(1, 0), result, status)
     trial.close()
@@ -308,7 +306,7 @@ def test_one_that_fails_what_another_can_do_is_to_blame() -> None:
 
 def test_who_fails_is_judged_when_another_begins_to_answer_and_not_when_its_stream_ends() -> None:
     ward = Ward()
-    trials = [Trial(ward.health) for _ in range(5)]
+    trials = [AttemptLog(ward.health) for _ in range(5)]
     for trial in trials:
         trial.ended(ward.instances[0].charge(1, 0), names.STATUS_5XX, 500)
         trial.answers(200)
@@ -323,7 +321,7 @@ def test_who_fails_is_judged_when_another_begins_to_answer_and_not_when_its_stre
 def test_what_was_sent_to_a_process_that_is_gone_is_no_fault_of_the_one_that_answers_now(is_judged: bool) -> None:
     ward = Ward()
     one = ward.instances[0]
-    trials = [(Trial(ward.health), one.charge(1, 0)) for _ in range(10)]
+    trials = [(AttemptLog(ward.health), one.charge(1, 0)) for _ in range(10)]
     if is_judged:
         for trial, lease in trials:
             trial.ended(lease, names.CLOSED, None)
@@ -361,7 +359,7 @@ def test_while_nobody_knows_who_is_to_blame_others_are_asked_after_five_failures
     ward = Ward()
 
     def try_on(number: int, result: str, status: int | None) -> None:
-        Trial(ward.health).ended(ward.instances[number].charge(1, 0), result, status)
+        AttemptLog(ward.health).ended(ward.instances[number].charge(1, 0), result, status)
 
     for _ in range(4):
         try_on(0, result, status)
@@ -385,7 +383,7 @@ def test_refused_connections_are_no_fault_of_the_request() -> None:
 def test_an_aborted_answer_is_no_success() -> None:
     ward = Ward()
     for _ in range(2):
-        trial = Trial(ward.health)
+        trial = AttemptLog(ward.health)
         lease = ward.instances[0].charge(1, 0)
         trial.aborted(lease)
         trial.ended(lease, names.OK, 200)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.fleet.instance import CacheConfig, Instance, Scrape
-from smetric.fleet.lease import Lease
+from smetric.fleet.instance import CacheConfig, Instance, Lease, Scrape
 
 
 def scrape(running: float, waiting: float, own: int, at: float = 0.0) -> Scrape:

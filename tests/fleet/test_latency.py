@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.fleet.health import Health
+from smetric.fleet.health import FEWEST, FRESH_S, KEPT, NOTICED_S, Health, Tolerance
 from smetric.fleet.instance import Instance, State
-from smetric.fleet.latency import FEWEST, FRESH_S, KEPT, NOTICED_S
-from smetric.fleet.tolerance import Tolerance
 
 
 class Ward:

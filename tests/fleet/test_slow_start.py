@@ -9,15 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import Fleet
-from smetric.fleet.health import Health
+from smetric.files import policy_path
+from smetric.fleet.fleet import Candidates, Fleet
+from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance, Scrape
-from smetric.fleet.tolerance import Tolerance
 from smetric.policy import Decision, Policy, load
-from smetric.request import Api, InferenceRequest
-from smetric.resources import policy_path
-from smetric.telemetry.candidates import rows
+from smetric.request.request import Api, InferenceRequest
+from smetric.telemetry.decision_text import rows
 from tests.clock import Clock
 
 COUNT = 4

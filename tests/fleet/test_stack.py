@@ -9,7 +9,7 @@ import pytest
 
 from smetric.config.settings import InstanceSettings, PrefillSettings, Scrape, Settings
 from smetric.errors import ConfigError
-from smetric.fleet.stack import fleet_of
+from smetric.fleet.fleet import fleet_of
 from smetric.telemetry.metrics import Metrics
 
 ONE = InstanceSettings(url="http://127.0.0.1:1", id="b", models=("m",), role="decode", pool="p", zone="z")

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from smetric.live.account import MOST_ROWS, account
-from smetric.telemetry import names
-from smetric.telemetry.record import Migration
+from smetric import names
+from smetric.admin.live import MOST_ROWS, account
+from smetric.fleet.record import Migration
 from tests.telemetry import samples
 
 

@@ -6,13 +6,20 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.live.feed import BEFORE, LOOKS, MOST_A_SECOND, MOST_VIEWERS, Feed, TooManyViewers
-from smetric.live.figures import Figures
-from smetric.live.viewer import MOST_WAITING, Viewer
-from smetric.live.wish import Wish
-from smetric.telemetry.activity import Activity
-from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.record import DecisionRecord
+from smetric.admin.feed import (
+    BEFORE,
+    LOOKS,
+    MOST_A_SECOND,
+    MOST_VIEWERS,
+    MOST_WAITING,
+    DecisionFilter,
+    Feed,
+    TooManyViewers,
+    Viewer,
+)
+from smetric.admin.figures import Figures
+from smetric.fleet.record import DecisionRecord
+from smetric.telemetry.decisions import Activity, DecisionLog
 from tests.fakes import until
 from tests.telemetry import samples
 
@@ -52,7 +59,7 @@ async def told(viewer: Viewer) -> list[tuple[str, Any]]:
 async def test_who_comes_is_shown_what_was_and_nothing_twice() -> None:
     desk = Desk()
     records = desk.decide(BEFORE + 5)
-    viewer = desk.feed.join(Wish(), history=False)
+    viewer = desk.feed.join(DecisionFilter(), history=False)
     desk.look()
     (state, before) = await told(viewer)
     assert state[0] == "state"
@@ -62,7 +69,7 @@ async def test_who_comes_is_shown_what_was_and_nothing_twice() -> None:
 
 async def test_no_viewer_is_shown_more_than_so_many_decisions_a_second_and_the_state_once() -> None:
     desk = Desk()
-    viewer = desk.feed.join(Wish(), history=False)
+    viewer = desk.feed.join(DecisionFilter(), history=False)
     for _ in range(2 * LOOKS):
         desk.decide(125)
         desk.look()
@@ -75,7 +82,7 @@ async def test_no_viewer_is_shown_more_than_so_many_decisions_a_second_and_the_s
 
 async def test_a_slow_viewer_makes_room_at_once_and_the_others_go_on() -> None:
     desk = Desk()
-    slow, quick = desk.feed.join(Wish(), history=False), desk.feed.join(Wish(), history=False)
+    slow, quick = desk.feed.join(DecisionFilter(), history=False), desk.feed.join(DecisionFilter(), history=False)
     reading = quick.messages()
     for _ in range(MOST_WAITING + 4):
         desk.decide(1)
@@ -85,16 +92,16 @@ async def test_a_slow_viewer_makes_room_at_once_and_the_others_go_on() -> None:
     assert slow.is_over
     assert not quick.is_over
     for _ in range(MOST_VIEWERS - 1):
-        desk.feed.join(Wish(), history=False)
+        desk.feed.join(DecisionFilter(), history=False)
     with pytest.raises(TooManyViewers, match="16 watch already"):
-        desk.feed.join(Wish(), history=False)
+        desk.feed.join(DecisionFilter(), history=False)
 
 
 async def test_history_is_sent_to_who_wants_it() -> None:
     desk = Desk()
     for _ in range(3 * LOOKS):
         desk.look()
-    viewer = desk.feed.join(Wish(), history=True)
+    viewer = desk.feed.join(DecisionFilter(), history=True)
     (history, state) = await told(viewer)
     assert history[0] == "history"
     assert history[1]["times_ms"] == [1000, 2000, 3000]
@@ -104,7 +111,7 @@ async def test_history_is_sent_to_who_wants_it() -> None:
 async def test_it_looks_by_itself_and_ends_with_its_viewers() -> None:
     desk = Desk()
     await desk.feed.start()
-    viewer = desk.feed.join(Wish(), history=False)
+    viewer = desk.feed.join(DecisionFilter(), history=False)
     desk.decide(1)
     reading = viewer.messages()
     async with asyncio.timeout(5):
@@ -119,7 +126,7 @@ async def test_it_ends_however_close_behind_the_first_viewer(rounds: int) -> Non
     desk = Desk()
     await desk.feed.start()
     await asyncio.sleep(0.01)  # nobody watches
-    reading = desk.feed.join(Wish(), history=False).messages()
+    reading = desk.feed.join(DecisionFilter(), history=False).messages()
     for _ in range(rounds):
         await asyncio.sleep(0)
     async with asyncio.timeout(2):
@@ -131,7 +138,7 @@ async def test_who_comes_when_it_has_ended_is_told_so_at_once() -> None:
     desk = Desk()
     await desk.feed.start()
     await desk.feed.stop()
-    messages = [message async for message in desk.feed.join(Wish(), history=False).messages()]
+    messages = [message async for message in desk.feed.join(DecisionFilter(), history=False).messages()]
     assert messages[-1] == b'event: over\ndata: {"why":"ending"}\n\n'
 
 
@@ -145,7 +152,7 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_goes_on(monkeypatch:
         raise ValueError("broken")
 
     monkeypatch.setattr(desk.feed, "look", fail)
-    monkeypatch.setattr("smetric.live.feed.LOOKS", 1000)
+    monkeypatch.setattr("smetric.admin.feed.LOOKS", 1000)
     await desk.feed.start()
     await until(lambda: looks > 1)
     await desk.feed.stop()

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from smetric import names
+from smetric.admin.figures import KEPT_S, MOST_CELLS, SERIES, WINDOW_S, Figures, imbalance, percentile
 from smetric.fleet.instance import Instance, PrefixTokens, Scrape
-from smetric.live.figures import KEPT_S, MOST_CELLS, SERIES, WINDOW_S, Figures, imbalance, percentile
-from smetric.telemetry import names
-from smetric.usage import Usage
+from smetric.request.request import Usage
 from tests.telemetry import samples
 
 

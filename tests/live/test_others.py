@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from smetric.live.others import IN_FORCE, Others
+from smetric.admin.live import IN_FORCE, Others
 from tests.records.drive import Fleet, policy
 
 REJECT = 'policy strict\nreject {} "no" when req.turn == 0\nroute rr_argmin(requests)\n'

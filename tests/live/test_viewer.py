@@ -8,11 +8,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.live.row import row
-from smetric.live.viewer import MOST_WAITING, Viewer, sample
-from smetric.live.wish import Wish
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord, Migration
+from smetric import names
+from smetric.admin.feed import MOST_WAITING, DecisionFilter, Viewer, row, sample
+from smetric.fleet.record import DecisionRecord, Migration
 from tests.telemetry import samples
 
 ORDINARY = [samples.record() for _ in range(200)]
@@ -51,7 +49,7 @@ def test_what_is_out_of_the_ordinary_is_taken_first_then_what_migrated_then_some
 
 
 async def test_a_viewer_is_told_how_many_fitted_and_shown_some() -> None:
-    viewer = Viewer(Wish.of({"outcome": "odd"}))
+    viewer = Viewer(DecisionFilter.of({"outcome": "odd"}))
     viewer.show([*ORDINARY, *REJECTED], (), 5, row)
     ((event, data),) = await told(viewer)
     assert (event, data["matched"], len(data["rows"])) == ("decisions", 40, 5)
@@ -59,14 +57,14 @@ async def test_a_viewer_is_told_how_many_fitted_and_shown_some() -> None:
 
 
 async def test_nothing_is_sent_where_nothing_fits() -> None:
-    viewer = Viewer(Wish.of({"rule": "nothing"}))
+    viewer = Viewer(DecisionFilter.of({"rule": "nothing"}))
     viewer.show(ORDINARY, ORDINARY, 5, row)
     assert await told(viewer) == []
 
 
 async def test_only_ends_of_what_was_shown_are_told_and_once() -> None:
     record, other = samples.record(), samples.record()
-    viewer = Viewer(Wish())
+    viewer = Viewer(DecisionFilter())
     viewer.show([record], (), 5, row)
     record.status, record.duration_s, record.ttft_s = 200, 1.5, 0.2
     for _ in range(2):
@@ -78,7 +76,7 @@ async def test_only_ends_of_what_was_shown_are_told_and_once() -> None:
 
 async def test_a_decision_that_another_one_follows_has_its_end_with_it() -> None:
     shown, late = samples.record(), samples.record()
-    viewer = Viewer(Wish())
+    viewer = Viewer(DecisionFilter())
     viewer.show([shown], (), 5, row)
     shown.followed_by = late.followed_by = "next"
     viewer.show([late], [shown], 5, row)
@@ -88,7 +86,7 @@ async def test_a_decision_that_another_one_follows_has_its_end_with_it() -> None
 
 
 async def test_who_does_not_read_is_sent_away_and_told_why() -> None:
-    viewer = Viewer(Wish())
+    viewer = Viewer(DecisionFilter())
     for i in range(MOST_WAITING + 5):
         viewer.send("state", {"i": i})
     messages = [message async for message in viewer.messages()]
@@ -96,7 +94,7 @@ async def test_who_does_not_read_is_sent_away_and_told_why() -> None:
 
 
 async def test_a_viewer_waits_for_what_comes() -> None:
-    viewer = Viewer(Wish())
+    viewer = Viewer(DecisionFilter())
 
     async def first() -> bytes:
         return await anext(viewer.messages())

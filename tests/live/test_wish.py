@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.live.wish import Wish, margin_of
-from smetric.telemetry import names
-from smetric.telemetry.record import Migration
+from smetric import names
+from smetric.admin.feed import DecisionFilter, margin_of
+from smetric.fleet.record import Migration
 from tests.telemetry import samples
 
 
 def test_nothing_asked_for_is_everything() -> None:
-    assert Wish.of({}).fits(samples.record())
-    assert Wish.of({"text": "", "outcome": "", "migrated": "0"}).fits(samples.record(names.ERROR))
+    assert DecisionFilter.of({}).fits(samples.record())
+    assert DecisionFilter.of({"text": "", "outcome": "", "migrated": "0"}).fits(samples.record(names.ERROR))
 
 
 @pytest.mark.parametrize(
@@ -33,25 +33,25 @@ def test_nothing_asked_for_is_everything() -> None:
     ],
 )
 def test_each_filter_chooses(query: dict[str, str], fits: bool) -> None:
-    assert Wish.of(query).fits(samples.record(hits=(0, 880, 0), loads=(2, 3, 1))) is fits
+    assert DecisionFilter.of(query).fits(samples.record(hits=(0, 880, 0), loads=(2, 3, 1))) is fits
 
 
 def test_the_text_finds_ids_models_and_the_guard_that_failed() -> None:
     record = samples.record(hits=(0, 880, 0), loads=(0, 30, 1), model="Qwen3")
     record.trace_id = "0af7651916cd43dd8448eb211c80319c"
     for text in (record.id[4:12], "0af7", "qwen", "not_overloaded"):
-        assert Wish.of({"text": text}).fits(record), text
+        assert DecisionFilter.of({"text": text}).fits(record), text
 
 
 def test_odd_is_what_is_neither_routed_nor_pinned() -> None:
-    odd = Wish.of({"outcome": "odd"})
+    odd = DecisionFilter.of({"outcome": "odd"})
     assert [odd.fits(samples.record(outcome)) for outcome in names.OUTCOMES] == [False, False, True, True, True, True]
 
 
 def test_migrated_is_what_telemetry_says_has_migrated() -> None:
     record = samples.record()
     record.migration = Migration("gpu-0", "not_overloaded", 100)
-    assert Wish.of({"migrated": "1"}).fits(record)
+    assert DecisionFilter.of({"migrated": "1"}).fits(record)
 
 
 def test_the_margin_is_a_share_of_the_larger_score() -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.glossary import Kind
-from smetric.lsp.document import Document
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.keyword import KEYWORDS
-from smetric.policy.lexer import STATEMENTS
+from smetric.policy.lexer import KEYWORDS, STATEMENTS
+from smetric.tools.lsp import Document
+from smetric.tools.reference import WordKind
 
 TEXT = """\
 policy mine
@@ -50,7 +49,7 @@ def hover(place: str) -> tuple[str, str] | None:
     return None if found is None else (found[0].form, found[0].doc)
 
 
-def completed(text: str) -> dict[str, Kind]:
+def completed(text: str) -> dict[str, WordKind]:
     """What completes at the `‖` of *text*."""
     document = Document(text.replace("‖", ""), "mine.policy")
     return {word.text: word.kind for word in document.completions(text.index("‖"))}
@@ -129,19 +128,19 @@ def test_hovers_are_silent_where_nothing_is_known(place: str) -> None:
 
 
 def test_a_line_begins_with_a_statement() -> None:
-    assert completed("‖") == {"policy": Kind.KEYWORD, "library": Kind.KEYWORD}
+    assert completed("‖") == {"policy": WordKind.KEYWORD, "library": WordKind.KEYWORD}
     assert list(completed("policy p\n\n‖")) == list(STATEMENTS)
     assert list(completed("policy p\n\nrou‖\nroute rr_argmin(0)")) == list(STATEMENTS)
 
 
 def test_an_expression_takes_names_features_functions_and_operators() -> None:
     found = completed("policy p\nlet load = requests\ndef f(one, two) = lo‖\nlet later = 1")
-    assert found["load"] is Kind.NAME
-    assert found["one"] is Kind.NAME
+    assert found["load"] is WordKind.NAME
+    assert found["one"] is WordKind.NAME
     assert "later" not in found
     assert "f" not in found
-    assert {found[name] for name in VOCABULARY.features} == {Kind.FEATURE}
-    assert {found[name] for name in BUILTINS} == {Kind.FUNCTION}
+    assert {found[name] for name in VOCABULARY.features} == {WordKind.FEATURE}
+    assert {found[name] for name in BUILTINS} == {WordKind.FUNCTION}
     assert {"and", "if", "where", "when", "true"} <= set(found)
     assert "route" not in found
 
@@ -153,8 +152,8 @@ def test_after_req_come_its_fields_and_nothing_else() -> None:
 
 def test_after_a_number_come_units() -> None:
     found = completed("policy p\nparam LOAD = requests in {requests}\nparam FLOOR = 0 ‖")
-    assert found["tokens"] is Kind.UNIT
-    assert found["LOAD"] is Kind.NAME
+    assert found["tokens"] is WordKind.UNIT
+    assert found["LOAD"] is WordKind.NAME
     assert "hit_len" not in found
 
 

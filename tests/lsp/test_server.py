@@ -103,7 +103,7 @@ async def test_an_editor_reads_the_words_of_smetric_check(editor: Editor) -> Non
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "smetric.lsp.server", raising=False)
+    monkeypatch.delitem(sys.modules, "smetric.tools.lsp", raising=False)
     monkeypatch.setitem(sys.modules, "pygls.lsp.server", None)
     result = CliRunner().invoke(main, ["lsp"])
     assert result.exit_code == 2

@@ -18,18 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.policy import Policy, PolicyError, load, tree
 from smetric.policy.builtin import Family
-from smetric.policy.guard import conjuncts
+from smetric.policy.diagnostic import Span
+from smetric.policy.layout import conjuncts
 from smetric.policy.parser import parse
-from smetric.policy.proof import counterexample
-from smetric.policy.properties import promised
-from smetric.policy.situation import Situation
-from smetric.policy.small_fleet import SmallFleets
-from smetric.policy.span import Span
-from smetric.policy.testing import suite_of
-from smetric.policy_folder import further_tests, libraries_beside
-from smetric.resources import shipped_policies
+from smetric.policy.testing import Situation, suite_of
+from smetric.routing.policy_files import further_tests, libraries_beside
+from smetric.tools.prove import SmallFleets, counterexample, promised
 
 #: Situations in which a mutant has to decide unlike its policy, and in which its promises are tried.
 SITUATIONS = 1000

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from smetric.policy import Policy, Snapshot, Vocabulary, tree
-from smetric.policy.builtin.mask import drawn_of
-from smetric.policy.builtin.pick import drawn, rotated
-from smetric.policy.guard import conjuncts
-from smetric.policy.pseudonym import key_of
-from smetric.policy.seed import fraction, stream_of
-from smetric.policy.term import Draw, Top, walk
+from smetric.policy.builtin import drawn, drawn_of, fraction, rotated, stream_of
+from smetric.policy.layout import conjuncts
+from smetric.policy.plan import Draw, Top, walk
+from smetric.policy.vocabulary import key_of
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,

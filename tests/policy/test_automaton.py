@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from lark import Lark
 
-from smetric.policy.automaton import Automaton, Reduced, Stuck
-from smetric.policy.span import Span
-from smetric.policy.token import Scanner
+from smetric.policy.diagnostic import Span
+from smetric.policy.lexer import Scanner
+from smetric.policy.parser import Automaton, Reduced, Stuck
 
 GRAMMAR = r"""
 start: "(" NAME ("," NAME)* [SIGN] ")"

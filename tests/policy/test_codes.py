@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import smetric.policy
-from smetric.policy.codes import ERRORS, WARNINGS, WAYS_OUT
+from smetric.policy.diagnostic import ERRORS, WARNINGS, WAYS_OUT
 
 _MADE = re.compile(r"(?:\.error|\.warn|Bad|Diagnostic)\(\s*\"([a-z0-9-]+)\"")
 

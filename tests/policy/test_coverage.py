@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from smetric.features import VOCABULARY
 from smetric.policy import Source
-from smetric.policy.coverage import Coverage
-from smetric.policy.testing import suite_of
+from smetric.policy.testing import Coverage, suite_of
 
 RULES = """policy p
 prefer healthy                          as well

@@ -4,8 +4,7 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import load
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, quote
-from smetric.policy.span import Span
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Span, quote
 
 
 def test_a_caret_stays_on_the_first_line_of_what_it_marks() -> None:

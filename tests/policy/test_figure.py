@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smetric.policy.figure import exact, figure
+from smetric.policy.types import exact, figure
 
 
 @pytest.mark.parametrize(

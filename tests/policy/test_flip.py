@@ -13,7 +13,7 @@ from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, load
 from smetric.policy.explain import explain, summary
 from smetric.policy.flip import Change, lead, smallest_changes
-from smetric.policy.situation import Situation
+from smetric.policy.testing import Situation
 from tests.policy.author import VOCABULARY as WORDS
 from tests.policy.author import Author
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from smetric.policy import interval
-from smetric.policy.interval import SMALLEST_DIVISOR, Interval
+from smetric.policy import types
+from smetric.policy.types import SMALLEST_DIVISOR, Interval
 
 _NUMBERS = st.floats(min_value=-1e15, max_value=1e15)
 
@@ -35,7 +35,7 @@ def test_an_operation_stays_in_the_interval_of_its_operands(
 @given(_inside(), _inside())
 def test_a_quotient_stays_in_its_interval(a: tuple[Interval, float], b: tuple[Interval, float]) -> None:
     assume(abs(b[1]) >= SMALLEST_DIVISOR)
-    assert a[1] / b[1] in interval.ratio(a[0], b[0])
+    assert a[1] / b[1] in types.ratio(a[0], b[0])
     if 0.0 not in b[0]:
         assert a[1] / b[1] in a[0] / b[0]
 
@@ -45,11 +45,11 @@ def test_element_wise_functions_stay_in_their_interval(
     a: tuple[Interval, float], b: tuple[Interval, float], c: tuple[Interval, float]
 ) -> None:
     intervals, values = [a[0], b[0], c[0]], [a[1], b[1], c[1]]
-    assert min(values) in interval.least(intervals)
-    assert max(values) in interval.greatest(intervals)
-    assert min(max(values[0], values[1]), values[2]) in interval.clamped(intervals)
-    assert abs(a[1]) in interval.absolute([a[0]])
-    assert all(value in interval.hull(intervals) for value in values)
+    assert min(values) in types.least(intervals)
+    assert max(values) in types.greatest(intervals)
+    assert min(max(values[0], values[1]), values[2]) in types.clamped(intervals)
+    assert abs(a[1]) in types.absolute([a[0]])
+    assert all(value in types.hull(intervals) for value in values)
 
 
 def test_what_is_no_number_is_not_bounded() -> None:

@@ -2,8 +2,7 @@
 
 import re
 
-from smetric.policy.keyword import KEYWORDS, Role
-from smetric.policy.lexer import HEADERS, STATEMENTS
+from smetric.policy.lexer import HEADERS, KEYWORDS, STATEMENTS, Role
 from smetric.policy.parser import grammar_path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smetric.resources import shipped_policies
+from smetric.files import shipped_policies
 from tests.policy.mutants import Trial, mutants
 
 SHIPPED = list(shipped_policies().values())

@@ -8,11 +8,17 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Policy, load
-from smetric.policy.proof import Counterexample, counterexample, test_of
-from smetric.policy.properties import PROPERTIES, UnknownProperty, declared, promised
-from smetric.policy.situation import Situation
-from smetric.policy.small_fleet import SmallFleets
-from smetric.policy.testing import suite_of
+from smetric.policy.testing import Situation, suite_of
+from smetric.tools.prove import (
+    PROPERTIES,
+    Counterexample,
+    SmallFleets,
+    UnknownProperty,
+    counterexample,
+    declared,
+    promised,
+    test_of,
+)
 from tests.policy.words import WORDS
 
 

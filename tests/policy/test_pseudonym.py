@@ -1,7 +1,7 @@
 """Stand-ins for texts that must not be written down."""
 
-from smetric.policy.builtin.mask import bucket, hrw
-from smetric.policy.pseudonym import key_of, pseudonym
+from smetric.policy.builtin import bucket, hrw
+from smetric.policy.vocabulary import key_of, pseudonym
 
 
 def test_a_stand_in_has_the_key_of_what_it_stands_for() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from smetric.policy.seed import mix, stream_of
+from smetric.policy.builtin import mix, stream_of
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 32])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.policy.situation import Situation
+from smetric.policy.testing import Situation
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from lark import Lark
 from lark.exceptions import UnexpectedCharacters
 
+from smetric.files import shipped_policies
+from smetric.policy.lexer import Scanner
 from smetric.policy.parser import grammar_path
-from smetric.policy.token import Scanner
-from smetric.resources import shipped_policies
 
 LARK = Lark(grammar_path().read_text("utf-8"), parser="lalr", lexer="basic", start=["header", "item"])
 SCANNER = Scanner(LARK)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.policy.unit import PLAIN, canonical, parse_unit
+from smetric.policy.types import PLAIN, canonical, parse_unit
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.errors import Overloaded
-from smetric.proxy.admission import Admission
+from smetric.proxy.admission import STEP_BYTES, Admission, Permit, Queue, Slots
 from smetric.proxy.overload import Level, Overload, Thresholds
-from smetric.proxy.permit import STEP_BYTES, Permit
-from smetric.proxy.queue import Queue
-from smetric.proxy.slots import Slots
 
 RETRY = [(b"x-stainless-retry-count", b"1")]
 

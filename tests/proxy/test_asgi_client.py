@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 from math import inf
 
-from smetric.proxy.asgi import Message
-from smetric.proxy.asgi_client import AsgiClient
-from smetric.proxy.limits import Limits
-from smetric.proxy.watchdog import Timer
+from smetric.http.headers import Message
+from smetric.http.limits import Limits
+from smetric.http.watchdog import Timer
+from smetric.proxy.intake import AsgiClient
 from tests.fakes import until
 
 

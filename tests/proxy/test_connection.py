@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.http1 import LAST_REQUEST_S
-from smetric.proxy.limits import Limits
-from smetric.proxy.server import address_of, listen, serve
+from smetric.http.connection import LAST_REQUEST_S
+from smetric.http.headers import Receive, Scope, Send
+from smetric.http.limits import Limits
+from smetric.http.listener import address_of, listen, serve_port
 from tests.fakes import RawClient, live
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -45,7 +45,7 @@ async def serving(
 ) -> AsyncIterator[tuple[str, asyncio.Event]]:
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as sock:
-        task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits))
+        task = asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits))
         try:
             yield address_of(sock), stop
         finally:

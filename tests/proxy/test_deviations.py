@@ -17,10 +17,10 @@ from hypercorn.asyncio.run import worker_serve
 from hypercorn.config import Config, Sockets
 from hypercorn.utils import wrap_app
 
-from smetric.proxy import http1
-from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.limits import Limits
-from smetric.proxy.server import address_of, listen, serve
+from smetric.http import connection
+from smetric.http.headers import Receive, Scope, Send
+from smetric.http.limits import Limits
+from smetric.http.listener import address_of, listen, serve_port
 from tests.fakes import RawClient, live, until
 
 #: Seconds a connection may wait for a request, and for its head.
@@ -119,7 +119,7 @@ async def both() -> AsyncIterator[Both]:
                     shutdown_trigger=stock.stop.wait,
                 )
             ),
-            asyncio.create_task(serve(ours.app, sockets[1], stop=ours.stop.wait, drain_s=0.1, limits=limits)),
+            asyncio.create_task(serve_port(ours.app, sockets[1], stop=ours.stop.wait, drain_s=0.1, limits=limits)),
         ]
         for side in (stock, ours):
             async with await RawClient.connect(side.url) as client:
@@ -265,7 +265,7 @@ async def test_a_body_that_nobody_reads_leaves_nothing_behind(both: Both) -> Non
 
 
 async def test_a_client_that_never_reads_is_got_rid_of(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 0.1)
     await until(lambda: connections() == 0)
     for side in (both.ours, both.stock):
         with socket.socket() as deaf:

@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from smetric.config.settings import Limits
-from smetric.proxy import models
-from smetric.proxy.headers import VIA
+from smetric.http.headers import VIA
+from smetric.proxy import endpoints
 from tests.fakes import Call, FakeEngine, RawClient, one_model, request, until
 from tests.faults.harness import chat, running
 
@@ -203,7 +203,7 @@ async def test_asking_for_models_again_takes_no_connections_again() -> None:
 async def test_however_many_want_to_know_the_models_only_so_many_connections_are_taken_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(models, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(endpoints, "MOST_AT_ONCE", 3)
     async with running(FakeEngine(), FakeEngine()) as router:
         now, counts = 0, []
 

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from smetric.errors import HttpError, NoCandidate, RequestError, Shed, UpstreamError
-from smetric.proxy.asgi import Message
+from smetric.http.headers import Message
 from smetric.proxy.error_response import error_body, error_event, send_error
 
 BROKEN = UpstreamError("the instance broke off its answer", reason="closed")

@@ -17,12 +17,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smetric.proxy.answer import Answer
-from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.http1 import Http1
-from smetric.proxy.limits import Limits
-from smetric.proxy.transaction import HIGH_WATER
-from smetric.proxy.wire import HIGH_BYTES, READ_BYTES, WRITE_BYTES, AnswerBroken, Wire
+from smetric.http.answer import HIGH_BYTES, READ_BYTES, WRITE_BYTES, Answer, AnswerBroken, Wire
+from smetric.http.connection import Http1
+from smetric.http.headers import Receive, Scope, Send
+from smetric.http.limits import Limits
+from smetric.http.transaction import HIGH_WATER
 from tests.fakes import chunk, head, request
 
 #: Rounds of the loop without any progress after which nothing will come any more.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smetric.proxy import footprint
+from smetric.http import footprint
 
 
 def test_what_this_process_takes_is_what_the_system_says() -> None:

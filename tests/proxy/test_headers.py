@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.errors import HttpError
-from smetric.proxy.headers import HOP_BY_HOP, MOST_ROUTERS, VIA, Headers, first, response_headers, with_key
-from smetric.proxy.headers import request_headers as forwarded
+from smetric.http.headers import HOP_BY_HOP, MOST_ROUTERS, VIA, Headers, first, response_headers, with_key
+from smetric.http.headers import request_headers as forwarded
 
 OUR = (VIA, b"r1")
 

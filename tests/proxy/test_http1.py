@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.proxy import http1
-from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.limits import Limits
-from smetric.proxy.server import address_of, listen, serve
-from smetric.proxy.transaction import HIGH_WATER, Transaction
+from smetric.http import connection
+from smetric.http.headers import Receive, Scope, Send
+from smetric.http.limits import Limits
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.http.transaction import HIGH_WATER, Transaction
 from tests.fakes import RawClient, live, request, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -31,7 +31,7 @@ async def serving(endpoint: Endpoint, limits: Limits | None = None) -> AsyncIter
 
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as sock:
-        task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=1.0, limits=limits))
+        task = asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=1.0, limits=limits))
         try:
             yield address_of(sock)
         finally:
@@ -255,7 +255,7 @@ async def test_a_stream_waits_for_its_reader() -> None:
 async def test_hundreds_of_pipelined_requests_are_answered_and_more_than_that_end_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http1, "PIPELINE_MOST", 30)
+    monkeypatch.setattr(connection, "PIPELINE_MOST", 30)
     begun = 0
 
     async def counting(scope: Scope, receive: Receive, send: Send) -> None:

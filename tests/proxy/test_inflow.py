@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from smetric.proxy.inflow import EVERY_S, Inflow, polled
+from smetric.http.connection import EVERY_S, Inflow, polled
 from tests.fakes import until
 
 

@@ -10,15 +10,14 @@ import aiohttp
 import orjson
 import pytest
 
+from smetric.admin.feed import MOST_VIEWERS, DecisionFilter
+from smetric.admin.live import Others
 from smetric.config.settings import Admin, ShadowSettings
-from smetric.live.feed import MOST_VIEWERS
-from smetric.live.others import Others
-from smetric.live.wish import Wish
-from smetric.telemetry.record import DecisionRecord
+from smetric.fleet.record import DecisionRecord
 from tests.fakes import FakeEngine, RawClient, request
 from tests.faults.harness import Running, running
 
-FILES = [file.name for file in (Path(__file__).parents[2] / "smetric" / "ui").iterdir()]
+FILES = [file.name for file in (Path(__file__).parents[2] / "smetric" / "admin" / "ui").iterdir()]
 TOKEN = "a-token-of-some-length"
 
 
@@ -176,7 +175,7 @@ async def test_there_may_only_be_so_many_viewers_and_who_leaves_makes_room() -> 
         feed = router.application.live.feed
         async with stream(router, "?history=0") as events:
             await of_kind(events, "state")
-            others = [feed.join(Wish(), history=False) for _ in range(MOST_VIEWERS - 1)]
+            others = [feed.join(DecisionFilter(), history=False) for _ in range(MOST_VIEWERS - 1)]
             answer = await router.admin("/admin/decisions/stream")
             assert (answer.status, orjson.loads(answer.body)["error"]) == (503, "16 watch already; close a page")
             for one in others:

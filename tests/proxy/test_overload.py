@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from smetric.proxy import footprint
+from smetric.http import footprint
 from smetric.proxy.overload import Level, Overload, Thresholds
 from tests.fakes import until
 

@@ -12,14 +12,11 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smetric import names
 from smetric.errors import Overloaded
-from smetric.proxy.admission import Admission
+from smetric.proxy.admission import Admission, Permit, Queue, Slots
 from smetric.proxy.overload import Overload, Thresholds
-from smetric.proxy.permit import Permit
-from smetric.proxy.queue import Queue
-from smetric.proxy.slots import Slots
-from smetric.request import InferenceRequest
-from smetric.telemetry import names
+from smetric.request.request import InferenceRequest
 from tests.fakes import until
 
 

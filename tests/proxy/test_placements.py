@@ -8,16 +8,13 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 
+from smetric.admin.operations import placement_routes
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
-from smetric.proxy.placements import placement_routes
-from smetric.proxy.server import address_of, listen, serve
-from smetric.sources.index_image import decode
-from smetric.sources.peer import PATH
-from smetric.sources.peers import Peers
-from smetric.sources.placement import MAX_BATCH_BYTES, encode
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_indexes import PrefixIndexes
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.sources.prefix_index.image import decode
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
+from smetric.sources.shared.peers import MAX_BATCH_BYTES, PATH, Peers, encode
 from tests.fakes import fetch
 
 TOKEN = "t" * 16
@@ -28,7 +25,7 @@ AUTHORIZED = [("Authorization", f"Bearer {TOKEN}")]
 async def admin_port() -> AsyncIterator[str]:
     peers = Peers(PrefixIndexes([PrefixIndex()]), Fleet([], VOCABULARY), [], token=TOKEN)
     app, sock, stop = Starlette(routes=placement_routes(peers)), listen("127.0.0.1", 0), asyncio.Event()
-    server = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=0.1))
+    server = asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=0.1))
     try:
         yield address_of(sock)
     finally:

@@ -13,13 +13,13 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from smetric.admin import policies as policy_admin
+from smetric.admin.policies import trial
 from smetric.cli import main
-from smetric.config.routing import CanarySettings, MatchSettings, RouteSettings, ShadowSettings
+from smetric.config.settings import CanarySettings, MatchSettings, RouteSettings, ShadowSettings
+from smetric.files import shipped_policies
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Policy
-from smetric.proxy import policy_admin
-from smetric.resources import shipped_policies
-from smetric.telemetry.record import DecisionRecord
-from smetric.trial import trial
 from tests.fakes import FakeEngine, Response, fetch, until
 from tests.faults.harness import CANARY, Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401

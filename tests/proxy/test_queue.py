@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.proxy.queue import SPACING_S, Place, Queue
+from smetric.proxy.admission import SPACING_S, Place, Queue
 from tests.fakes import until
 
 FAR = 60.0

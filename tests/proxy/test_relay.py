@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.proxy.relay import Observer
-from smetric.request import Api
-from smetric.usage import Usage
+from smetric.proxy.delivery import Observer
+from smetric.request.request import Api, Usage
 from tests.fakes import DONE, capture, delta
 
 

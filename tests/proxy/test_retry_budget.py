@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.proxy.retry_budget import LEAST, SHARE, WINDOW_S, RetryBudget
+from smetric.proxy.context import LEAST, SHARE, WINDOW_S, RetryBudget
 from tests.clock import Clock
 
 

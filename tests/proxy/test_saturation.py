@@ -7,11 +7,8 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Scrape
-from smetric.proxy.admission import Admission
+from smetric.proxy.admission import Admission, Queue, Saturation, Slots
 from smetric.proxy.overload import Overload, Thresholds
-from smetric.proxy.queue import Queue
-from smetric.proxy.saturation import Saturation
-from smetric.proxy.slots import Slots
 
 NOW = 1000.0
 

@@ -9,8 +9,7 @@ import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from smetric.errors import ConfigError
-from smetric.proxy.connection import RESERVED_FDS, most_connections
-from smetric.proxy.server import Shutdown, address_of, listen, raise_fd_limit
+from smetric.http.listener import RESERVED_FDS, Shutdown, address_of, listen, most_connections, raise_fd_limit
 from tests.fakes import FakeEngine, RawClient, hang, until
 from tests.faults.harness import chat, running
 

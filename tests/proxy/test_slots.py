@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from smetric.proxy.queue import Queue
-from smetric.proxy.slots import Slots
+from smetric.proxy.admission import Queue, Slots
 from tests.fakes import until
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from smetric.errors import ConfigError
-from smetric.proxy import supervisor
-from smetric.proxy.supervisor import handed_over, notify
+from smetric.http import listener
+from smetric.http.listener import handed_over, notify
 
 PID = 4711
 
@@ -24,7 +24,7 @@ def test_nothing_is_taken_that_is_meant_for_another_process() -> None:
 
 def test_one_socket_is_the_data_port_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as given:
-        monkeypatch.setattr(supervisor, "FIRST_FD", os.dup(given.fileno()))
+        monkeypatch.setattr(listener, "FIRST_FD", os.dup(given.fileno()))
         with handed_over(environ(names="smetric.socket"), PID)["data"] as taken:
             assert taken.getsockname() == given.getsockname()
             assert not taken.getblocking()
@@ -46,12 +46,12 @@ def test_what_there_is_no_use_for_is_refused(given: dict[str, str], message: str
 
 def test_only_a_tcp_socket_that_listens_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "file").open("wb") as file:
-        monkeypatch.setattr(supervisor, "FIRST_FD", os.dup(file.fileno()))
+        monkeypatch.setattr(listener, "FIRST_FD", os.dup(file.fileno()))
         with pytest.raises(ConfigError, match=r"descriptor \d+ \(data\) is no socket"):
             handed_over(environ(), PID)
-    os.close(supervisor.FIRST_FD)
+    os.close(listener.FIRST_FD)
     with socket.socket() as mute:
-        monkeypatch.setattr(supervisor, "FIRST_FD", os.dup(mute.fileno()))
+        monkeypatch.setattr(listener, "FIRST_FD", os.dup(mute.fileno()))
         with pytest.raises(ConfigError, match="is not a TCP socket that listens"):
             handed_over(environ(), PID)
 

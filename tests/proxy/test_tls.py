@@ -22,11 +22,10 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from smetric.errors import ConfigError
-from smetric.proxy.asgi import App, Receive, Scope, Send
-from smetric.proxy.connection import TOLD
-from smetric.proxy.limits import Limits
-from smetric.proxy.server import listen, serve
-from smetric.proxy.tls import Tls
+from smetric.http.headers import App, Receive, Scope, Send
+from smetric.http.limits import Limits
+from smetric.http.listener import TOLD, listen, serve_port
+from smetric.http.tls import Tls
 from tests.fakes import RawClient, live, until
 
 
@@ -169,7 +168,9 @@ async def serving(
     """A listener that speaks *tls*: its port, and what ends it."""
     app, stop = app or Answers(), asyncio.Event()
     sock = listen("127.0.0.1", 0)
-    task = asyncio.create_task(serve(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits or Limits(), tls=tls))
+    task = asyncio.create_task(
+        serve_port(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits or Limits(), tls=tls)
+    )
     try:
         yield sock.getsockname()[1], stop
     finally:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from smetric.errors import RequestError
-from smetric.proxy.limits import Limits
-from smetric.proxy.transaction import COPIED_BYTES, Transaction
-from smetric.proxy.watchdog import Watchdog
+from smetric.http.limits import Limits
+from smetric.http.transaction import COPIED_BYTES, Transaction
+from smetric.http.watchdog import Watchdog
 
 
 class Connection:

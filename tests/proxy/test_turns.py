@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from smetric.proxy.asgi import Receive, Scope, Send
-from smetric.proxy.limits import Limits
-from smetric.proxy.transaction import Transaction
-from smetric.proxy.turns import Turns
-from smetric.proxy.watchdog import Timer
+from smetric.http.connection import Turns
+from smetric.http.headers import Receive, Scope, Send
+from smetric.http.limits import Limits
+from smetric.http.transaction import Transaction
+from smetric.http.watchdog import Timer
 from tests.fakes import until
 
 

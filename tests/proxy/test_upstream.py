@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import Instance
-from smetric.proxy.answer import Answer
-from smetric.proxy.headers import Headers
-from smetric.proxy.pool import ASKED_AFTER_S, Ages
-from smetric.proxy.upstream import Upstream, request_head
-from smetric.proxy.wire import HIGH_BYTES, AnswerBroken, Unreachable, UpstreamFailed
-from smetric.sources import addresses
+from smetric.http import addresses
+from smetric.http.answer import HIGH_BYTES, Answer, AnswerBroken, Unreachable, UpstreamFailed
+from smetric.http.headers import Headers
+from smetric.http.upstream import ASKED_AFTER_S, Ages, Upstream, request_head
 from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
 from tests.resolver import Resolver
 

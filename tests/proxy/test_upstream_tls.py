@@ -11,9 +11,8 @@ import pytest
 import trustme
 
 from smetric.fleet.instance import Instance
-from smetric.proxy.answer import Answer
-from smetric.proxy.upstream import Upstream
-from smetric.proxy.wire import AnswerBroken, Unreachable, UpstreamFailed
+from smetric.http.answer import Answer, AnswerBroken, Unreachable, UpstreamFailed
+from smetric.http.upstream import Upstream
 from tests.fakes import chunk, head, until
 
 WHOLE = head(200, (b"content-length", b"2")) + b"ok"

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from smetric.proxy import watchdog as module
-from smetric.proxy.watchdog import Timer, Watchdog
+from smetric.http import watchdog as module
+from smetric.http.watchdog import Timer, Watchdog
 
 
 async def sleeping(watchdog_of: list[Watchdog], *deadlines: tuple[float, str]) -> None:

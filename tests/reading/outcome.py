@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from smetric.errors import RequestError
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api
-from smetric.tokens import TokenRatio
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, TokenRatio
 
 
 def outcome(api: Api, body: bytes) -> Any:

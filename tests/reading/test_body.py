@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from smetric.errors import RequestError
-from smetric.reading.body import MAX_NAMES_BYTES, members, patch_model, spans
-from smetric.reading.screening import screen
+from smetric.request.body import MAX_NAMES_BYTES, members, patch_model, screen, spans
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),

@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
-from smetric.reading import reader
-from smetric.reading.carried import Memory
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.reading.reader import Reading, parse
-from smetric.reading.screening import STRIDE
-from smetric.request import Api, InferenceRequest
-from smetric.tokens import TokenRatio
+from smetric.request import reader
+from smetric.request.body import STRIDE
+from smetric.request.memo import Memory
+from smetric.request.prompt import BLOCK_BYTES
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
 
 Body = dict[str, Any]
 MARK = {"cache_control": {"type": "ephemeral"}}

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.reading import carried, excerpt, prompt, reader, screening
-from smetric.reading.carried import Memory
-from smetric.reading.screening import Screen
-from smetric.request import Api
+from smetric.request import body as screening
+from smetric.request import conversation, memo, prompt, reader
+from smetric.request.body import Screen
+from smetric.request.memo import Memory
+from smetric.request.request import Api
 from tests.reading.outcome import outcome
 
 #: Bytes of a block, and between two places in a body, so that short bodies have many.
@@ -142,14 +143,14 @@ def test_whatever_was_edited_a_body_is_read_as_what_it_is(seed: int, api: Api, m
     author = Author(rng, api)
     with pytest.MonkeyPatch.context() as patched:
         for module, name, value in (
-            (carried, "STRIDE", STRIDE),
+            (memo, "STRIDE", STRIDE),
             (screening, "STRIDE", STRIDE),
             (prompt, "BLOCK_BYTES", BLOCK),
             (prompt, "CHUNK_BYTES", 4 * BLOCK),
             (prompt, "_CUTS", [slice(at, at + BLOCK) for at in range(0, 4 * BLOCK, BLOCK)]),
             (reader, "LEAST_BYTES", 0),
-            (excerpt, "LONG", 20),
-            (excerpt, "HEAD", 6),
+            (conversation, "LONG", 20),
+            (conversation, "HEAD", 6),
         ):
             patched.setattr(module, name, value)
         memory, screen = Memory(BLOCK, most_bytes, STRIDE), Screen()

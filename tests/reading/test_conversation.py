@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from smetric.errors import RequestError
-from smetric.reading.body import members
-from smetric.reading.conversation import Conversation, render
-from smetric.reading.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt
-from smetric.reading.screening import screen
+from smetric.request.body import members, screen
+from smetric.request.conversation import Conversation, render
+from smetric.request.prompt import BLOCK_BYTES, IMAGE_BYTES, Prompt
 
 USER = {"role": "user", "content": "question"}
 ASSISTANT = {"role": "assistant", "content": "answer"}

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
-from smetric.reading import excerpt, reader
-from smetric.reading.body import members
-from smetric.reading.excerpt import HEAD, LONG, MOST_ALIKE
-from smetric.request import Api
+from smetric.request import conversation, reader
+from smetric.request.body import members
+from smetric.request.conversation import HEAD, LONG, MOST_ALIKE
+from smetric.request.request import Api
 from tests.reading.outcome import outcome
 
 
@@ -23,8 +23,8 @@ def same(monkeypatch: pytest.MonkeyPatch, api: Api, body: bytes, long: int = 3, 
         patched.setattr(reader, "LEAST_BYTES", len(body) + 1)
         whole = outcome(api, body)
         patched.setattr(reader, "LEAST_BYTES", 0)
-        patched.setattr(excerpt, "LONG", long)
-        patched.setattr(excerpt, "HEAD", head)
+        patched.setattr(conversation, "LONG", long)
+        patched.setattr(conversation, "HEAD", head)
         assert outcome(api, body) == whole
 
 
@@ -72,7 +72,7 @@ def test_a_string_found_from_the_end_of_another_one_on_leaves_the_body_to_be_rea
     numbers = ",1" * LONG + ","
     body = f'{{"messages":[{{"content":[":"{numbers}"x"]}},{{"content":"{numbers}"}}]}}'.encode()
     json.loads(body)
-    brief = excerpt.excerpt(body, "messages")
+    brief = conversation.excerpt(body, "messages")
     assert brief is not None
     assert b'":"","x"' not in brief.body
     with pytest.raises(RequestError):
@@ -89,7 +89,7 @@ def test_long_texts_are_left_out_of_what_is_read_for_names() -> None:
         {"role": "user", "content": long},
     ]
     body = json.dumps({"model": "m", "messages": messages, "n": 1}).encode()
-    brief = excerpt.excerpt(body, "messages")
+    brief = conversation.excerpt(body, "messages")
     assert brief is not None
     assert len(brief.body) < 200
     assert [bytes(message.content) for message in brief.messages] == [
@@ -108,7 +108,7 @@ def test_a_text_that_much_before_it_begins_like_is_not_left_out(
         (text * (LONG // len(text) + before)),
         text * (LONG // len(text) + before) + b"end",
     )
-    assert (excerpt.excerpt(body, "messages") is not None) is is_tried
+    assert (conversation.excerpt(body, "messages") is not None) is is_tried
     same(monkeypatch, Api.CHAT, body, LONG, HEAD)
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from smetric.reading.conversation import render
-from smetric.reading.parts import Change, Parts, divergence, parts_of
+from smetric.request.conversation import render
+from smetric.request.parts import Change, Parts, divergence, parts_of
 
 CANARY = "canary-text"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.reading.parts import Kind, Outline
-from smetric.reading.prompt import BLOCK_BYTES, CHUNK_BYTES, IMAGE_BYTES, Prompt, image
+from smetric.request.parts import Kind, Outline
+from smetric.request.prompt import BLOCK_BYTES, CHUNK_BYTES, IMAGE_BYTES, Prompt, image
 
 TEXT = st.lists(st.binary(max_size=700), max_size=12)
 

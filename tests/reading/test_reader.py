@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
-from smetric.reading.body import TOO_DEEP
-from smetric.reading.fields import MAX_STRING
-from smetric.reading.prompt import IMAGE_BYTES
-from smetric.reading.reader import MAX_PROMPTS, Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.tokens import TokenRatio
+from smetric.request.body import TOO_DEEP
+from smetric.request.prompt import IMAGE_BYTES
+from smetric.request.reader import MAX_PROMPTS, MAX_STRING, Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
 
 CAPTURES = Path(__file__).parents[1] / "data" / "requests"
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.errors import RequestError
-from smetric.reading.screening import MAX_VALUES, MOST_PLACES, STRIDE, UNCOUNTED_BYTES, Screen
+from smetric.request.body import MAX_VALUES, MOST_PLACES, STRIDE, UNCOUNTED_BYTES, Screen
 
 PIECE = st.sampled_from(
     [

@@ -8,21 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from smetric import names
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.fleet.instance import Instance
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Kind, Need, Outcome, Policy, Snapshot, load
 from smetric.policy.snapshot import Origins
-from smetric.policy_folder import libraries_beside
-from smetric.records.compression import packer
-from smetric.records.fields import ON_DEMAND
-from smetric.records.file import RotatedFile
+from smetric.records.format import ON_DEMAND
+from smetric.records.reader import packer
 from smetric.records.recorder import Recorder, header
-from smetric.records.writer import Writer
-from smetric.request import Api, InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord
-from smetric.usage import Usage
+from smetric.records.writer import RotatedFile, Writer
+from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.routing.policy_files import libraries_beside
 
 _OUTCOMES = {
     Outcome.ROUTE: names.ROUTED,

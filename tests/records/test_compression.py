@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from smetric.errors import ConfigError
-from smetric.records.compression import packer, unpacked
+from smetric.records.reader import packer, unpacked
 
 
 def test_the_end_of_the_name_decides() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.policy import Policy, load
-from smetric.policy_folder import libraries_beside
-from smetric.records.fields import fields_recorded
-from smetric.resources import shipped_policies
+from smetric.records.format import fields_recorded
+from smetric.routing.policy_files import libraries_beside
 
 
 def shipped(name: str) -> Policy:

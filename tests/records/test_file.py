@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smetric.records.file import RotatedFile
+from smetric.records.writer import RotatedFile
 
 AT = datetime(2026, 5, 29, 10, 0, 0, 123_456, UTC)
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Scrape
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Policy
-from smetric.records.observer import Observer
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.router import Router, Routing
+from smetric.request.request import InferenceRequest
+from smetric.routing.observer import Observer
+from smetric.routing.router import Router, Routing
 from smetric.sources.source import Cells, Source
-from smetric.telemetry.record import DecisionRecord
 from tests.fakes import routes_by, until
 from tests.records.drive import policy
 

@@ -117,7 +117,7 @@ def test_columns_that_do_not_fit_the_candidates_are_refused(tmp_path: Path) -> N
 
 
 def test_a_value_of_the_wrong_kind_is_refused_with_the_decision_it_stands_in(tmp_path: Path) -> None:
-    from smetric.records.situation import Judge
+    from smetric.records.replay import Judge
 
     path = tmp_path / "decisions.jsonl"
     (wanted,) = recorded(path, 1)

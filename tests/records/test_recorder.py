@@ -10,13 +10,13 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.policy.pseudonym import pseudonym
-from smetric.records.account import ending
+from smetric import names
+from smetric.fleet.record import DecisionRecord, Forecast, Migration
+from smetric.policy.vocabulary import pseudonym
 from smetric.records.reader import Reading, find
 from smetric.records.recorder import Recorder
-from smetric.records.situation import Judge, NotRecorded
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord, Forecast, Migration
+from smetric.records.replay import Judge, NotRecorded
+from smetric.records.report import ending
 from tests.records.drive import Fleet, make_writer, policy, settle, write
 from tests.telemetry import samples
 

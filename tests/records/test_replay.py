@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.policy import Policy, PolicyError, Source, load
-from smetric.records.comparison import Comparison
 from smetric.records.reader import Reading
-from smetric.records.replay import RECORDED, Judges, replay
-from smetric.resources import shipped_policies
+from smetric.records.replay import RECORDED, Comparison, Judges, replay
 from tests.records.drive import Fleet, policy, write
 
 SHIPPED = {name: path.read_text() for name, path in shipped_policies().items()}

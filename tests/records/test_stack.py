@@ -9,7 +9,7 @@ import pytest
 from smetric.config import load_settings
 from smetric.config.settings import RecordSettings, Settings
 from smetric.errors import ConfigError
-from smetric.records.stack import RecordStack
+from smetric.records.recorder import RecordStack
 
 
 def load(tmp_path: Path, text: str, **env: str) -> Settings:

@@ -9,14 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.reading.reader import Reading, parse
+from smetric import names
+from smetric.fleet.record import DecisionRecord
 from smetric.records import traffic as module
 from smetric.records.traffic import TRACE_BLOCK_BYTES, Traffic
-from smetric.request import Api
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord
-from smetric.usage import Usage
-from smetric.tokens import TokenRatio
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, TokenRatio, Usage
 from tests.records.drive import make_writer
 from tests.telemetry import samples
 

@@ -7,10 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from smetric.reading.reader import Reading, parse
-from smetric.records.trigger import Trigger, trigger_of
-from smetric.request import Api
-from smetric.tokens import TokenRatio
+from smetric.records.traffic import Trigger, trigger_of
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, TokenRatio
 
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "files: a b"}
 CALL = {"type": "tool_use", "id": "t1", "name": "ls", "input": {}}

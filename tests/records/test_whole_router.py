@@ -14,11 +14,10 @@ from click.testing import CliRunner, Result
 
 from smetric.cli import main
 from smetric.config.settings import RecordSettings, ShadowSettings
-from smetric.records.comparison import Comparison
+from smetric.files import shipped_policies
+from smetric.lab.traces import arrivals
 from smetric.records.reader import Reading
-from smetric.records.replay import RECORDED, Judges, replay
-from smetric.resources import shipped_policies
-from smetric.sim.trace import arrivals
+from smetric.records.replay import RECORDED, Comparison, Judges, replay
 from tests.agent_sessions import Gateway, agents, engines, instances
 from tests.fakes import Call, FakeEngine, delta, healthy, until
 from tests.faults.harness import CANARY, Running, chat, running

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from smetric.log_limit import CHANGES_TOLD
 from smetric.records import writer as module
-from smetric.telemetry.log_limit import CHANGES_TOLD
 from tests.fakes import until
 from tests.records.drive import make_writer
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sim.blocks import TOKEN_BYTES, block_keys, root_key
+from smetric.lab.store import TOKEN_BYTES, block_keys, root_key
 
 
 @given(st.binary(max_size=400), st.binary(max_size=400), st.integers(1, 8))

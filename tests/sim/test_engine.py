@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sim.engine import Engine, EngineConfig, QueueFullError, TooLongError
-from smetric.sim.sequence import SequenceRequest, State
-from smetric.sim.step_time import StepTime
+from smetric.lab.engine import Engine, EngineConfig, QueueFullError, SequenceRequest, State, StepTime, TooLongError
 
 EVENTS = Path(__file__).parent.parent / "data" / "kv_events" / "kv_int_hash.jsonl"
 FLAT = StepTime(fixed_s=1.0, prefill_s=0.0, attention_s=0.0, decode_s=0.0, context_s=0.0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.sim.step_time import StepTime
+from smetric.lab.engine import StepTime
 
 
 def test_the_defaults_meet_the_measured_points_of_an_h20() -> None:

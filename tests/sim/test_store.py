@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sim.store import PrefixCache
+from smetric.lab.store import PrefixCache
 
 
 def filled(cache: PrefixCache, keys: list[int]) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from smetric.errors import ConfigError
-from smetric.sim.engine import Engine, EngineConfig
-from smetric.sim.sequence import SequenceRequest
-from smetric.sim.trace import BLOCK_TOKENS, arrivals
+from smetric.lab.engine import Engine, EngineConfig, SequenceRequest
+from smetric.lab.traces import BLOCK_TOKENS, arrivals
 
 
 def line(at_ms: int, prompt: int, blocks: list[int], **fields: Any) -> dict[str, Any]:

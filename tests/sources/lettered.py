@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.holdings import BYTES_PER_BLOCK, BYTES_PER_HELD_RUN, BYTES_PER_HOLDING, BYTES_PER_RUN
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.block_table import (
+    BYTES_PER_BLOCK,
+    BYTES_PER_HELD_RUN,
+    BYTES_PER_HOLDING,
+    BYTES_PER_RUN,
+)
+from smetric.sources.prefix_index.index import PrefixIndex
 
 #: What a run of one block takes, held by one instance.
 ENTRY = BYTES_PER_BLOCK + BYTES_PER_HOLDING + BYTES_PER_RUN + BYTES_PER_HELD_RUN

@@ -6,7 +6,7 @@ import re
 from array import array
 from pathlib import Path
 
-from smetric.sources.lmcache_holdings import Question
+from smetric.sources.lmcache.client import Question
 
 FOLDER = Path(__file__).parents[1] / "data" / "lmcache"
 

@@ -10,14 +10,12 @@ from typing import Any
 
 import orjson
 
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.sources.breaker import Breaker
-from smetric.sources.lmcache_client import Client, Service
-from smetric.sources.lmcache_coordinator import Coordinator
-from smetric.sources.lmcache_lookup import Lookup
-from smetric.telemetry import names
-from smetric.tokens import TokenRatio
+from smetric import names
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
+from smetric.sources.client import Breaker
+from smetric.sources.lmcache.client import Client, Coordinator, Service
+from smetric.sources.lmcache.source import Lookup
 from tests.clock import Clock
 from tests.fakes import Call, FakeEngine
 

@@ -8,16 +8,15 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 
+from smetric.admin.operations import placement_routes
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.proxy.placements import placement_routes
-from smetric.proxy.server import address_of, listen, serve
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.peers import Peers
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_indexes import PrefixIndexes
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
+from smetric.sources.shared.peers import Peers
 
 BLOCK_TOKENS = BLOCK_BYTES / 4
 
@@ -57,7 +56,9 @@ async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterato
     stop = asyncio.Event()
     sockets = [listen("127.0.0.1", port) for port in ports or [0] * len(sidecars)]
     servers = [
-        asyncio.create_task(serve(Starlette(routes=placement_routes(one.peers)), sock, stop=stop.wait, drain_s=0.1))
+        asyncio.create_task(
+            serve_port(Starlette(routes=placement_routes(one.peers)), sock, stop=stop.wait, drain_s=0.1)
+        )
         for one, sock in zip(sidecars, sockets, strict=True)
     ]
     try:

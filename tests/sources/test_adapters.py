@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
-from smetric.sources.adapters import RENEWED_S, Adapters
+from smetric.request.request import InferenceRequest
+from smetric.sources.measured import RENEWED_S, Adapters
 from tests.clock import Clock
 
 

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from smetric.sources import addresses as module
-from smetric.sources.addresses import MAX_ADDRESSES, Addresses
+from smetric.http import addresses as module
+from smetric.http.addresses import MAX_ADDRESSES, Addresses
 from tests.resolver import Resolver
 
 

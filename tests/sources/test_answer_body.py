@@ -3,9 +3,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from smetric.sources.addresses import resolve
-from smetric.sources.answer_body import is_plain, read_within
-from smetric.sources.plain_session import PlainSession
+from smetric.http.addresses import resolve
+from smetric.sources.client import PlainSession, is_plain, read_within
 from tests.fakes import Call, FakeEngine
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import CacheConfig
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.sources.prefix_index.index import PrefixIndex
 from tests.clock import Clock
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, instances, request
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sources.breaker import Breaker
+from smetric.sources.client import Breaker
 from tests.clock import Clock
 
 

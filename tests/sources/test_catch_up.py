@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.sources import catch_up, peers
-from smetric.sources.catch_up import ASKED_AT_A_TIME
-from smetric.sources.placement import encode
+from smetric.sources.shared import peers
+from smetric.sources.shared import peers as catch_up
+from smetric.sources.shared.peers import ASKED_AT_A_TIME, encode
 from tests.fakes import Call, FakeEngine, until
 from tests.sources.sidecars import Sidecar, running
 

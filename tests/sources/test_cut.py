@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.cut import Cut, TextCutting, TokenCutting
-from smetric.usage import Usage
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest, Usage
+from smetric.sources.prefix_index.cut import Cut, TextCutting, TokenCutting
 
 BLOCK = 16
 CUTTING = TokenCutting(BLOCK)

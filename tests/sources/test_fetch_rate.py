@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import Fleet
+from smetric.fleet.fleet import Candidates, Fleet
 from smetric.fleet.instance import Instance
-from smetric.sources.fetch_rate import KEPT, LEAST_TOKENS, FetchRates
-from smetric.sources.prefill_rate import FEWEST, FRESH_S, PrefillRates
-from smetric.sources.prefill_times import PrefillTimes
+from smetric.sources.measured import FEWEST, FRESH_S, KEPT_FETCHES, LEAST_TOKENS, FetchRates, PrefillRates, PrefillTimes
 from tests.clock import Clock
 
 
@@ -93,7 +90,7 @@ def test_the_last_fetches_count_and_one_that_took_no_time_is_no_division_by_noth
     rates = FetchRates(prefill, clock=clock)
     for _ in range(50):
         fetch(rates, instance, 3.0)
-    for _ in range(KEPT):
+    for _ in range(KEPT_FETCHES):
         fetch(rates, instance, 0.05)
     assert rates.rate() == pytest.approx(4_000_000)
 

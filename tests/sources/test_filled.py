@@ -10,7 +10,7 @@ from smetric.app import Application
 from smetric.config import load_settings
 from smetric.features import VOCABULARY
 from smetric.policy import load
-from smetric.sources.filled import filled_by
+from smetric.sources.source import filled_by
 
 _LMCACHE = "lmcache:\n  url: http://127.0.0.1:9\n"
 _TOKENIZER = "tokenizer:\n  source: engine\n"

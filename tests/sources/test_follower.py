@@ -10,13 +10,12 @@ import pytest
 
 from smetric.config.settings import PrefillSettings, PrefixIndexSettings
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import Fleet
+from smetric.fleet.fleet import Candidates, Fleet
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
-from smetric.router import Router
-from smetric.sources.follower import Follower
-from smetric.sources.prefill_rate import FEWEST, SOONEST_S
+from smetric.request.request import InferenceRequest
+from smetric.routing.router import Router
+from smetric.sources.measured import FEWEST, SOONEST_S
+from smetric.sources.source import Follower
 from tests.fakes import Call, FakeEngine, healthy, routes_by
 from tests.faults.harness import chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401

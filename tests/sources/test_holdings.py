@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sources.held import Held
-from smetric.sources.holdings import Holdings
+from smetric.sources.prefix_index.block_table import BlockTable, HolderBlocks
 from tests.sources.lettered import ENTRY
 
 #: A path in a tree of prefixes: its blocks stand for themselves and all before them.
@@ -21,7 +20,7 @@ def parent(block: int) -> int:
     return block >> 1
 
 
-def is_closed(held: Held) -> bool:
+def is_closed(held: HolderBlocks) -> bool:
     """Whether with every block all those before it are held."""
     blocks = set(held.image()[0])
     return len(blocks) == len(held) and all(parent(block) in blocks or parent(block) == 1 for block in blocks)
@@ -35,7 +34,7 @@ STEPS = st.lists(st.one_of(ENTER, st.tuples(st.just("merge"), st.integers(0, 1),
 def test_no_block_is_ever_held_without_those_before_it(
     steps: list[tuple[str, int, str]], room: int, memory: int
 ) -> None:
-    table, other = Holdings(memory * ENTRY), Holdings(2**30)
+    table, other = BlockTable(memory * ENTRY), BlockTable(2**30)
     helds = [table.open(), table.open()]
     elsewhere = other.open()
     for what, which, path in steps:
@@ -53,10 +52,10 @@ def test_no_block_is_ever_held_without_those_before_it(
 
 def test_what_one_holder_forgets_for_want_of_memory_is_not_lost_by_the_others() -> None:
     shared = list(range(1, 1001))
-    all_of_it = Holdings(2**30)
+    all_of_it = BlockTable(2**30)
     for held in [all_of_it.open() for _ in range(20)]:
         all_of_it.enter(held, shared, 10_000)
-    table = Holdings(all_of_it.memory_bytes)
+    table = BlockTable(all_of_it.memory_bytes)
     helds = [table.open() for _ in range(20)]
     for held in helds:
         table.enter(held, shared, 10_000)
@@ -98,7 +97,7 @@ STEP = st.tuples(st.sampled_from(["enter", "enter", "enter", "forget", "leave"])
 def test_what_was_entered_longest_ago_is_forgotten_first_and_of_it_the_end(
     steps: list[tuple[str, int, str]], room: int, data: st.DataObject
 ) -> None:
-    table = Holdings(2**20)
+    table = BlockTable(2**20)
     helds, models = [table.open() for _ in range(3)], [LeastRecent() for _ in range(3)]
     for what, which, text in steps:
         held, model, path = helds[which], models[which], blocks(text)
@@ -124,7 +123,7 @@ def test_what_was_entered_longest_ago_is_forgotten_first_and_of_it_the_end(
 
 
 def test_runs_say_how_much_of_a_prompt_is_held_and_since_when() -> None:
-    table = Holdings(2**20)
+    table = BlockTable(2**20)
     held = table.open()
     assert table.enter(held, [1, 2, 3, 4], 100) == [(0, 0)]
     assert table.enter(held, [1, 2], 100) == [(0, 1), (2, 0)]
@@ -133,7 +132,7 @@ def test_runs_say_how_much_of_a_prompt_is_held_and_since_when() -> None:
 
 
 def test_what_is_newer_is_counted_up_to_a_limit_and_what_is_older_is_forgotten() -> None:
-    table = Holdings(2**20)
+    table = BlockTable(2**20)
     held = table.open()
     for start in (1, 11, 21):
         table.enter(held, list(range(start, start + 3)), 100)
@@ -145,7 +144,7 @@ def test_what_is_newer_is_counted_up_to_a_limit_and_what_is_older_is_forgotten()
 
 
 def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
-    table = Holdings(2**20)
+    table = BlockTable(2**20)
     first, second = table.open(), table.open()
     table.enter(first, [1], 10)
     table.enter(second, [1, 2], 10)
@@ -156,7 +155,7 @@ def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
 
 
 def test_the_holders_of_a_block_are_those_who_have_not_forgotten_it() -> None:
-    table = Holdings(2**20)
+    table = BlockTable(2**20)
     one, other = table.open(), table.open()
     table.enter(one, [7], 9)
     table.enter(other, [7], 9)

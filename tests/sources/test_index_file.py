@@ -13,13 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.cut import TokenCutting
-from smetric.sources.index_file import NAME, IndexFile
-from smetric.sources.index_image import IndexImage, decode, encode
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_indexes import PrefixIndexes
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.cut import TokenCutting
+from smetric.sources.prefix_index.file import NAME, IndexFile
+from smetric.sources.prefix_index.image import IndexImage, decode, encode
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from tests.fakes import until
 
 ASKED = InferenceRequest(prompt=Prompt([b"x" * 3 * BLOCK_BYTES], 4.0))

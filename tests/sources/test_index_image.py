@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.sources.index_image import MAGIC, IndexImage, InstanceImage, UnreadableImage, decode, encode, pack, unpack
+from smetric.request.prompt import BLOCK_BYTES
+from smetric.sources.prefix_index.image import (
+    MAGIC,
+    IndexImage,
+    InstanceImage,
+    UnreadableImage,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
 
 HASH = st.integers(0, 2**64 - 1)
 

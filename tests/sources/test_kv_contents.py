@@ -7,10 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from smetric.block_keys import BlockKeys
-from smetric.sources.kv_contents import Contents
-from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import decode
+from smetric.request.prompt import BlockKeys
+from smetric.sources.kv_events.contents import Contents, KvIndex
+from smetric.sources.kv_events.message import decode
 from tests.sources.kv_engine import BLOCK, CLEARED, captured, names_of, removed, stored
 
 ROOM = 1 << 30

@@ -16,13 +16,14 @@ import zmq.asyncio
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import CacheConfig, Instance
-from smetric.request import InferenceRequest
-from smetric.sources import kv_events, kv_socket, kv_subscriber
-from smetric.sources.kv_events import KvEvents
-from smetric.sources.kv_publisher import Publisher
-from smetric.sources.kv_subscriber import Subscriber
-from smetric.telemetry.kv_gauges import CacheFigures
-from smetric.telemetry.log_limit import CHANGES_TOLD
+from smetric.log_limit import CHANGES_TOLD
+from smetric.request.request import InferenceRequest
+from smetric.sources.kv_events import source as kv_events
+from smetric.sources.kv_events import subscriber
+from smetric.sources.kv_events.publisher import Publisher
+from smetric.sources.kv_events.source import KvEvents
+from smetric.sources.kv_events.subscriber import Subscriber
+from smetric.telemetry.gauges import CacheFigures
 from tests.fakes import until
 from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
 
@@ -237,7 +238,7 @@ async def test_a_gap_longer_than_the_replay_buffer_is_a_loss() -> None:
 
 
 async def test_a_replay_socket_that_is_silent_costs_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_socket, "REPLAY_SILENCE_S", 0.05)
+    monkeypatch.setattr(subscriber, "REPLAY_SILENCE_S", 0.05)
     silent = Publisher(instance=ONE, endpoint="", replay=free_address())
     async with engine(replay=False) as one:
         source_at = Publisher(instance=ONE, endpoint=one.endpoint, replay=silent.replay)
@@ -547,9 +548,9 @@ async def test_an_address_that_cannot_be_used_is_said_once_for_each_reason_and_t
 async def test_a_message_that_is_too_large_is_a_gap_and_what_follows_it_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_subscriber, "RECONNECT_S", 0.0)
-    monkeypatch.setattr(kv_socket, "MAX_MESSAGE_BYTES", 4096)
-    monkeypatch.setattr(kv_socket, "REPLAY_SILENCE_S", 0.05)
+    monkeypatch.setattr(subscriber, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(subscriber, "MAX_MESSAGE_BYTES", 4096)
+    monkeypatch.setattr(subscriber, "REPLAY_SILENCE_S", 0.05)
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await one.publish(stored(PROMPT))

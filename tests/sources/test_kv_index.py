@@ -2,8 +2,8 @@ import tracemalloc
 
 import xxhash
 
-from smetric.block_keys import ROOT, BlockKeys
-from smetric.sources.kv_index import BYTES_PER_BLOCK, BYTES_PER_HOLDING, KvIndex
+from smetric.request.prompt import ROOT, BlockKeys
+from smetric.sources.kv_events.contents import BYTES_PER_BLOCK, BYTES_PER_HOLDING, KvIndex
 from tests.sources.kv_engine import BLOCK, stored
 from tests.sources.test_kv_contents import PROMPT, ROOM, apply, fresh, hits
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sources.kv_message import (
+from smetric.sources.kv_events.message import (
     PIECE_BLOCKS,
     AllBlocksCleared,
     BlockRemoved,

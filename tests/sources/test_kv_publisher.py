@@ -7,7 +7,7 @@ from smetric.app import Application
 from smetric.config import load_settings
 from smetric.errors import ConfigError
 from smetric.fleet.instance import Instance
-from smetric.sources.kv_publisher import Publisher, publishers
+from smetric.sources.kv_events.publisher import Publisher, publishers
 
 
 def listened_to(tmp_path: Path, text: str) -> list[Publisher]:
@@ -101,8 +101,8 @@ def test_an_application_without_the_package_says_what_to_install(
     path = tmp_path / "smetric.yaml"
     path.write_text("instances: [http://a:1]\nkv_events: {enabled: true}\ntokenizer: {source: engine}\n")
     settings = load_settings(path, {})
-    monkeypatch.delitem(sys.modules, "smetric.sources.kv_events", raising=False)
-    monkeypatch.delitem(sys.modules, "smetric.sources.kv_subscriber", raising=False)
+    monkeypatch.delitem(sys.modules, "smetric.sources.kv_events.source", raising=False)
+    monkeypatch.delitem(sys.modules, "smetric.sources.kv_events.subscriber", raising=False)
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ConfigError, match=r"not installed \(zmq.*\): pip install 'smetric-router\[kv-events\]'"):
         Application(settings, {})

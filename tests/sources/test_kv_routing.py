@@ -9,10 +9,10 @@ import pytest
 from smetric.app import Application
 from smetric.config.settings import InstanceSettings, KvEventsSettings, Scrape, Settings
 from smetric.errors import ConfigError
-from smetric.reading.prompt import Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.kv_events import KvEvents
-from smetric.telemetry.kv_gauges import CacheFigures
+from smetric.request.prompt import Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.kv_events.source import KvEvents
+from smetric.telemetry.gauges import CacheFigures
 from tests.fakes import FakeEngine, until
 from tests.sources.kv_engine import BLOCK, KvEngine, stored
 

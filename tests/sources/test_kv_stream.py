@@ -1,8 +1,8 @@
 import msgspec
 
-from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import AllBlocksCleared, BlockStored, Event, Message, decode
-from smetric.sources.kv_stream import Place, State, Stream
+from smetric.sources.kv_events.contents import KvIndex
+from smetric.sources.kv_events.message import AllBlocksCleared, BlockStored, Event, Message, decode
+from smetric.sources.kv_events.stream import Place, State, Stream
 
 
 def saying(at: float, *events: Event) -> Message:

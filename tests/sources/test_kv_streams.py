@@ -6,11 +6,10 @@ import msgspec
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import Instance
-from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import Message, decode
-from smetric.sources.kv_stream import Place, State
-from smetric.sources.kv_streams import MOST_RANKS, Streams
-from smetric.telemetry.log_limit import CHANGES_TOLD
+from smetric.log_limit import CHANGES_TOLD
+from smetric.sources.kv_events.contents import KvIndex
+from smetric.sources.kv_events.message import Message, decode
+from smetric.sources.kv_events.stream import MOST_RANKS, Place, State, Streams
 from tests.sources.kv_engine import CLEARED
 
 

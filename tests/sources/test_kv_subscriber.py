@@ -15,14 +15,14 @@ import zmq.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.block_keys import BlockKeys
 from smetric.fleet.instance import CacheConfig, Instance
-from smetric.sources import kv_subscriber
-from smetric.sources.kv_index import KvIndex
-from smetric.sources.kv_message import Message, decode
-from smetric.sources.kv_publisher import Publisher
-from smetric.sources.kv_stream import State, Stream
-from smetric.sources.kv_subscriber import REPLAY_TRIES, Subscriber
+from smetric.request.prompt import BlockKeys
+from smetric.sources.kv_events import subscriber
+from smetric.sources.kv_events.contents import KvIndex
+from smetric.sources.kv_events.message import Message, decode
+from smetric.sources.kv_events.publisher import Publisher
+from smetric.sources.kv_events.stream import State, Stream
+from smetric.sources.kv_events.subscriber import REPLAY_TRIES, Subscriber
 from tests.sources.kv_engine import BLOCK, CLEARED, names_of, removed, stored
 
 #: Prompts of up to four blocks, each of one token said again and again.
@@ -145,7 +145,7 @@ class Line:
             self.meanwhile()
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(kv_subscriber, "replayed", replayed)
+            patched.setattr(subscriber, "replayed", replayed)
             yield
 
     async def send(self, message: tuple[int, bytes] | None, *, is_lost: bool = False) -> None:

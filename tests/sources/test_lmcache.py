@@ -16,12 +16,12 @@ from smetric.config import load_settings
 from smetric.config.settings import LmcacheSettings, Settings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
-from smetric.resources import shipped_policies
-from smetric.router import Router, Routing
-from smetric.sources.lmcache import lmcache_sources
+from smetric.request.request import InferenceRequest
+from smetric.routing.router import Router, Routing
+from smetric.sources.lmcache.source import lmcache_sources
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
 from smetric.telemetry.metrics import Metrics

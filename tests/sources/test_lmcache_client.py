@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.sources import addresses, lmcache_client
-from smetric.sources.lmcache_client import INLINE_TOKENS, MAX_ANSWER_BYTES, Service
-from smetric.sources.lmcache_controller import Controller
-from smetric.sources.lmcache_coordinator import Coordinator
-from smetric.sources.lmcache_holdings import NOTHING, Holdings, Question
-from smetric.telemetry import names
+from smetric import names
+from smetric.http import addresses
+from smetric.sources.lmcache import client
+from smetric.sources.lmcache.client import (
+    INLINE_TOKENS,
+    MAX_ANSWER_BYTES,
+    NOTHING,
+    Controller,
+    Coordinator,
+    Holdings,
+    Question,
+    Service,
+)
 from tests.fakes import Call, chunk, hang, head, until
 from tests.resolver import Resolver
 from tests.sources import lmcache_captures
@@ -59,7 +66,7 @@ async def test_a_well_service_is_asked_in_its_own_words_and_its_answer_read() ->
 async def test_a_name_leads_where_it_did_while_it_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = Resolver("127.0.0.1")
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
-    monkeypatch.setattr(lmcache_client, "resolve", resolver)
+    monkeypatch.setattr(client, "resolve", resolver)
 
     async def once(call: Call) -> None:
         await call.answer(200, BOTH, JSON, (b"connection", b"close"))

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sources.lmcache_controller import DISK, HOST, Controller
-from smetric.sources.lmcache_holdings import NOTHING, Holdings, UnreadableError
+from smetric.sources.lmcache.client import DISK, HOST, NOTHING, Controller, Holdings, UnreadableError
 from tests.sources import lmcache_captures
 from tests.sources.lmcache_captures import exchange, question
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sources.lmcache_coordinator import Coordinator
-from smetric.sources.lmcache_holdings import NOTHING, Holdings, Question, UnreadableError
+from smetric.sources.lmcache.client import NOTHING, Coordinator, Holdings, Question, UnreadableError
 from tests.sources import lmcache_captures
 from tests.sources.lmcache_captures import exchange, question
 

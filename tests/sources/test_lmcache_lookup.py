@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from smetric import names
 from smetric.fleet.instance import Instance
-from smetric.reading.reader import Reading
-from smetric.sources import lmcache_lookup
-from smetric.sources.lmcache_controller import Controller
-from smetric.sources.lmcache_holdings import MAX_TOKENS, NOTHING, Holdings
-from smetric.telemetry import names
+from smetric.request.reader import Reading
+from smetric.sources.lmcache import source
+from smetric.sources.lmcache.client import MAX_TOKENS, NOTHING, Controller, Holdings
 from tests.fakes import hang
 from tests.sources import lmcache_fakes
 from tests.sources.lmcache_captures import exchange
@@ -116,13 +115,13 @@ async def test_the_controller_is_not_asked_for_salted_prompts_which_it_cannot_te
 
 
 async def test_answers_that_name_a_crowd_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lmcache_lookup, "MAX_LENGTHS", 5)
+    monkeypatch.setattr(source, "MAX_LENGTHS", 5)
     async with asking(answering(200, BOTH)) as asked:  # five lengths each: two hosts, two of its own, and the answer
         first, second = request(model="a"), request(model="b")
         for one in (first, second, second, first):
             assert await asked.lookup.of(one) == HELD
         assert asked.results == [names.LOOKUP_OK, names.LOOKUP_OK, names.LOOKUP_CACHED, names.LOOKUP_OK]
-    monkeypatch.setattr(lmcache_lookup, "MAX_LENGTHS", 4)
+    monkeypatch.setattr(source, "MAX_LENGTHS", 4)
     async with asking(answering(200, BOTH)) as asked:
         for _ in range(2):
             assert await asked.lookup.of(first) == HELD

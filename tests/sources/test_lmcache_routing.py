@@ -21,11 +21,11 @@ from smetric.config.settings import (
     PrefixIndexSettings,
     Settings,
 )
-from smetric.emulator import instance as emulated
-from smetric.emulator import template, tokenizer
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.proxy.server import address_of, listen, serve
-from smetric.request import InferenceRequest
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.lab.emulator import call, chat
+from smetric.lab.emulator import instance as emulated
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.request.request import InferenceRequest
 from tests.fakes import until
 
 SYSTEM = "You are an agent. " * 120  # 540 tokens: two chunks that all sessions share
@@ -61,7 +61,7 @@ class Agent:
     async def turn(self, client: aiohttp.ClientSession) -> None:
         self.messages.append({"role": "user", "content": f"{self.name}: {TURN}"})
         id = f"{self.name}-{next(self.numbers)}"
-        self.ids.by_id[id] = tokenizer.to_ids(template.render(self.messages))
+        self.ids.by_id[id] = call.to_ids(chat.render(self.messages))
         body = {"model": "emulated", "messages": self.messages, "max_tokens": 8}
         async with client.post(self.url + "/v1/chat/completions", json=body, headers={"x-request-id": id}) as response:
             assert response.status == 200
@@ -89,7 +89,7 @@ async def router(
     )
     data = listen("127.0.0.1", 0)
     ended = asyncio.Event()
-    port = asyncio.create_task(serve(application.data_app(), data, stop=ended.wait, drain_s=1.0))
+    port = asyncio.create_task(serve_port(application.data_app(), data, stop=ended.wait, drain_s=1.0))
     try:
         await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
         yield application, address_of(data)

@@ -9,11 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
+from smetric.log_limit import EVERY_S
+from smetric.request.request import InferenceRequest, Usage
 from smetric.sources.lookups import LookupDeadline, Lookups
 from smetric.sources.source import Cells, Source
-from smetric.telemetry.log_limit import EVERY_S
-from smetric.usage import Usage
 from tests.clock import Clock
 
 HIT = frozenset({"hit_len"})

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from smetric.sources.peer import MAX_QUEUED, Peer
+from smetric.sources.shared.peers import MAX_QUEUED, Peer
 
 
 async def test_batches_wait_in_order_and_the_oldest_is_dropped_for_a_newer_one() -> None:

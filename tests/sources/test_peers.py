@@ -10,18 +10,17 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from smetric.proxy.server import address_of, listen
-from smetric.reading.prompt import Prompt
-from smetric.request import InferenceRequest
-from smetric.sources import catch_up, peer, peers
-from smetric.sources.cut import TokenCutting
-from smetric.sources.index_image import VERSION, pack
-from smetric.sources.peer import MAX_QUEUED
-from smetric.sources.peers import BATCH_BYTES, Peers
-from smetric.sources.placement import Placement, UnreadableBatch, encode
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_indexes import PrefixIndexes
-from smetric.telemetry.log_limit import CHANGES_TOLD
+from smetric.http.listener import address_of, listen
+from smetric.log_limit import CHANGES_TOLD
+from smetric.request.prompt import Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.cut import TokenCutting
+from smetric.sources.prefix_index.image import VERSION, pack
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
+from smetric.sources.shared import peers
+from smetric.sources.shared import peers as catch_up
+from smetric.sources.shared import peers as peer
+from smetric.sources.shared.peers import BATCH_BYTES, MAX_QUEUED, Peers, Placement, UnreadableBatch, encode
 from tests.fakes import Call, FakeEngine, hang, until
 from tests.sources.sidecars import Sidecar, asked, running
 

@@ -5,8 +5,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from smetric.sources import addresses
-from smetric.sources.plain_session import PlainSession
+from smetric.http import addresses
+from smetric.sources.client import PlainSession
 from tests.fakes import FakeEngine
 from tests.resolver import Resolver
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smetric.fleet.instance import Instance
-from smetric.sources.prefill_rate import FEWEST, FRESH_S
-from smetric.sources.prefill_times import EVERY_S, KEPT, PrefillTimes
+from smetric.sources.measured import EVERY_S, FEWEST, FRESH_S, KEPT_TIMES, PrefillTimes
 from tests.clock import Clock
 
 
@@ -47,10 +46,10 @@ def test_many_small_requests_push_no_large_one_out() -> None:
     clock = Clock()
     times, instance = PrefillTimes(clock), plain()
     sample(times, instance, 0.05 + 30_000 / 20_000, new=30_000)
-    for _ in range(10 * KEPT):
+    for _ in range(10 * KEPT_TIMES):
         sample(times, instance, 0.05 + 150 / 20_000, new=150)
     clock.now += FRESH_S - 1
-    for _ in range(KEPT):
+    for _ in range(KEPT_TIMES):
         sample(times, instance, 0.05 + 150 / 20_000, new=150)
     found = times.of(instance)
     assert found is not None
@@ -81,7 +80,7 @@ def test_what_was_found_holds_for_a_second() -> None:
     for _ in range(FEWEST):
         sample(times, instance, 0.1)
     first = times.of(instance)
-    for _ in range(KEPT):
+    for _ in range(KEPT_TIMES):
         sample(times, instance, 0.2)
     assert times.of(instance) is first
     clock.now += EVERY_S

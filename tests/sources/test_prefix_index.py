@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.prefix_index import PrefixIndex
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.index import PrefixIndex
 from tests.clock import Clock
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request
 

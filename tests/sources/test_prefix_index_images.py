@@ -5,10 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.sources.index_image import IndexImage, InstanceImage, decode, encode
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.restoring import MAX_INSTANCES_WAITING, MAX_WAITING
+from smetric.request.prompt import BLOCK_BYTES
+from smetric.sources.prefix_index.image import (
+    MAX_INSTANCES_WAITING,
+    MAX_WAITING,
+    IndexImage,
+    InstanceImage,
+    decode,
+    encode,
+)
+from smetric.sources.prefix_index.index import PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request
 
 PROMPT = st.text("xyz", max_size=7)

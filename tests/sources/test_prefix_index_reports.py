@@ -7,12 +7,11 @@ import random
 import pytest
 
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sim.store import PrefixCache
-from smetric.sources.belief import ZEROS
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.usage import Usage
+from smetric.lab.store import PrefixCache
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest, Usage
+from smetric.sources.prefix_index.cache_model import ZEROS
+from smetric.sources.prefix_index.index import PrefixIndex
 from tests.sources.lettered import TOKENS_PER_BLOCK, hits, instances, request
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import CacheConfig, Instance
-from smetric.reading.prompt import BLOCK_BYTES
-from smetric.sources.index_image import IndexImage, InstanceImage, decode, encode
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.usage import Usage
+from smetric.request.prompt import BLOCK_BYTES
+from smetric.request.request import Usage
+from smetric.sources.prefix_index.image import IndexImage, InstanceImage, decode, encode
+from smetric.sources.prefix_index.index import PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, request
 
 WARM_UP_S = 10.0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.cut import TokenCutting
-from smetric.sources.index_image import encode
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_indexes import PrefixIndexes
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.cut import TokenCutting
+from smetric.sources.prefix_index.image import encode
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 
 ASKED = InferenceRequest(prompt=Prompt([b"x" * 2 * BLOCK_BYTES], 4.0))
 

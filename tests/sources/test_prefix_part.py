@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_part import PrefixPart
+from smetric.request.request import InferenceRequest
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixPart
 from tests.sources.lettered import TOKENS_PER_BLOCK, hits, instances, request
 
 

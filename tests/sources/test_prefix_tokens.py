@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.cut import TokenCutting
-from smetric.sources.prefix_index import PrefixIndex
-from smetric.sources.prefix_tokens import ASKED_S, PrefixTokens
-from smetric.usage import Usage
+from smetric.request.prompt import Prompt
+from smetric.request.request import InferenceRequest, Usage
+from smetric.sources.prefix_index.cut import TokenCutting
+from smetric.sources.prefix_index.index import ASKED_S, PrefixIndex, PrefixTokens
 from tests.clock import Clock
 from tests.fakes import until
 from tests.sources.lettered import instances

@@ -14,11 +14,11 @@ import pytest
 import trustme
 from structlog.testing import capture_logs
 
-from smetric.fleet.health import Health
+from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance, State
-from smetric.fleet.tolerance import Tolerance
-from smetric.sources import addresses, probe
-from smetric.sources.probe import Prober
+from smetric.http import addresses
+from smetric.sources import vllm
+from smetric.sources.vllm import Prober
 from tests.fakes import FakeEngine, capture, hang, until
 from tests.resolver import Resolver
 
@@ -150,7 +150,7 @@ async def test_whoever_takes_connections_but_never_answers_is_ill_at_the_time_ou
 async def test_a_probe_that_was_under_way_while_the_process_was_suspended_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probe, "LATE_S", 0.05)
+    monkeypatch.setattr(vllm, "LATE_S", 0.05)
     async with answering(b"") as instance:
         asyncio.get_running_loop().call_later(0.01, time.sleep, 0.2)
         await prober(instance, timeout_s=0.05).probe(instance)

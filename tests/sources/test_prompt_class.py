@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from smetric.fleet.instance import Instance
-from smetric.reading.prompt import BLOCK_BYTES, Prompt
-from smetric.request import InferenceRequest
-from smetric.sources.prompt_class import FRESH_S, WINDOW, PromptClasses
+from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.request import InferenceRequest
+from smetric.sources.measured import CLASS_FRESH_S, WINDOW, PromptClasses
 from tests.clock import Clock
 
 INSTANCE = Instance("a", "http://a")
@@ -57,7 +57,7 @@ def test_the_window_is_bounded_by_requests_and_by_age() -> None:
     forgotten = pass_through(classes, request("A"), 0)
     assert (forgotten.class_share, forgotten.class_streak) == (0, 0)
     assert pass_through(classes, request("A"), 0).class_share == 1 / WINDOW
-    clock.now += FRESH_S + 1
+    clock.now += CLASS_FRESH_S + 1
     assert pass_through(classes, request("A"), 0).class_share == 0
 
 

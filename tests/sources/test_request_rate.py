@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import Instance
-from smetric.request import InferenceRequest
-from smetric.sources.request_rate import WINDOW_S, RequestRates
+from smetric.request.request import InferenceRequest
+from smetric.sources.measured import WINDOW_S, RequestRates
 from tests.clock import Clock
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smetric.sources.senders import GONE_S, MAX_SENDERS, Senders
+from smetric.sources.shared.peers import GONE_S, MAX_SENDERS, Senders
 from tests.clock import Clock
 
 SILENCE_S = 6.0

@@ -17,8 +17,7 @@ from smetric.config.settings import (
 )
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
-from smetric.fleet.candidates import Candidates
-from smetric.fleet.fleet import Fleet
+from smetric.fleet.fleet import Candidates, Fleet
 from smetric.fleet.instance import Instance
 from smetric.sources.stack import SourceStack, grains, require_token_ids, source_stack
 from smetric.telemetry.metrics import Metrics

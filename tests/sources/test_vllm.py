@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from smetric.fleet.instance import Instance
-from smetric.sources import addresses
+from smetric.http import addresses
 from smetric.sources.vllm import MAX_PAGE_BYTES, VllmSource
 from tests.clock import Clock
 from tests.resolver import Resolver

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.fleet.instance import PrefixTokens
-from smetric.sources.vllm_page import MAX_SERIES, Page, parse_page
+from smetric.sources.vllm import MAX_SERIES, Page, parse_page
 
 CAPTURES = Path(__file__).parents[1] / "data" / "vllm"
 LOAD = b"vllm:num_requests_running 4.0\nvllm:num_requests_waiting 6.0\n"

@@ -7,20 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smetric import names
 from smetric.features import VOCABULARY
-from smetric.fleet.instance import Instance, Scrape
-from smetric.fleet.prefill_time import PrefillTime
+from smetric.fleet.instance import Instance, PrefillTime, Scrape
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy, Snapshot, load
-from smetric.request import Api, InferenceRequest
-from smetric.telemetry import names
-from smetric.telemetry.consequences import Consequences
+from smetric.request.request import Api, InferenceRequest
 from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.exchange import Exchange
-from smetric.telemetry.metrics import Metrics
-from smetric.telemetry.model_label import ModelLabels
-from smetric.telemetry.record import DecisionRecord
-from smetric.telemetry.service_level import ServiceLevel
-from smetric.telemetry.telemetry import Telemetry
+from smetric.telemetry.exchange import Exchange, Telemetry
+from smetric.telemetry.metrics import Metrics, ModelLabels
+from smetric.telemetry.outcomes import Consequences, ServiceLevel
 from smetric.telemetry.tracing import Tracing
 
 STICKY = """

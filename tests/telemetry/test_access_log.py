@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from smetric.telemetry import logs
-from smetric.telemetry.access_log import AccessLine, AccessLog
+from smetric.telemetry.logs import AccessLine, AccessLog
 
 
 @pytest.fixture

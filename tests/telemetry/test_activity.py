@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from smetric.telemetry.activity import Activity
+from smetric.telemetry.decisions import Activity
 from tests.telemetry import samples
 
 

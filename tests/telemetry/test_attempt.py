@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from smetric.request import Api
-from smetric.telemetry.telemetry import Telemetry
+from smetric.request.request import Api
+from smetric.telemetry.exchange import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import ROUTE, begin, record, scope, telemetry
 

@@ -14,10 +14,10 @@ import pytest
 
 from smetric.app import Application
 from smetric.config.settings import InstanceSettings, Scrape, Settings
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings as EngineSettings
-from smetric.proxy.server import address_of, listen, serve
-from smetric.sim.engine import EngineConfig
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
 MODEL = "emulated"
@@ -64,8 +64,8 @@ async def test_forecasts_are_within_the_stated_factor_of_what_came(traffic: str)
         )
         data, admin, stop = listen("127.0.0.1", 0), listen("127.0.0.1", 0), asyncio.Event()
         serving = [
-            asyncio.create_task(serve(application.data_app(), data, stop=stop.wait, drain_s=2.0)),
-            asyncio.create_task(serve(application.admin_app(), admin, stop=stop.wait, drain_s=2.0)),
+            asyncio.create_task(serve_port(application.data_app(), data, stop=stop.wait, drain_s=2.0)),
+            asyncio.create_task(serve_port(application.admin_app(), admin, stop=stop.wait, drain_s=2.0)),
         ]
         try:
             await until(lambda: all(one.scrape and one.models for one in application.fleet.instances), 30.0)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
-from smetric.policy.candidate_table import foremost
-from smetric.telemetry import candidates
+from smetric.policy.explain import foremost
+from smetric.telemetry import decision_text
 from tests.telemetry.samples import fleet, record, request
 
 
@@ -34,7 +34,7 @@ def test_the_chosen_comes_first_then_the_best_scores() -> None:
 
 def test_rows_hold_what_the_policy_read_and_what_was_unknown() -> None:
     made = decision(3, known=[True, True, False])
-    by_id = {row["id"]: row for row in candidates.rows(made, 8)}
+    by_id = {row["id"]: row for row in decision_text.rows(made, 8)}
     assert by_id["gpu-2"]["unknown"] == ["hit_len"]
     assert "unknown" not in by_id["gpu-1"]
     assert by_id["gpu-1"]["hit_len"] == 10
@@ -44,26 +44,26 @@ def test_rows_hold_what_the_policy_read_and_what_was_unknown() -> None:
 def test_rows_name_the_source_and_tier_of_each_cell_that_was_looked_up() -> None:
     made = decision(3)
     made.snapshot.origins = {"hit_len": ["kv_events", "", "lmcache:host"]}
-    sources = {row["id"]: row.get("hit_len_source") for row in candidates.rows(made, 8)}
+    sources = {row["id"]: row.get("hit_len_source") for row in decision_text.rows(made, 8)}
     assert sources == {"gpu-0": "kv_events", "gpu-1": None, "gpu-2": "lmcache:host"}
-    assert "hit_len from kv_events (gpu-0), lmcache:host (gpu-2)" in candidates.as_text(made, "Why.", 8)
+    assert "hit_len from kv_events (gpu-0), lmcache:host (gpu-2)" in decision_text.as_text(made, "Why.", 8)
 
 
 @pytest.mark.parametrize("id", ["gpu-{}", "a-very-long-name-of-an-instance-" * 6 + "{}", "ünï-" * 40 + "{}"])
 @pytest.mark.parametrize("top", [0, 1, 8, 32])
 def test_json_and_text_stay_below_two_kilobytes_with_1024_instances(id: str, top: int) -> None:
     made = decision(1024, id=id)
-    text = candidates.as_json(made, top)
-    assert len(text.encode()) <= candidates.LIMIT
+    text = decision_text.as_json(made, top)
+    assert len(text.encode()) <= decision_text.LIMIT
     rows = orjson.loads(text)
     assert len(rows) <= top
     assert bool(rows) == bool(top)
-    assert len(candidates.as_text(made, candidates.summary(made), top).encode()) <= candidates.LIMIT
+    assert len(decision_text.as_text(made, decision_text.summary(made), top).encode()) <= decision_text.LIMIT
 
 
 def test_text_is_the_summary_a_blank_line_and_a_table() -> None:
     made = decision(4)
-    head, blank, *table = candidates.as_text(made, "Why.", 8).split("\n")
+    head, blank, *table = decision_text.as_text(made, "Why.", 8).split("\n")
     assert head == "Why."
     assert blank == ""
     assert any("gpu-3" in line for line in table)
@@ -72,7 +72,7 @@ def test_text_is_the_summary_a_blank_line_and_a_table() -> None:
 @settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(0, 32), st.integers(200, 2000))
 def test_json_is_never_cut_in_half(count: int, top: int, limit: int) -> None:
-    text = candidates.as_json(decision(count), top, limit)
+    text = decision_text.as_json(decision(count), top, limit)
     assert len(text) <= limit
     assert len(orjson.loads(text)) <= min(top, count)
 
@@ -83,7 +83,7 @@ def test_guards_that_do_not_fit_beside_each_other_stand_below_each_other() -> No
     snapshot = Snapshot(["a", "b"], {"hit_len": [1356.0, 0.0], "requests": [3.0, 3.0]})
     made = acting.decide(snapshot, request(turn=1, est_hit=1344), {}, 1)
     assert isinstance(made, Decision)
-    shown = candidates.as_text(made, "Why.", 8).splitlines()
+    shown = decision_text.as_text(made, "Why.", 8).splitlines()
     assert shown[2:4] == [
         "  → stick    ✓ req.turn != 0 (req.turn is 1)   ✓ not_overloaded (3 ≤ 2 × 3)",
         "             ✓ session_not_evicted (1356 > 0.5 × 1344)",
@@ -96,7 +96,7 @@ def test_a_rule_of_three_guards_keeps_both_sides_of_each_comparison() -> None:
     snapshot = Snapshot(["a", "b", "c"], {"hit_len": [102998.0, 0.0, 0.0], "requests": [13.0, 8.0, 18.0]})
     made = acting.decide(snapshot, request(turn=41, est_hit=102992), {}, 1)
     assert isinstance(made, Decision)
-    assert "✓ session_not_evicted (102998 > 0.5 × 102992)\n" in candidates.as_text(made, "Why.", 8)
+    assert "✓ session_not_evicted (102998 > 0.5 × 102992)\n" in decision_text.as_text(made, "Why.", 8)
 
 
 def test_of_many_long_rules_the_last_ones_stand_before_the_table() -> None:
@@ -105,8 +105,8 @@ def test_of_many_long_rules_the_last_ones_stand_before_the_table() -> None:
     acting = load(f"policy long\n{rules}\nroute argmin(requests) as rest\n", VOCABULARY, path="long.policy")
     made = acting.decide(Snapshot(["a", "b"], {"requests": [3.0, 4.0]}), request(), {}, 1)
     assert isinstance(made, Decision)
-    shown = candidates.as_text(made, "Why.", 8)
-    assert len(shown.encode()) <= candidates.LIMIT
+    shown = decision_text.as_text(made, "Why.", 8)
+    assert len(shown.encode()) <= decision_text.LIMIT
     assert " more before\n" in shown
     assert "→ rest" in shown
     assert "←" in shown
@@ -115,4 +115,4 @@ def test_of_many_long_rules_the_last_ones_stand_before_the_table() -> None:
 def test_a_score_larger_than_json_holds_is_told_to_six_digits() -> None:
     made = record(loads=(1e19, 2e19, 3e19), turn=0).decision
     assert made is not None
-    assert orjson.loads(candidates.as_json(made, 8))[0]["requests"] in (1e19, 2e19, 3e19)
+    assert orjson.loads(decision_text.as_json(made, 8))[0]["requests"] in (1e19, 2e19, 3e19)

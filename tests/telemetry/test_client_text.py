@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.telemetry.client_text import CLIENT_TEXT_MAX, safe
+from smetric.fleet.record import CLIENT_TEXT_MAX, safe
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=2 * CLIENT_TEXT_MAX))

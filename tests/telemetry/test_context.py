@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.telemetry.context import Propagation
+from smetric.telemetry.tracing import Propagation
 
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 PARENT = b"00-%b-%b-01" % (TRACE, SPAN)

@@ -6,13 +6,13 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smetric import names
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
+from smetric.fleet.record import DecisionRecord, Forecast
 from smetric.policy import Decision, Snapshot, load
-from smetric.telemetry import names
-from smetric.telemetry.decision_attributes import of_decision, params_of
-from smetric.telemetry.migration import migration_of
-from smetric.telemetry.record import DecisionRecord, Forecast
+from smetric.telemetry.outcomes import migration_of
+from smetric.telemetry.spans import of_decision, params_of
 from tests.telemetry.samples import request
 
 POLICY = """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.telemetry import names
+from smetric import names
+from smetric.fleet.record import Forecast, Migration
 from smetric.telemetry.decision_text import notes_of, summary_of
-from smetric.telemetry.record import Forecast, Migration
 from tests.telemetry.samples import fleet, record
 
 

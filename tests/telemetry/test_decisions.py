@@ -5,11 +5,11 @@ import weakref
 
 import orjson
 
-from smetric.reading.prompt import Prompt
-from smetric.telemetry import names
+from smetric import names
+from smetric.fleet.record import decision_id
+from smetric.request.prompt import Prompt
+from smetric.request.request import Usage
 from smetric.telemetry.decisions import DecisionLog, brief, full
-from smetric.telemetry.record import decision_id
-from smetric.usage import Usage
 from tests.telemetry.samples import record, run_one, telemetry
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.telemetry.destination import address
+from smetric.telemetry.exporter import address
 
 GRPC = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
 

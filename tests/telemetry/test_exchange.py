@@ -7,16 +7,14 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from structlog.testing import capture_logs
 
-from smetric.block_keys import BlockKeys
+from smetric import names
 from smetric.features import VOCABULARY
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Snapshot, load
-from smetric.reading.prompt import Prompt
-from smetric.telemetry import names
+from smetric.request.prompt import BlockKeys, Prompt
+from smetric.request.request import Usage
 from smetric.telemetry.decisions import brief, full
-from smetric.telemetry.exchange import Exchange
-from smetric.telemetry.record import DecisionRecord
-from smetric.usage import Usage
-from smetric.telemetry.telemetry import Telemetry
+from smetric.telemetry.exchange import Exchange, Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope, telemetry
 

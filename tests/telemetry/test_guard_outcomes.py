@@ -4,8 +4,8 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, Snapshot, load
-from smetric.telemetry import guard_outcomes
-from smetric.telemetry.guard_outcomes import GuardOutcomes
+from smetric.telemetry import gauges
+from smetric.telemetry.gauges import GuardOutcomes
 from tests.telemetry.samples import record, request
 
 SOURCE = """policy p
@@ -51,7 +51,7 @@ def test_each_guard_that_was_evaluated_counts_once() -> None:
 
 
 def test_counts_survive_any_number_of_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_outcomes, "MOST_POLICIES", 3)
+    monkeypatch.setattr(gauges, "MOST_POLICIES", 3)
     outcomes = GuardOutcomes()
     for _ in range(9):
         outcomes.decided(decide(9, 1, [1.0, 2.0]))
@@ -59,23 +59,23 @@ def test_counts_survive_any_number_of_reloads(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_policy_that_goes_while_counts_are_read_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_outcomes, "MOST_POLICIES", 1)
+    monkeypatch.setattr(gauges, "MOST_POLICIES", 1)
     outcomes = GuardOutcomes()
     outcomes.decided(decide(9, 1, [1.0, 2.0]))
-    summed, later = guard_outcomes._summed, [decide(8, 1, [1.0, 2.0])]
+    summed, later = gauges._summed, [decide(8, 1, [1.0, 2.0])]
 
     def while_read(policy: Policy, rows: list[list[int]]) -> dict[tuple[str, str, str, str], int]:
         if later:
             outcomes.decided(later.pop())
         return summed(policy, rows)
 
-    monkeypatch.setattr(guard_outcomes, "_summed", while_read)
+    monkeypatch.setattr(gauges, "_summed", while_read)
     assert told(outcomes)["few", "max(requests) <= 9", "true"] == 1
 
 
 def test_the_guards_of_the_latest_policy_show_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_outcomes, "MOST_POLICIES", 2)
-    monkeypatch.setattr(guard_outcomes, "MOST_GUARDS", 3)
+    monkeypatch.setattr(gauges, "MOST_POLICIES", 2)
+    monkeypatch.setattr(gauges, "MOST_GUARDS", 3)
     outcomes = GuardOutcomes()
     for limit in range(6):
         outcomes.decided(decide(limit, 1, [1.0, 2.0]))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from smetric import names
 from smetric.features import VOCABULARY
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Outcome, Snapshot, load
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord
-from smetric.telemetry.telemetry import Telemetry
+from smetric.telemetry.exchange import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import begin, record, request, run_one, telemetry
 

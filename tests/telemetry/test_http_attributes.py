@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.telemetry.http_attributes import of_attempt, of_request
+from smetric.telemetry.spans import of_attempt, of_request
 from tests.telemetry.samples import ROUTE, fleet, record, scope
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smetric.telemetry.log_limit import EVERY_S, MOST_KEYS, LogLimit
+from smetric.log_limit import EVERY_S, MOST_KEYS, LogLimit
 from tests.clock import Clock
 
 

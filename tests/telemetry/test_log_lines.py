@@ -10,8 +10,8 @@ from typing import TextIO
 
 import pytest
 
-from smetric.telemetry import log_lines
-from smetric.telemetry.log_lines import LogLines
+from smetric.telemetry import logs
+from smetric.telemetry.logs import LogLines
 
 
 class Counting(io.StringIO):
@@ -59,9 +59,9 @@ async def test_a_line_that_is_written_at_once_takes_those_before_it_along() -> N
 async def test_no_more_lines_wait_than_allowed() -> None:
     out = io.StringIO()
     lines = LogLines(out)
-    for _ in range(log_lines.MOST_WAITING):
+    for _ in range(logs.MOST_WAITING):
         lines.write_soon("x\n")
-    assert out.getvalue() == "x\n" * log_lines.MOST_WAITING
+    assert out.getvalue() == "x\n" * logs.MOST_WAITING
 
 
 def test_without_an_event_loop_nothing_waits() -> None:
@@ -166,7 +166,7 @@ async def test_a_reader_who_stops_keeps_nobody_waiting_and_gets_all_lines_in_ord
 def test_the_oldest_lines_are_lost_where_too_many_wait_for_a_reader(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_lines, "MOST_KEPT", 10)
+    monkeypatch.setattr(logs, "MOST_KEPT", 10)
     reading, out = pipe
     lines, before = LogLines(out), LogLines.lost
     for number in range(200):

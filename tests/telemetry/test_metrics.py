@@ -6,19 +6,24 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from smetric.fleet.instance import Instance, PrefixTokens
-from smetric.fleet.prefill_time import PrefillTime
-from smetric.telemetry import names
-from smetric.telemetry.cache_gauges import CacheGauges
-from smetric.telemetry.gauges import Gauges, IndexFigures, PeerFigures
-from smetric.telemetry.kv_gauges import CacheFigures, KvFigures, KvGauges
-from smetric.telemetry.metrics import Metrics
-from smetric.telemetry.model_label import MOST, ModelLabels
-from smetric.telemetry.overload_gauges import OverloadFigures, OverloadGauges
-from smetric.telemetry.record import DecisionRecord
-from smetric.usage import Usage
-from smetric.telemetry.shadowed import Shadowed
-from smetric.telemetry.telemetry import Telemetry
+from smetric import names
+from smetric.fleet.instance import Instance, PrefillTime, PrefixTokens
+from smetric.fleet.record import DecisionRecord
+from smetric.request.request import Usage
+from smetric.telemetry.decision_text import Shadowed
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.gauges import (
+    CacheFigures,
+    CacheGauges,
+    Gauges,
+    IndexFigures,
+    KvFigures,
+    KvGauges,
+    OverloadFigures,
+    OverloadGauges,
+    PeerFigures,
+)
+from smetric.telemetry.metrics import MOST, Metrics, ModelLabels
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from smetric import names
 from smetric.features import VOCABULARY
+from smetric.fleet.record import DecisionRecord, Migration
 from smetric.policy import Decision, Snapshot, load
-from smetric.telemetry import names
 from smetric.telemetry.decisions import full
-from smetric.telemetry.migration import migration_of
-from smetric.telemetry.record import DecisionRecord, Migration
-from smetric.telemetry.telemetry import Telemetry
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.outcomes import migration_of
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import fleet, record, request, run_one, telemetry
 

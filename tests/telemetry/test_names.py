@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import smetric
-from smetric.telemetry import names
+from smetric import names
 
 GOLDEN = Path(__file__).with_name("names.golden")
 TYPES = {"string", "int", "double", "bool", "string[]"}

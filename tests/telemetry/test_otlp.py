@@ -16,13 +16,13 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import smetric
+from smetric import names
 from smetric.app import Application
 from smetric.config import load_settings
-from smetric.emulator.fleet import EmulatedFleet
-from smetric.emulator.instance import InstanceSettings as EngineSettings
-from smetric.proxy.server import address_of, listen, serve
-from smetric.sim.engine import EngineConfig
-from smetric.telemetry import names
+from smetric.http.listener import address_of, listen, serve_port
+from smetric.lab.emulator.fleet import EmulatedFleet
+from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
+from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 from tests.telemetry.otlp_receiver import Received, Receiver, receiving
 
@@ -51,7 +51,7 @@ async def router(folder: Path, urls: list[str], ids: list[str], **settings: Any)
     file.write_text(yaml.safe_dump({"instances": instances, "scrape": {"interval": "100ms"}, **settings}))
     application = Application(load_settings(file, {}))
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
-    serving = asyncio.create_task(serve(application.data_app(), sock, stop=stop.wait, drain_s=2.0))
+    serving = asyncio.create_task(serve_port(application.data_app(), sock, stop=stop.wait, drain_s=2.0))
     try:
         await until(lambda: all(one.scrape and one.models for one in application.fleet.instances), 30.0)
         yield address_of(sock)

@@ -15,8 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from smetric.telemetry import exporter
-from smetric.telemetry.collector import Collector
-from smetric.telemetry.otlp import Encoded
+from smetric.telemetry.exporter import Collector, Encoded
 
 SCOPE = InstrumentationScope("smetric", "1.0")
 RESOURCE = Resource({"service.name": "smetric", "n": 3, "ratio": 0.5, "tags": ("a", "b")})

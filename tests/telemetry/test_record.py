@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from smetric.telemetry import names
+from smetric import names
 from tests.telemetry import samples
 
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
+from smetric import names
 from smetric.errors import ConfigError
-from smetric.telemetry import names
-from smetric.telemetry.sampling import Sampler
+from smetric.telemetry.tracing import Sampler
 
 IDS = st.integers(min_value=1, max_value=(1 << 128) - 1)
 

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from smetric.fleet.instance import Instance
-from smetric.fleet.prefill_time import PrefillTime
+from smetric.fleet.instance import Instance, PrefillTime
+from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.policy import Snapshot
+from smetric.request.request import Usage
 from smetric.telemetry.decisions import full
-from smetric.telemetry.forecast import Forecasts
-from smetric.telemetry.record import DecisionRecord, Forecast, Migration
-from smetric.usage import Usage
+from smetric.telemetry.exchange import Telemetry
+from smetric.telemetry.outcomes import Forecasts
 from smetric.telemetry.savings import MOST_DAYS, Savings
-from smetric.telemetry.telemetry import Telemetry
 from tests.telemetry.samples import begin, fleet, record, telemetry
 
 #: Seconds of the first of January 1970, noon.

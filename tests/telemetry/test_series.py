@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.openmetrics import exposition
 
-from smetric.telemetry import names
-from smetric.telemetry.names import Metric
-from smetric.telemetry.series import MOST_SERIES, Counts, Histograms
+from smetric import names
+from smetric.names import Metric
+from smetric.telemetry.metrics import MOST_SERIES, Counts, Histograms
 
 COUNTER = Metric("smetric_things_total", "counter", ("kind",), "Things.")
 HISTOGRAM = Metric("smetric_seconds", "histogram", ("kind",), "Seconds.", (0.1, 1.0, 2.5))

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from smetric.telemetry import names
-from smetric.usage import Usage
-from smetric.telemetry.service_level import ServiceLevel
+from smetric import names
+from smetric.request.request import Usage
+from smetric.telemetry.outcomes import ServiceLevel
 from tests.telemetry.samples import record
 
 

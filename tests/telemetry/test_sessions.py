@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from smetric.reading.prompt import Prompt
-from smetric.telemetry.sessions import Sessions
+from smetric.request.prompt import Prompt
+from smetric.telemetry.outcomes import Sessions
 from tests.telemetry.samples import record, request, run_one, telemetry
 
 

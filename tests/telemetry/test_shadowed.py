@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from smetric import names
 from smetric.features import VOCABULARY
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, load
-from smetric.telemetry import names
-from smetric.telemetry.record import DecisionRecord
-from smetric.telemetry.shadowed import Shadowed, attributes_of, note_of, span_of
+from smetric.telemetry.decision_text import Shadowed, attributes_of, note_of, span_of
 from tests.telemetry.otlp_receiver import receiving
 from tests.telemetry.samples import begin, record, telemetry
 

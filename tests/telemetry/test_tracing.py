@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from smetric import names
 from smetric.errors import ConfigError
-from smetric.telemetry import names
 from smetric.telemetry.tracing import Tracing
 from tests.telemetry.otlp_receiver import receiving
 from tests.telemetry.samples import begin, record, run_one, telemetry

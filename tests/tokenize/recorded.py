@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smetric.reading.reader import Reading, parse
-from smetric.request import Api, InferenceRequest
-from smetric.tokenize.encoder import Encoder
-from smetric.tokenize.request_tokens import RequestTokens
-from smetric.tokens import TokenRatio
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
+from smetric.sources.tokens.chat import Encoder
+from smetric.sources.tokens.request_tokens import RequestTokens
 
 DATA = Path(__file__).parents[1] / "data" / "tokenize"
 TEMPLATES = ("plain", "thinking")

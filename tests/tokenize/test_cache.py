@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from smetric.tokenize.cache import CachedTokenizer
+from smetric.sources.tokens.local import CachedTokenizer
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|im", "<tool_call>", "</tool_call>", "<s>"]
 ROOM = 1 << 20

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smetric.tokenize.chat import NotTokenised, Refused, chat_of_chat, prompt_of_completion
-from smetric.tokenize.messages import chat_of_messages
-from smetric.tokenize.responses import chat_of_responses
-from smetric.tokenize.template import ChatTemplate
+from smetric.sources.tokens.chat import (
+    NotTokenised,
+    Refused,
+    chat_of_chat,
+    chat_of_messages,
+    chat_of_responses,
+    prompt_of_completion,
+)
+from smetric.sources.tokens.template import ChatTemplate
 from tests.tokenize.recorded import DATA, recorded
 
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jinja2 import Environment
 
-from smetric.tokenize.content_format import takes_parts
+from smetric.sources.tokens.template import takes_parts
 
 ENVIRONMENT = Environment(autoescape=False)
 

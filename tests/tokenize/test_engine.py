@@ -12,10 +12,9 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.tokenize.chat import Chat, Refused, Text
-from smetric.tokenize.encoder import Unavailable
-from smetric.tokenize.engine import FAILURES, MAX_ANSWER, OPEN_S, EngineEncoder
-from smetric.tokenize.local import ModelFolder
+from smetric.sources.tokens.chat import Chat, Refused, Text, Unavailable
+from smetric.sources.tokens.engine import FAILURES, MAX_ANSWER, OPEN_S, EngineEncoder
+from smetric.sources.tokens.local import ModelFolder
 from tests.fakes import Call, FakeEngine, Script, capture, hang
 from tests.tokenize.recorded import TEMPLATES, ids_of, model_folder, recorded
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.tokenize import id_list
-from smetric.tokenize.chat import Refused
-from smetric.tokenize.id_list import PIECE_BYTES, body_of_ids
+from smetric.sources.tokens import request_tokens
+from smetric.sources.tokens.chat import Refused
+from smetric.sources.tokens.request_tokens import PIECE_BYTES, body_of_ids
 
 ID = st.integers(0, 2**32 - 1)
 
@@ -21,7 +21,7 @@ def test_ids_are_those_of_the_first_list_wherever_it_is_cut(
     prompt = [ids, [7]] if is_nested and ids else ids
     body = msgspec.json.format(msgspec.json.encode({"prompt": prompt, "echo": True}), indent=indent or -1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(id_list, "PIECE_BYTES", piece)
+        patched.setattr(request_tokens, "PIECE_BYTES", piece)
         found = asyncio.run(body_of_ids(body))
     assert (found["prompt"].tolist(), found["echo"]) == (ids, True)
 

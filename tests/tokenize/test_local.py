@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from smetric.errors import ConfigError
-from smetric.request import Api
-from smetric.tokenize.chat import Chat, Refused, Text, Unsupported
-from smetric.tokenize.local import ANY_MODEL, INLINE_BYTES, LocalEncoder, ModelFolder
+from smetric.request.request import Api
+from smetric.sources.tokens.chat import Chat, Refused, Text, Unsupported
+from smetric.sources.tokens.local import ANY_MODEL, INLINE_BYTES, LocalEncoder, ModelFolder
 from tests.tokenize.recorded import TEMPLATES, ids_of, model_folder, recorded
 
 ROOM = 1 << 20

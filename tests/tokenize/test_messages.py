@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from smetric.tokenize.chat import Chat, Refused, Unsupported
-from smetric.tokenize.messages import chat_of_messages, disables_thinking, has_inline_system
+from smetric.sources.tokens.chat import (
+    Chat,
+    Refused,
+    Unsupported,
+    chat_of_messages,
+    disables_thinking,
+    has_inline_system,
+)
 from tests.tokenize.recorded import recorded
 
 

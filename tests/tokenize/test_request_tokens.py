@@ -16,15 +16,20 @@ from smetric.config.settings import TokenizerSettings
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
-from smetric.request import Api, InferenceRequest
+from smetric.names import TOKENIZE_RESULTS
+from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.sources.tokens.chat import Chat, Refused, Text, Unavailable
+from smetric.sources.tokens.local import LocalEncoder
+from smetric.sources.tokens.request_tokens import (
+    DISTRUST_S,
+    MAX_BODY,
+    MAX_COMMAS,
+    MOST_AT_A_TIME,
+    MOST_DIFFERENT,
+    RequestTokens,
+    request_tokens,
+)
 from smetric.telemetry.metrics import Metrics
-from smetric.telemetry.names import TOKENIZE_RESULTS
-from smetric.usage import Usage
-from smetric.tokenize.chat import Chat, Refused, Text
-from smetric.tokenize.encoder import Unavailable
-from smetric.tokenize.local import LocalEncoder
-from smetric.tokenize.request_tokens import MAX_BODY, MAX_COMMAS, MOST_AT_A_TIME, RequestTokens, request_tokens
-from smetric.tokenize.trust import DISTRUST_S, MOST_DIFFERENT
 from tests.fakes import until
 from tests.tokenize.recorded import model_folder, request_of, tokens_of
 
@@ -334,6 +339,6 @@ async def test_the_settings_choose_the_encoder() -> None:
 
 
 def test_local_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "smetric.tokenize.local", None)
+    monkeypatch.setitem(sys.modules, "smetric.sources.tokens.local", None)
     with pytest.raises(ConfigError, match=r"pip install 'smetric-router\[tokenizers\]'"):
         built(lambda: TokenizerSettings(source="local", folders={"*": "/nowhere"}))

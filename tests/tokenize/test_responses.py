@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from smetric.tokenize.chat import Refused, Unsupported
-from smetric.tokenize.responses import chat_of_responses
+from smetric.sources.tokens.chat import Refused, Unsupported, chat_of_responses
 from tests.tokenize.recorded import recorded
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}

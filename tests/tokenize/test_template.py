@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from smetric.tokenize.chat import Chat, Refused, Unsupported
-from smetric.tokenize.template import ChatTemplate
+from smetric.sources.tokens.chat import Chat, Refused, Unsupported
+from smetric.sources.tokens.template import ChatTemplate
 
 DUMP = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
 PARTS = DUMP + "{% if false %}{% for m in messages %}{% for part in m.content %}{% endfor %}{% endfor %}{% endif %}"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from smetric.tokenize.chat import Chat, Refused, Text
-from smetric.tokenize.encoder import Unavailable
-from smetric.tokenize.local import ANY_MODEL, LocalEncoder
-from smetric.tokenize.traits import TTL_S, TemplateTraits
+from smetric.sources.tokens.chat import Chat, Refused, Text, Unavailable
+from smetric.sources.tokens.local import ANY_MODEL, LocalEncoder
+from smetric.sources.tokens.request_tokens import TTL_S, TemplateTraits
 from tests.tokenize.recorded import model_folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smetric.tokenize.trust import DISTRUST_S, MOST_DIFFERENT, Trust
+from smetric.sources.tokens.request_tokens import DISTRUST_S, MOST_DIFFERENT, Trust
 
 
 def test_models_are_believed_until_several_answers_in_a_row_contradict() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from smetric.config.settings import LmcacheSettings, Lookup, PrefixIndexSettings, TokenizerSettings
-from smetric.tokenize.chat import Chat
-from smetric.tokenize.local import ModelFolder
+from smetric.sources.tokens.chat import Chat
+from smetric.sources.tokens.local import ModelFolder
 from tests.fakes import Call, FakeEngine, hang, healthy
 from tests.faults.harness import Running, running
 from tests.tokenize.recorded import model_folder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from smetric.config.settings import Trace
 from smetric.features import VOCABULARY
-from smetric.policy_file import PolicyFile
-from smetric.resources import policy_path
+from smetric.files import policy_path
+from smetric.routing.policy_files import PolicyFile
 from tests.ui.chromium import Page, chromium
 from tests.ui.traffic import Traffic, on_paper
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from smetric.admin.feed import MOST_A_SECOND
 from smetric.app import Application
 from smetric.config.settings import Trace
-from smetric.live.feed import MOST_A_SECOND
 from tests.ui.chromium import Page, chromium, executable
 from tests.ui.traffic import Traffic, on_paper
 

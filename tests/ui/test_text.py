@@ -11,7 +11,7 @@ import pytest
 
 import smetric
 
-TEXT = Path(smetric.__file__).parent / "ui" / "text.js"
+TEXT = Path(smetric.__file__).parent / "admin" / "ui" / "text.js"
 SECONDS = {
     "0": "0 µs",
     "0.00099949": "999 µs",

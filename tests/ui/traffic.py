@@ -14,19 +14,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from smetric import names
 from smetric.app import Application
 from smetric.config.settings import Admin, InstanceSettings, Settings
-from smetric.fleet.instance import Instance, PrefixTokens, Scrape
-from smetric.fleet.lease import Lease
+from smetric.fleet.instance import Instance, Lease, PrefixTokens, Scrape
+from smetric.fleet.record import DecisionRecord
+from smetric.http.listener import address_of, listen, serve_port
 from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.policy.snapshot import Origins
-from smetric.proxy.server import address_of, listen, serve
-from smetric.request import Api, InferenceRequest
-from smetric.telemetry import logs, names
+from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.telemetry import logs
+from smetric.telemetry.decision_text import Shadowed
 from smetric.telemetry.exchange import Exchange
-from smetric.telemetry.record import DecisionRecord
-from smetric.usage import Usage
-from smetric.telemetry.shadowed import Shadowed
 
 PATH = "/v1/chat/completions"
 SCOPE = {"method": "POST", "path": PATH, "headers": [], "http_version": "1.1", "scheme": "http"}
@@ -209,7 +208,7 @@ async def on_paper(
     application = Application(replace(made, **settings), {})
     admin = listen("127.0.0.1", 0)
     ended = asyncio.Event()
-    port = asyncio.create_task(serve(application.admin_app(), admin, stop=ended.wait, drain_s=1.0))
+    port = asyncio.create_task(serve_port(application.admin_app(), admin, stop=ended.wait, drain_s=1.0))
     await application.live.feed.start()
     try:
         yield application, address_of(admin)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from smetric.policy import Snapshot
-from smetric.policy.builtin.knowledge import age, known
+from smetric.policy.builtin import age, known
 
 
 def test_a_value_is_known_where_all_its_features_are_and_as_old_as_the_oldest() -> None:

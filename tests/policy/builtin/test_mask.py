@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.policy.builtin.mask import bucket, chance, draw, drawn_of, highest, hrw, lowest, marked
-from smetric.policy.pseudonym import pseudonym
+from smetric.policy.builtin import bucket, chance, draw, drawn_of, highest, hrw, lowest, marked
+from smetric.policy.vocabulary import pseudonym
 
 NAMES = ["a", "b", "c", "d"]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.policy.builtin.pick import drawn, rotated, sample, softmax, softmin
+from smetric.policy.builtin import drawn, rotated, sample, softmax, softmin
 
 ids = st.lists(st.text("abcxyz-019", min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
 NAMES = ["a", "b", "c"]

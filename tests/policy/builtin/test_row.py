@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Snapshot, load
-from smetric.policy.builtin import BUILTINS, Builtin
-from smetric.policy.builtin.row import Family
-from smetric.policy.interval import Interval
+from smetric.policy.builtin import BUILTINS, Builtin, Family
 from smetric.policy.parser import parse
+from smetric.policy.types import Interval
 from tests.policy.reference import Reference
 
 _WRITTEN_OUT = {Family.PICK, Family.ROTATION, Family.RATIO, Family.FIRST, Family.TOP, Family.FRESH}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.policy.builtin.scale import norm, rank, share
+from smetric.policy.builtin import norm, rank, share
 
 
 def test_norm_is_on_the_range_of_the_candidates_and_0_where_all_are_equal() -> None:

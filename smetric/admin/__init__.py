@@ -1,0 +1,1 @@
+"""Admin port: metrics, decisions, policies, drains and the live page."""

@@ -1,0 +1,516 @@
+"""Commands about policy files."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import json
+import math
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smetric.cli.policy_report import FORMATS, Examined, write_junit
+from smetric.errors import ConfigError
+from smetric.features import VOCABULARY
+from smetric.files import policy_path, read_once, shipped_policies
+from smetric.policy import Policy, PolicyError, Reader, Source, load
+from smetric.policy.check import check_text
+from smetric.policy.diagnostic import unreadable
+from smetric.policy.layout import format_text
+from smetric.policy.library import no_libraries
+from smetric.policy.parser import MAX_BYTES, read
+from smetric.policy.policy import compiled
+from smetric.policy.testing import Coverage, TestResult, suite_of
+from smetric.policy.types import did_you_mean
+from smetric.routing.policy_files import decoded, further_tests, libraries_beside, policy_of
+from smetric.tools.bench import REQUESTS, ROUNDS, SIZES, Figure, figures
+from smetric.tools.prove import PROPERTIES, UnknownProperty, promised
+from smetric.tools.reference import REFERENCE_FORMATS
+
+# A share of a hundred on the command line: what is no number passes every comparison, and so every bound.
+
+
+class Percent(click.FloatRange):
+    """A number from 0 to 100."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 100)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; fails as click does."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return number
+
+
+# A policy named on the command line: a shipped one by name, a file by path, or `-` for standard input.
+
+_NONE: Mapping[str, float | str | bool] = {}
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """A policy, and where it comes from. Its text is read when it is first asked for, once.
+
+    Args:
+        file: where it lies; None for standard input.
+        problem: why there is none to read; empty where there may be one.
+    """
+
+    file: Path | None
+    problem: str = ""
+
+    @cached_property
+    def path(self) -> str:
+        """What reports call it: the shorter of the absolute path and the one from here."""
+        if self.file is None:
+            return "<stdin>"
+        here = Path.cwd()
+        return str(self.file.relative_to(here) if self.file.is_relative_to(here) else self.file)
+
+    @cached_property
+    def text(self) -> str:
+        """What it says. The language judges whether it is too long, or no UTF-8.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if self.problem:
+            raise ConfigError(self.problem)
+        if self.file is None:
+            return decoded(sys.stdin.buffer.read(MAX_BYTES + 1))
+        try:
+            return decoded(read_once(self.file, MAX_BYTES + 1))
+        except OSError as error:
+            raise ConfigError(f"policy {self.file}: cannot be read: {error.strerror}") from error
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a library, which decides nothing. What is too long to look at, or no UTF-8, is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            file, _ = read(self.text, self.path)
+        except PolicyError:
+            return False
+        return file.kind == "library"
+
+    @property
+    def libraries(self) -> Reader:
+        """Finds the libraries it uses, beside its file; beside standard input there are none."""
+        return no_libraries if self.file is None else libraries_beside(Path(self.path))
+
+    @property
+    def tests(self) -> Source | None:
+        """The file with more of its tests, `NAME.test.policy` beside it, where there is one.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        return None if self.file is None else further_tests(Path(self.path))
+
+    def load(self, settings: Mapping[str, float | str | bool] = _NONE) -> Policy:
+        """The policy, its parameters as `--set` sets them.
+
+        Raises:
+            ConfigError: it cannot be read.
+            click.ClickException: it does not check.
+        """
+        try:
+            return load(
+                self.text, VOCABULARY, path=self.path, settings=settings, libraries=self.libraries, set_by="`--set`"
+            )
+        except PolicyError as error:
+            raise click.ClickException(f"{self.path} does not check\n\n{error}") from error
+
+
+def policies_named(arguments: tuple[str, ...]) -> list[PolicySource]:
+    """The policies and libraries that *arguments* name, each once; all shipped policies when there are none.
+
+    A folder stands for all policy files in it and below it. That there is none is said when it is read.
+    """
+    found: dict[str, PolicySource] = {}
+    for argument in arguments or shipped_policies():
+        try:
+            if os.path.isdir(argument) and argument not in shipped_policies():
+                paths = {policy_of(path) for path in policies_below(argument)}
+                sources = [PolicySource(path) for path in sorted(paths)]
+            else:
+                sources = [policy_named(argument)]
+        except ConfigError as error:
+            sources = [PolicySource(Path(argument), str(error))]
+        found |= {source.path: source for source in sources}
+    return list(found.values())
+
+
+def policies_below(folder: str) -> list[Path]:
+    """All policy files in *folder* and those below it that are not hidden.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found: list[Path] = []
+    for path, below, files in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        found += [Path(path, name) for name in sorted(files) if name.endswith(".policy")]
+    if not found:
+        raise ConfigError(f"policy {folder}: no policy files in this folder")
+    return found
+
+
+def policy_named(argument: str) -> PolicySource:
+    """The policy that *argument* names; a file of tests stands for the policy beside it.
+
+    Raises:
+        ConfigError: nothing of that name is shipped.
+    """
+    return PolicySource(None if argument == "-" else policy_of(policy_path(argument)))
+
+
+# `smetric check`: parse and check policy files.
+
+
+@click.command()
+@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
+@click.option("-v", "--verbose", is_flag=True, help="Say of each policy what it reads, and when it looks things up.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMATS)),
+    default="text",
+    show_default=True,
+    help="json: one document. github: annotations of a workflow run.",
+)
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Search small fleets for counterexamples to what each policy promises (`Holds: …` in its documentation).",
+)
+@click.option(
+    "--property",
+    "properties",
+    metavar="NAME",
+    type=click.Choice(list(PROPERTIES)),
+    multiple=True,
+    help=f"Search for counterexamples to this instead: {', '.join(PROPERTIES)}; repeat it for more.",
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A router's settings: warn of look-ups that none of its sources fills.",
+)
+def check(
+    policies: tuple[str, ...],
+    verbose: bool,
+    form: str,
+    prove: bool,
+    properties: tuple[str, ...],
+    config: Path | None,
+) -> None:
+    """Check policies and libraries; all shipped policies when none is named.
+
+    Prints nothing and ends with 0 if they are fine; else prints what is wrong, where, and the way out, and ends with 1,
+    or with 2 where a file cannot be read. Warnings are printed and change nothing. A counterexample is printed as a
+    test, and ends with 1, too.
+    """
+    filled = None if config is None else _filled(config)
+    examined = [_examined(source, filled) for source in policies_named(policies)]
+    if prove or properties:
+        examined = [_proven(each, properties) for each in examined]
+    FORMATS[form](examined, verbose)
+    raise SystemExit(max((each.exit_code for each in examined), default=0))
+
+
+def _examined(source: PolicySource, filled: Container[str] | None) -> Examined:
+    try:
+        file, checked = check_text(
+            source.text, VOCABULARY, path=source.path, libraries=source.libraries, beside=source.tests
+        )
+        if file.kind == "library":
+            return Examined(source.path, file.text, checked.warnings, library=file.name)
+        policy = compiled(file, checked, VOCABULARY)
+    except PolicyError as error:
+        return Examined(source.path, error.text, error.diagnostics)
+    except ConfigError as error:
+        return Examined(source.path, "", (unreadable(str(error)),))
+    unfilled = () if filled is None else policy.unfilled(filled)
+    return Examined(source.path, file.text, (*checked.warnings, *unfilled), policy)
+
+
+def _proven(each: Examined, properties: Collection[str]) -> Examined:
+    """The same, with a counterexample for each promise that was found not to hold."""
+    from smetric.tools.prove import counterexample
+
+    if each.policy is None:
+        return each
+    try:
+        promises = promised(each.policy, VOCABULARY, properties)
+    except UnknownProperty as error:
+        meant = did_you_mean(str(error), PROPERTIES) or f"there are {', '.join(PROPERTIES)}"
+        raise ConfigError(f"{each.path}: it holds `{error}`: no such property; {meant}") from error
+    searched = [(promise.name, counterexample(each.policy, VOCABULARY, promise)) for promise in promises]
+    return replace(each, promises=searched)
+
+
+def _filled(config: Path) -> Container[str]:
+    """The look-ups that the sources of a configuration fill."""
+    from smetric.config import load_settings
+    from smetric.sources.source import filled_by
+
+    return filled_by(load_settings(config, os.environ))
+
+
+# `smetric test`: run the `test` blocks of policy files.
+
+
+@click.command()
+@click.argument("policies", metavar="[NAME|FILE|FOLDER|-]...", nargs=-1)
+@click.option("-v", "--verbose", is_flag=True, help="Name the tests that passed, too.")
+@click.option("-k", "only", metavar="TEXT", help="Run the tests whose sentence contains TEXT, in any case.")
+@click.option(
+    "--min-coverage",
+    metavar="PERCENT",
+    type=Percent(),
+    help="Fail where the tests of a policy show less than this of its rules, guards and filters.",
+)
+@click.option("--junit", metavar="FILE", type=click.Path(path_type=Path), help="Write the results as JUnit XML, too.")
+def test(
+    policies: tuple[str, ...], verbose: bool, only: str | None, min_coverage: float | None, junit: Path | None
+) -> None:
+    """Run the tests of policies; of all shipped ones when none is named. Libraries are passed over: they have none.
+
+    Those in NAME.test.policy beside a policy are run with its own. A failing test is printed with what was decided
+    instead, and why. What no test of a policy has shown at work is named: a rule never taken, a guard that never held
+    or never failed, a filter that left nobody out. Ends with 1 if any test failed, or none was run for -k;
+    with 2 where a file cannot be read.
+    """
+    if only is not None and min_coverage is not None:
+        raise click.UsageError("-k runs some tests, and --min-coverage asks what all of them show")
+    found: dict[str, list[TestResult]] = {}
+    broken = poor = unread = 0
+    for source in policies_named(policies):
+        try:
+            if source.is_library:
+                continue
+            suite = suite_of(source.text, VOCABULARY, path=source.path, libraries=source.libraries, beside=source.tests)
+        except PolicyError as error:
+            click.echo(f"{error}\n", err=True)
+            broken += 1
+            continue
+        except ConfigError as error:
+            click.echo(f"Error: {error}\n", err=True)
+            unread += 1
+            continue
+        results = suite.run(lambda sentence: only is None or only.casefold() in sentence.casefold())
+        found[source.path] = results
+        for result in results:
+            _say(result, verbose)
+        if only is None:
+            poor += _is_poor(source.path, suite.coverage(results), min_coverage)
+    passed = sum(result.passed for results in found.values() for result in results)
+    failed = sum(not result.passed for results in found.values() for result in results)
+    unchecked = f", {broken} {'file does' if broken == 1 else 'files do'} not check" if broken else ""
+    unchecked += f", {unread} cannot be read" if unread else ""
+    click.echo(f"{passed} passed, {failed} failed{unchecked}")
+    if junit is not None:
+        write_junit(junit, found)
+    none = only is not None and not passed + failed + broken + unread
+    if none:
+        click.echo(f'no test has "{only}" in its sentence', err=True)
+    raise SystemExit(2 if unread else 1 if failed or broken or poor or none else 0)
+
+
+def _say(result: TestResult, verbose: bool) -> None:
+    place = f"{result.path}:{result.line} {result.sentence}"
+    if not result.passed:
+        account = result.failure.replace("\n", "\n  ")
+        click.echo(f"FAILED {place}\n  {account}\n")
+    elif verbose:
+        click.echo(f"passed {place}")
+
+
+def _is_poor(path: str, coverage: Coverage, least: float | None) -> bool:
+    """Whether less than *least* per cent is covered; what is missing is named in any case."""
+    poor = least is not None and coverage.percent < least
+    if coverage.missing:
+        demanded = f", less than the {least:g} % demanded" if poor else ""
+        click.echo(f"{path}: {coverage.percent:.0f} % covered{demanded}")
+        for missing in coverage.missing:
+            click.echo(f"  {missing}")
+    return poor
+
+
+# `smetric fmt`: lay policy files out canonically.
+
+
+@click.command()
+@click.argument("paths", metavar="[FILE|FOLDER|-]...", nargs=-1)
+@click.option("--check", is_flag=True, help="Write nothing; name the files that would change, and end with 1.")
+@click.option("--diff", is_flag=True, help="Write nothing; print what would change, and end with 1.")
+def fmt(paths: tuple[str, ...], check: bool, diff: bool) -> None:
+    """Lay policy files out canonically; all below this folder when none is named. - reads standard input.
+
+    Spaces and line breaks change, and nothing else: no word, no comment, no meaning. Ends with 0 when all is done, with
+    1 when --check or --diff found something or a file does not parse (it is left as it is), with 2 when one cannot be
+    read or written.
+    """
+    dry = check or diff
+    found = False
+    for path in paths or (".",):
+        for file in _policies_at(path):
+            source = PolicySource(file)
+            try:
+                laid_out = format_text(source.text, source.path)
+            except PolicyError as error:
+                click.echo(f"{error}\n", err=True)
+                found = True
+                continue
+            changed = laid_out != source.text
+            found = found or (changed and dry)
+            if changed and diff:
+                click.echo(_difference(source, laid_out), nl=False)
+            if changed and check:
+                way_out = "" if file is None else f"; run `smetric fmt {shlex.quote(source.path)}`"
+                click.echo(f"{source.path}: not in its canonical layout{way_out}", err=True)
+            if file is None and not dry:
+                click.echo(laid_out.encode(), nl=False)
+            elif file is not None and changed and not dry:
+                _replace(file, laid_out)
+                click.echo(f"{source.path}: laid out")
+    raise SystemExit(1 if found else 0)
+
+
+def _policies_at(path: str) -> Iterator[Path | None]:
+    """The file, or all policy files in a folder and those below it that are not hidden; None for standard input."""
+    if path == "-":
+        yield None
+    elif os.path.isdir(path):
+        yield from policies_below(path)
+    elif os.path.exists(path):
+        yield Path(path)
+    else:
+        raise ConfigError(f"policy {path}: no such file or folder; name a file, a folder or -")
+
+
+def _difference(source: PolicySource, laid_out: str) -> str:
+    """A unified diff."""
+    before, after = list(io.StringIO(source.text)), list(io.StringIO(laid_out))
+    lines = difflib.unified_diff(before, after, source.path, f"{source.path} laid out")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file as a whole, so that a router that watches it never reads half of it."""
+    target = path.resolve()
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(text.encode())
+        shutil.copymode(target, draft)
+        draft.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # there is none, or the whole folder is closed to us
+            draft.unlink()
+        raise ConfigError(f"policy {path}: cannot be written: {error.strerror}") from error
+
+
+# `smetric bench`: what a policy's decisions cost.
+
+
+@click.command()
+@click.argument("policies", metavar="[NAME|FILE|-]...", nargs=-1)
+@click.option("--calls", type=click.IntRange(ROUNDS, 1_000_000), default=2000, show_default=True, help="Per figure.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--python", is_flag=True, help="Print the Python that decides instead of measuring it.")
+def bench(policies: tuple[str, ...], calls: int, form: str, python: bool) -> None:
+    """Measure what decisions cost: of the policies named, else of all shipped ones.
+
+    Microseconds per decision at 8, 32, 128 and 1024 instances, the Decision included: median / 99th percentile, for the
+    first request of a session, for a later one whose cache is there, and for one whose cache is gone.
+    """
+    if python and form != "text":
+        raise click.UsageError("--python prints Python, so --format does not go with it")
+    found = []
+    for source in policies_named(policies):
+        if source.is_library:
+            click.echo(f"{source.path}: a library, which decides nothing", err=True)
+            continue
+        policy = source.load()
+        if python:
+            click.echo(policy.python())
+        elif form == "text":
+            click.echo(_table(policy, figures(policy, VOCABULARY, calls)))
+        else:
+            found.append(_document(policy, figures(policy, VOCABULARY, calls)))
+    if form == "json":
+        click.echo(json.dumps(found, indent=2))
+
+
+def _table(policy: Policy, measured: Iterable[Figure]) -> str:
+    """One line per request, one column per size."""
+    width = max(map(len, REQUESTS))
+    head = f"{policy.name} {policy.digest}, µs per decision, median / 99th percentile"
+    lines = [head, " " * width + "".join(f"{size:>16}" for size in SIZES)]
+    ordered = sorted(measured, key=lambda figure: list(REQUESTS).index(figure.request))
+    for request, group in groupby(ordered, key=lambda figure: figure.request):
+        row = list(group)
+        cells = "".join(f"{f'{figure.cost.p50:.1f} / {figure.cost.p99:.1f}':>16}" for figure in row)
+        rules = " or ".join(dict.fromkeys(figure.rule for figure in row))
+        lines.append(f"{request:<{width}}{cells}  {rules}")
+    return "\n".join(lines) + "\n"
+
+
+def _document(policy: Policy, measured: Iterable[Figure]) -> dict[str, object]:
+    rows = []
+    for figure in measured:
+        row = asdict(figure)
+        cost = row.pop("cost")
+        rows.append({**row, "p50_us": round(cost["p50"], 3), "p99_us": round(cost["p99"], 3)})
+    return {"policy": policy.name, "hash": policy.digest, "figures": rows}
+
+
+# `smetric reference`: the policy language on a few pages.
+
+
+@click.command()
+@click.option("--format", "form", type=click.Choice(list(REFERENCE_FORMATS)), default="text", show_default=True)
+def reference(form: str) -> None:
+    """Print the whole policy language, its built-ins and features, for people and language models.
+
+    \b
+    smetric reference --format markdown > reference.md
+    """
+    click.echo(REFERENCE_FORMATS[form]())
+
+
+# `smetric lsp`: the language server for editors.
+
+
+@click.command()
+@click.option("--stdio", is_flag=True, expose_value=False, help="What many clients append; there is no other way.")
+def lsp() -> None:
+    """Serve an editor on standard input and output: errors, hovers, completion and layout of policies.
+
+    Editors start it by themselves: see docs/editors.md.
+    """
+    try:
+        from smetric.tools.lsp import server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"smetric lsp needs a package that is not installed ({error.name}): pip install 'smetric-router[lsp]'"
+        ) from error
+    server.start_io()

@@ -1,0 +1,1 @@
+"""Fleet: instances, their ledger, health and drains."""

@@ -1,0 +1,1 @@
+"""HTTP/1.1 on both sides: no policy, no LLM."""

@@ -1,0 +1,169 @@
+"""Host names resolved: looked up anew every few seconds; the last good answer is kept while look-ups fail."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from smetric.config.values import Network, is_address, odd_address
+from smetric.log_limit import LogLimit
+
+# Errors of connecting that say nothing of the instance: what was lacking was this process's own.
+
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+
+def is_own_fault(error: OSError) -> bool:
+    """Whether a connection failed for want of a file descriptor, of memory or of a local port."""
+    return error.errno in _OURS
+
+
+# Where a host name leads: looked up anew every few seconds, the last good answer kept while look-ups fail.
+#
+# A number needs no look-up. How is connected is who connects' to say: requests, probes, scrapes.
+
+log = structlog.get_logger("smetric.addresses")
+
+#: Seconds an answer holds, and how long a new one is waited for while there is an old one.
+TTL_S = 10.0
+PATIENCE_S = 0.25
+#: Of all addresses of a name, this many are tried.
+MAX_ADDRESSES = 8
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+_Connection = TypeVar("_Connection")
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """The addresses of *host* as the system's resolver gives them.
+
+    Raises:
+        OSError: there are none, or nobody could be asked.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # no name could look like this
+        raise OSError("not a host name") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def resolve_within(allowed: Sequence[Network]) -> Resolve:
+    """`resolve` without the addresses that are no place for an instance; a name that changes cannot lead there.
+
+    Those within *allowed* are given all the same.
+    """
+
+    limit = LogLimit()
+
+    async def guarded(host: str, port: int) -> Sequence[str]:
+        found = await resolve(host, port)
+        fit = [address for address in found if not odd_address(address, allowed)]
+        if found and not fit:
+            if (kept_back := limit.passes(host)) is not None:
+                reason = odd_address(found[0], allowed)
+                log.warning("smetric.instance.odd_address", host=host, reason=reason, kept_back=kept_back)
+            raise OSError("the host name leads to addresses that are no place for an instance")
+        return fit
+
+    return guarded
+
+
+class Addresses:
+    """The addresses of one host.
+
+    Args:
+        host: name or number.
+        port: only told to the resolver.
+        resolve: how names are looked up.
+    """
+
+    def __init__(self, host: str, port: int, resolve: Resolve = resolve) -> None:
+        self._host = host
+        self._port = port
+        self._resolve = resolve
+        self._looked_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
+        self._patient_until = 0.0
+        #: Where somebody answered last.
+        self._preferred = ""
+        self._is_number = is_address(host)
+        self._known: Sequence[str] = (host,) if self._is_number else ()
+
+    async def find(self) -> Sequence[str]:
+        """The addresses, best first; at least one.
+
+        Raises:
+            OSError: the name could not be resolved, now or before.
+        """
+        if self._is_number:
+            return self._known
+        loop = asyncio.get_running_loop()
+        if not self._known or loop.time() - self._looked_at >= TTL_S:
+            # One look-up at a time for all who wait; one that nobody waits for any more still brings its answer.
+            if self._looking is None:
+                self._looking = loop.create_task(self._look_up(), name=f"look up {self._host}")
+                self._patient_until = loop.time() + PATIENCE_S
+            patience_s = self._patient_until - loop.time()
+            if patience_s > 0 or not self._known:
+                await asyncio.wait({self._looking}, timeout=patience_s if self._known else None)
+        if not self._known:
+            raise OSError("the host name cannot be resolved")
+        return self._known
+
+    async def connect(self, to: Callable[[str], Awaitable[_Connection]], within_s: float) -> _Connection:
+        """What *to* makes of the first address where somebody answers, within *within_s* seconds.
+
+        Raises:
+            OSError: nobody does, or the name could not be resolved; TimeoutError is one.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        try:
+            async with asyncio.timeout(within_s):
+                addresses = await self.find()
+                for nth, address in enumerate(addresses, 1):
+                    # An address that swallows packets must not take the time of those behind it.
+                    share = (deadline - loop.time()) / (len(addresses) - nth + 1)
+                    try:
+                        async with asyncio.timeout(share):
+                            made = await to(address)
+                        self._prefer(address)
+                        return made
+                    except OSError:
+                        if nth == len(addresses):
+                            raise
+                raise AssertionError("there is at least one address")
+        except OSError as error:
+            if not isinstance(error, ssl.SSLError) and not is_own_fault(error):
+                self._looked_at = float("-inf")  # nobody answered: look the name up before the next connection
+            raise
+
+    def _prefer(self, address: str) -> None:
+        """Somebody answered at *address*: try it before the others, one of which may swallow what is sent there."""
+        if address != self._known[0]:
+            self._preferred = address
+            self._known = self._in_order(self._known)
+
+    def _in_order(self, known: Sequence[str]) -> Sequence[str]:
+        return tuple(sorted(known, key=lambda address: address != self._preferred))
+
+    async def _look_up(self) -> None:
+        try:
+            known = await self._resolve(self._host, self._port)
+        except OSError:
+            known = ()  # the last good answer, if any, is better than none
+        finally:
+            self._looking = None
+        self._known = self._in_order(known[:MAX_ADDRESSES]) or self._known
+        self._looked_at = asyncio.get_running_loop().time()
+
+    def close(self) -> None:
+        """Give up a look-up that is running."""
+        if self._looking is not None:
+            self._looking.cancel()

@@ -1,0 +1,473 @@
+"""Answers of an instance on one keep-alive connection."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import httptools
+
+from smetric.http.headers import MOST_DIGITS, Headers
+
+# What an instance answers, as it arrives: the head, then the pieces of the body that nobody has taken yet.
+#
+# What is not unmistakably HTTP/1.x, framed in one way only and of a bounded head, is refused. httptools reads the
+# bytes; the connection they come over is `wire.py`'s.
+
+#: Most bytes of an answer's head, and most bytes within its body that bring none of it (chunk extensions, trailers).
+MAX_HEAD_BYTES = 64 * 1024
+#: Most header fields of an answer, those of interim answers (1xx) and trailers included.
+MAX_FIELDS = 256
+#: What a piece of a body costs as an object, whatever its size.
+PIECE_OVERHEAD = 64
+
+
+class _Refused(Exception):
+    """Raised within the parser's callbacks to stop it."""
+
+
+class Answer:
+    """One answer: its head, then its body piece by piece. `close` or `finish` must be called, whatever happens.
+
+    Args:
+        wire: over which it comes.
+        is_head: the request's method is HEAD, so that the answer has no body.
+    """
+
+    __slots__ = (
+        "_field_bytes",
+        "_field_count",
+        "_has_length",
+        "_is_chunked",
+        "_is_head",
+        "_is_interim",
+        "_is_over",
+        "_parser",
+        "_unspent",
+        "_wire",
+        "has_head",
+        "headers",
+        "is_done",
+        "is_reusable",
+        "is_silent",
+        "pieces",
+        "reason",
+        "size",
+        "status",
+    )
+
+    def __init__(self, wire: Wire, is_head: bool) -> None:
+        self._wire = wire
+        self._is_head = is_head
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._field_bytes = self._field_count = 0
+        self._has_length = self._is_chunked = self._is_interim = False
+        #: Bytes received since the last that belonged to a body.
+        self._unspent = 0
+        #: Finished or closed: the connection may be somebody else's.
+        self._is_over = False
+        self.status = 0
+        #: As received: order, case and duplicates kept.
+        self.headers: Headers = []
+        #: What has come of the body since it was last read.
+        self.pieces: list[bytes] = []
+        #: The head has come; all of the answer has come.
+        self.has_head = self.is_done = False
+        #: By its framing and fields, another answer may follow on its connection.
+        self.is_reusable = False
+        #: No byte has come.
+        self.is_silent = True
+        #: Why no more will come, though it is not done: closed or protocol; empty while more may.
+        self.reason = ""
+        #: Bytes that wait to be read, the cost of their objects included.
+        self.size = 0
+
+    # What is done with it.
+
+    def take(self) -> bytes:
+        """What has arrived of the body since the last time; empty if nothing has."""
+        pieces = self.pieces
+        self.pieces = []
+        self.size = 0
+        self._wire.taken()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read(self) -> Coroutine[Any, Any, bytes]:
+        """Whatever has arrived of the body; empty at its end.
+
+        Raises:
+            AnswerBroken: the connection ended or spoke nonsense in the middle.
+        """
+        return self._wire.read(self)
+
+    @property
+    def is_whole(self) -> bool:
+        """All of it has come and been read."""
+        return self.is_done and not self.pieces
+
+    def finish(self) -> None:
+        """The body was read to its end: the connection may serve another request."""
+        if not self._is_over:
+            self._is_over = True
+            self._wire.finish(self)
+
+    def close(self) -> None:
+        """Give the answer up: the connection is closed, which tells the engine to stop."""
+        if not self._is_over:
+            self._is_over = True
+            self._wire.abort()
+
+    # What its connection does.
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        """Take in what has arrived; False when nothing more may come over this connection."""
+        parser = self._parser
+        if self.is_done or self.reason or parser is None:
+            return False  # bytes that nobody asked for, or the rest of nonsense
+        self.is_silent = False
+        size = self.size
+        try:
+            parser.feed_data(data)
+            if self.size == size and not self.is_done:
+                self._unspent += len(data)
+                if self._unspent > MAX_HEAD_BYTES:
+                    raise _Refused
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, _Refused):
+            self.is_reusable = False
+            if not self.is_done:
+                self.reason = "protocol"
+            return False
+        return True
+
+    def end(self) -> None:
+        """The instance has closed its side in good order: that ends a body without a length."""
+        if self.has_head and not (self._has_length or self._is_chunked or self.reason):
+            self.is_done = True
+
+    def cut(self) -> None:
+        """No more will come: the connection is gone, or another request's."""
+        self._parser = None  # it refers back to this
+        self.is_reusable = False
+        if not self.is_done and not self.reason:
+            self.reason = "closed"
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """An answer begins; there is to be one."""
+        if self.is_done:
+            raise _Refused
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head or of the trailer section."""
+        length = len(name)
+        self._field_count = count = self._field_count + 1
+        self._field_bytes = size = self._field_bytes + length + len(value)
+        if count > MAX_FIELDS or size > MAX_HEAD_BYTES:
+            raise _Refused
+        if self.has_head:
+            return  # a trailer; these are dropped
+        self.headers.append((name, value))
+        if length == 14 and name.lower() == b"content-length":
+            if len(value) > MOST_DIGITS:
+                raise _Refused
+            self._has_length = True
+        elif length == 17 and name.lower() == b"transfer-encoding":
+            # Nobody asked for any other coding, and a second one would have to be undone.
+            if self._is_chunked or value.strip().lower() != b"chunked":
+                raise _Refused
+            self._is_chunked = True
+
+    def on_headers_complete(self) -> None:
+        """The head has come, or that of an interim answer."""
+        parser = self._parser
+        assert parser is not None
+        status, version = parser.get_status_code(), parser.get_http_version()
+        if status < 100 or status == 101 or version not in ("1.1", "1.0") or (self._is_chunked and version == "1.0"):
+            raise _Refused
+        if status < 200:
+            self._is_interim = True
+            self.headers = []
+            self._has_length = self._is_chunked = False
+            return
+        self.status = status
+        self.has_head = True
+        if self._is_head:
+            self.is_done = True
+            self.is_reusable = parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self.is_done:
+            raise _Refused
+        self.pieces.append(data)
+        self.size += len(data) + PIECE_OVERHEAD
+        self._unspent = 0
+
+    def on_message_complete(self) -> None:
+        """The answer, or an interim one, is complete."""
+        if self._is_interim:
+            self._is_interim = False
+        elif not self.is_done:
+            assert self._parser is not None
+            self.is_done = True
+            self.is_reusable = self._parser.should_keep_alive()
+
+
+# One keep-alive connection to an instance: a request goes out over it, in pieces, and its answer comes in.
+#
+# A connection that did anything odd is never used again. What comes is read by `answer.py`; where connections come from
+# and wait between requests is `pool.py`; deadlines are the caller's.
+
+#: Reading pauses while this much of an answer waits for its reader, and so much is read at a time: a client that never
+#: reads holds less than four times as much, on both sides together.
+HIGH_BYTES = 32 * 1024
+READ_BYTES = 64 * 1024
+#: A body is handed to the socket in pieces of this size, so that other requests are served in between.
+WRITE_BYTES = 256 * 1024
+#: A body of at most this size is cheaper to copy behind the head than to write apart.
+JOIN_BYTES = 16 * 1024
+
+
+class UpstreamFailed(Exception):
+    """A request to an instance failed before any byte of its answer could be passed on.
+
+    `reason` is one of: connect_error (refused, unreachable, no name, no trusted certificate), connect_timeout,
+    exhausted (this process can open no more connections), closed (the connection ended), protocol (what came was not
+    HTTP). The cause's text is never shown to clients: it can quote bytes.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Unreachable(UpstreamFailed):
+    """Nobody answers there, for now."""
+
+
+class AnswerBroken(Exception):
+    """An answer ended before it was complete."""
+
+
+class Wire(asyncio.BufferedProtocol):
+    """A connection that carries one request at a time.
+
+    Args:
+        loop: where it lives.
+        just_read: `READ_BYTES` for what has just been read; all connections of a loop share them, as what has been read
+            is fed on before anything else is read.
+        on_made: told when it is established.
+        on_idle: told when it may carry another request.
+        on_lost: told when it has ended.
+    """
+
+    __slots__ = (
+        "_is_congested",
+        "_is_lost",
+        "_is_paused",
+        "_is_spoilt",
+        "_just_read",
+        "_loop",
+        "_on_idle",
+        "_on_lost",
+        "_on_made",
+        "_poll",
+        "_transport",
+        "_unsent",
+        "_waiter",
+        "answer",
+        "born_at",
+        "idle_since",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        just_read: memoryview,
+        on_made: Callable[[Wire], None],
+        on_idle: Callable[[Wire], None],
+        on_lost: Callable[[Wire], None],
+    ) -> None:
+        self._loop = loop
+        self._just_read = just_read
+        self._on_made = on_made
+        self._on_idle = on_idle
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._poll = select.poll()
+        self._unsent: memoryview | None = None
+        self._is_congested = self._is_paused = self._is_lost = False
+        #: It must not carry another request.
+        self._is_spoilt = False
+        #: To the request that is under way, None while there is none.
+        self.answer: Answer | None = None
+        #: Seconds on the loop's clock.
+        self.born_at = loop.time()
+        self.idle_since = 0.0
+
+    # What the pool and the answer do with it.
+
+    def is_fresh(self) -> bool:
+        """Still open, and nothing has come that nobody asked for, neither bytes nor its end."""
+        return not self._is_lost and not self._poll.poll(0)
+
+    async def ask(self, answer: Answer, head: bytes, body: bytes | None) -> Answer:
+        """Send a request and wait for the head of its *answer*; the connection is given up where none comes.
+
+        Args:
+            answer: what is to come.
+            head: request line and fields, with the empty line.
+            body: what follows; None for nothing.
+
+        Raises:
+            UpstreamFailed: closed or protocol.
+        """
+        self.answer = answer
+        transport = self._transport
+        assert transport is not None
+        try:
+            if body is None or len(body) <= JOIN_BYTES:
+                transport.write(head if body is None else head + body)
+            elif len(body) <= WRITE_BYTES:
+                transport.writelines((head, body))
+            else:
+                self._unsent = memoryview(body)
+                transport.write(head)
+                self._push()
+            while not answer.has_head:
+                if self._is_lost:
+                    answer.cut()
+                if answer.reason:
+                    raise UpstreamFailed(answer.reason)
+                self._waiter = self._loop.create_future()
+                await self._waiter
+            if answer.reason == "protocol" and not answer.pieces:
+                raise UpstreamFailed("protocol")
+        except BaseException:
+            self.abort()
+            raise
+        return answer
+
+    async def read(self, answer: Answer) -> bytes:
+        """Whatever has arrived of the body; empty at its end.
+
+        Raises:
+            AnswerBroken: the connection ended or spoke nonsense in the middle.
+        """
+        while not answer.pieces:
+            if answer.is_done:
+                return b""
+            if answer.reason:
+                raise AnswerBroken(answer.reason)
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return answer.take()
+
+    def taken(self) -> None:
+        """What had come of the answer has been taken."""
+        if self._is_paused and not self._is_lost:
+            assert self._transport is not None
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def finish(self, answer: Answer) -> None:
+        """The *answer* has been read to its end; keep the connection if it may be kept."""
+        transport = self._transport
+        assert transport is not None
+        is_sent = self._unsent is None and not transport.get_write_buffer_size()
+        if answer.is_whole and answer.is_reusable and is_sent and not (self._is_spoilt or self._is_lost):
+            self._let_go()
+            self._on_idle(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once, whatever is still on its way."""
+        self._unsent = None
+        self._is_paused = False
+        self._is_spoilt = True
+        self._let_go()
+        if self._transport is not None and not self._is_lost:
+            self._transport.abort()
+
+    def _let_go(self) -> None:
+        """No more of an answer will come; it refers back to this."""
+        if self.answer is not None:
+            self.answer.cut()
+            self.answer = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # The way out.
+
+    def _push(self) -> None:
+        """Hand over what the socket takes of the body."""
+        assert self._transport is not None
+        while self._unsent is not None and not self._is_congested:
+            piece, rest = self._unsent[:WRITE_BYTES], self._unsent[WRITE_BYTES:]
+            self._unsent = rest if len(rest) else None
+            self._transport.write(piece)
+
+    def pause_writing(self) -> None:
+        """The transport holds enough."""
+        self._is_congested = True
+
+    def resume_writing(self) -> None:
+        """The transport takes more."""
+        self._is_congested = False
+        self._push()
+
+    # The way in.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self._on_made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to read to."""
+        return self._just_read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Hand on what has arrived, and wake who waits."""
+        answer = self.answer
+        if answer is None or not answer.feed(self._just_read[:nbytes]):
+            self.abort()
+        elif answer.size >= HIGH_BYTES and not (self._is_paused or answer.is_done):
+            assert self._transport is not None
+            self._is_paused = True
+            self._transport.pause_reading()
+        if answer is None:
+            return
+        if answer.status >= 400 and self._unsent is not None:
+            # It has been refused: what is left need not be sent, and so no other request can follow.
+            self._unsent = None
+            self._is_spoilt = True
+        if answer.has_head or answer.reason:
+            self._wake()
+
+    def eof_received(self) -> None:
+        """The instance sends no more: nobody waits until it has taken what is still to be sent to it."""
+        if self.answer is not None:
+            self.answer.end()
+        assert self._transport is not None
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._is_lost = True
+        self._unsent = None
+        if self.answer is not None:
+            self.answer.close()
+        self._wake()
+        self._on_lost(self)

@@ -1,0 +1,121 @@
+"""Header fields that pass, in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from typing import Any
+
+from smetric.errors import HttpError
+
+# Which header fields pass, in either direction: end-to-end ones, as they came, in order, duplicates kept.
+
+Headers = list[tuple[bytes, bytes]]
+
+#: RFC 9110 §7.6.1, and what belongs to one connection in practice.
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"expect",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+#: Set anew for the upstream request; trace context goes upstream as ours.
+OURS = frozenset({b"host", b"content-length", b"traceparent", b"tracestate", b"baggage"})
+NOT_FORWARDED = HOP_BY_HOP | OURS
+#: What gateways and this router tell each other; from a client it is a forgery.
+RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
+#: The routers that a request has passed, so that it does not go round in circles; most of them in a row.
+VIA = b"x-smetric-via"
+MOST_ROUTERS = 8
+#: A Content-Length of more digits is no number: parsers skip zeros before it, and Python converts no thousands of them.
+MOST_DIGITS = 20
+
+
+def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> Headers:
+    """The client's header fields that go to the instance; names are lower-case as ASGI gives them.
+
+    Fields that only the router may set are dropped: `x-smetric-…`, with underscores too, which some servers take for
+    dashes. One is added: the routers passed, the one called *router* last.
+
+    Raises:
+        HttpError: 508, the request has been here before, or has passed too many routers.
+    """
+    passed: Headers = []
+    passed_by: list[bytes] = []
+    named: Collection[bytes] = ()
+    for field in received:
+        name, value = field
+        if name in NOT_FORWARDED:
+            if name == b"connection":
+                named = {*named, *_named(value)}
+        elif name >= b"x" and name.replace(b"_", b"-").startswith(RESERVED):  # few names come so late
+            if name == VIA:
+                passed_by += value.replace(b" ", b"").split(b",")
+        else:
+            passed.append(field)
+    if passed_by and (router in passed_by or len(passed_by) >= MOST_ROUTERS):
+        raise HttpError(
+            508,
+            "the request goes round in circles: an instance leads back to a router; take it out of `instances`",
+            "loop_detected",
+        )
+    if named:
+        passed = [field for field in passed if field[0] not in named]
+    passed.append((VIA, b", ".join([*passed_by, router]) if passed_by else router))
+    return passed
+
+
+def with_key(headers: Headers, key: str) -> Headers:
+    """*headers* with the instance's own *key* in place of what the client showed."""
+    kept = [field for field in headers if field[0] not in (b"authorization", b"x-api-key")]
+    return [*kept, (b"authorization", b"Bearer " + key.encode())]
+
+
+def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The instance's header fields that go to the client; names are lower-cased, values and order kept."""
+    passed: Headers = []
+    named: Collection[bytes] = ()
+    for given, value in received:
+        name = given.lower()
+        if name in HOP_BY_HOP:
+            if name == b"connection":
+                named = {*named, *_named(value)}
+        elif name < b"x" or not name.startswith(b"x-smetric-"):
+            passed.append((name, value))
+    return [field for field in passed if field[0] not in named] if named else passed
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first value of *name* (lower-case), or None."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def breaks_out(text: bytes) -> bool:
+    """Whether *text*, a line of a head or several put together, holds what would end a line or a string for others."""
+    return 10 in text or 13 in text or 0 in text  # numbers: a search for bytes costs ten times as much
+
+
+def _named(connection: bytes) -> Collection[bytes]:
+    """Fields that a Connection header names; keep-alive and close, by far the commonest, name none."""
+    value = connection.lower()
+    return () if value in (b"keep-alive", b"close") else {token.strip() for token in value.split(b",")}
+
+
+# The five shapes of ASGI, named once.
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]

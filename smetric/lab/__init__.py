@@ -1,0 +1,1 @@
+"""Laboratory: engine model, emulator, traces and demo; nothing that serves imports it."""

@@ -1,0 +1,1 @@
+"""`smetric demo`: recorded agent sessions through a real router over emulated engines."""

@@ -1,0 +1,130 @@
+"""Emulated instances listening."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import TracebackType
+from typing import Self, cast
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+from hypercorn.typing import ASGIFramework
+
+from smetric.errors import ConfigError
+from smetric.lab.emulator.instance import EmulatedInstance, InstanceSettings
+from smetric.lab.emulator.lmcache import EmulatedLmcache
+from smetric.lab.emulator.server import EmulatedServer
+
+#: Idle connections are closed after this long, as uvicorn does.
+KEEP_ALIVE_S = 5
+#: On the way out open responses get this long to tell their clients.
+GRACE_S = 3.0
+
+
+class EmulatedFleet:
+    """*count* instances of the same settings; listens while it is entered.
+
+    Args:
+        count: how many.
+        settings: of each.
+        host: address to listen on.
+        port: of the first one, the others follow; 0 takes free ports.
+        lmcache: also serve LMCache's lookups, on the port after the last instance's; it knows instances by host:port.
+    """
+
+    def __init__(
+        self,
+        count: int = 1,
+        settings: InstanceSettings | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        lmcache: bool = False,
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"count is {count}: a fleet has at least 1 instance")
+        self.instances = [EmulatedInstance(settings) for _ in range(count)]
+        #: Where each one listens; empty until it does.
+        self.urls: list[str] = []
+        #: Where LMCache's coordinator and controller are looked up, both; empty when they are not.
+        self.lmcache_url = ""
+        self._lmcache = lmcache
+        self._host = host
+        self._port = port
+        self._stopping = asyncio.Event()
+        self._servers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Listen.
+
+        Raises:
+            ConfigError: a port is taken or the address is not this machine's.
+        """
+        listeners: list[socket.socket] = []
+        try:
+            for offset in range(len(self.instances) + self._lmcache):
+                listener = self._listen(self._port + offset if self._port else 0)
+                listeners.append(listener)
+        except ConfigError:
+            for listener in listeners:
+                listener.close()
+            raise
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        addresses = [f"{shown}:{listener.getsockname()[1]}" for listener in listeners]
+        count = len(self.instances)
+        self.urls = [f"http://{address}" for address in addresses[:count]]
+        apps: list[object] = [EmulatedServer(instance) for instance in self.instances]
+        if self._lmcache:
+            self.lmcache_url = f"http://{addresses[count]}"
+            apps.append(EmulatedLmcache(list(zip(addresses[:count], self.instances, strict=True))))
+        for app, listener in zip(apps, listeners, strict=True):
+            config = _config(listener.detach())
+            server = serve(cast(ASGIFramework, app), config, shutdown_trigger=self._stopping.wait, mode="asgi")
+            self._servers.append(asyncio.create_task(server))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Abort what runs, as vLLM does on SIGTERM, and stop listening."""
+        for instance in self.instances:
+            instance.abort_all()
+        self._stopping.set()
+        await asyncio.gather(*self._servers)
+        self._servers.clear()
+        self.urls.clear()
+        self.lmcache_url = ""
+
+    def reset(self) -> None:
+        """Restart every instance: empty caches, new counters, new start times."""
+        for instance in self.instances:
+            instance.reset()
+
+    def _listen(self, port: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, port))
+            # Connections queue from here on, so that whoever knows the address can connect at once.
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"cannot listen on {self._host}:{port}: {error.strerror or error}; choose another address or port"
+            ) from error
+        return listener
+
+
+def _config(descriptor: int) -> Config:
+    config = Config()
+    config.bind = [f"fd://{descriptor}"]
+    config.accesslog = None
+    config.errorlog = None
+    config.include_server_header = False
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 1 << 31
+    config.graceful_timeout = GRACE_S
+    config.backlog = 1024
+    return config

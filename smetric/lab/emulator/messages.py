@@ -1,0 +1,203 @@
+"""/v1/messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from smetric.lab.emulator import call, chat
+from smetric.lab.emulator.call import Call, Fields, InvalidBodyError, Limits, check_model, parse_call
+from smetric.lab.emulator.chat import BILLING
+from smetric.lab.emulator.instance import Choice, Generation, named_event
+
+# Messages requests in chat form, as vLLM converts them before it renders them.
+
+#: Blocks of which nothing is rendered again.
+_UNSEEN = ("thinking", "redacted_thinking", "tool_reference")
+
+
+def chat_of(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Messages and tools of a Messages request, as the chat API has them.
+
+    Raises:
+        InvalidBodyError: a message or block has another form.
+    """
+    chat: list[dict[str, Any]] = []
+    if text := _system(fields.values.get("system")):
+        chat.append({"role": "system", "content": text})
+    for index, message in enumerate(fields.objects("messages")):
+        content = message.get("content")
+        if message.get("role") == "system":
+            chat += [{"role": "system", "content": text}] if (text := _system(content)) else []
+        elif isinstance(content, list):
+            chat += _from_blocks(message.get("role"), content, f"body.messages.{index}.content")
+        else:
+            chat.append({"role": message.get("role"), "content": content})
+    return chat, [_tool(tool) for tool in _in_effect(fields)]
+
+
+def _system(system: Any) -> str:
+    """Its texts joined, without the billing header that Claude Code sends."""
+    parts = system if isinstance(system, list) else [{"text": system}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
+    return "".join(text for text in texts if isinstance(text, str) and not text.startswith(BILLING))
+
+
+def _from_blocks(role: Any, blocks: list[Any], at: str) -> list[dict[str, Any]]:
+    """What a message of *blocks* becomes: its tool results first, then itself."""
+    made: list[dict[str, Any]] = []
+    parts: list[Any] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        if not isinstance(block, dict):
+            message = "Input should be a valid dictionary"
+            raise InvalidBodyError("model_attributes_type", f"{at}.{index}", message, block)
+        kind = block.get("type")
+        if kind == "tool_use":
+            arguments = json.dumps(block.get("input") or {})
+            calls.append({"function": {"name": block.get("name") or "", "arguments": arguments}})
+        elif kind == "tool_result" and role == "user":
+            made += _results(block.get("content"))
+        elif kind == "tool_result":
+            parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
+        elif kind not in _UNSEEN and not (kind == "text" and not block.get("text")):
+            parts.append(block)
+    if parts or role == "assistant":
+        made.append({"role": role, "content": parts or None, "tool_calls": calls})
+    return made
+
+
+def _results(content: Any) -> list[dict[str, Any]]:
+    """The message of a tool's result, and one more of the tools it refers to."""
+    if not isinstance(content, list):
+        return [{"role": "tool", "content": content or ""}]
+    references = [item for item in content if isinstance(item, dict) and item.get("type") == "tool_reference"]
+    made = [{"role": "tool", "content": [item for item in content if item not in references]}]
+    return [*made, {"role": "tool", "content": references}] if references else made
+
+
+def _in_effect(fields: Fields) -> list[dict[str, Any]]:
+    """The tools at the end of the conversation: those given, and what its system messages change."""
+    by_name = {_name(tool, f"body.tools.{index}"): tool for index, tool in enumerate(fields.objects("tools"))}
+    for index, message in enumerate(fields.objects("messages")):
+        content, at = message.get("content"), f"body.messages.{index}.content"
+        for block in content if message.get("role") == "system" and isinstance(content, list) else ():
+            change = block.get("tool") if isinstance(block, dict) else None
+            if not isinstance(change, dict):
+                continue
+            tool = Fields(change, at).nested("definition").values if change.get("type") == "tool_definition" else None
+            name = _name(tool or change, at)
+            if block.get("type") == "tool_removal":
+                by_name.pop(name, None)
+            elif block.get("type") == "tool_addition":
+                by_name[name] = tool or {**by_name.get(name, {"name": name}), "defer_loading": None}
+    return list(by_name.values())
+
+
+def _name(tool: dict[str, Any], at: str) -> str | None:
+    return Fields(tool, at).string("name")
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    schema = tool.get("input_schema")
+    if isinstance(schema, dict) and "type" not in schema:
+        schema = {**schema, "type": "object"}
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
+    options = {name: tool[name] for name in ("strict", "defer_loading") if tool.get(name) is not None}
+    return {"type": "function", "function": {**function, **options}}
+
+
+# `/v1/messages` and `/v1/messages/count_tokens` of an emulated instance.
+#
+# Requests are brought into chat form first, which is in `messages_chat.py`.
+
+_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
+
+
+def parse_message(fields: Fields, limits: Limits) -> Call:
+    """A Messages request.
+
+    Raises:
+        EngineError: it cannot be served.
+    """
+    fields.required("messages")
+    fields.required("max_tokens")
+    prompt = _render(fields)
+    check_model(fields, limits)
+    return parse_call(fields, limits, [prompt], fields.integer("max_tokens"))
+
+
+def count_tokens(fields: Fields, limits: Limits) -> dict[str, Any]:
+    """The tokens of a Messages request.
+
+    Raises:
+        EngineError: it could not be served.
+    """
+    fields.required("messages")
+    check_model(fields, limits)
+    count = call.count(_render(fields))
+    return {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+
+
+def _render(fields: Fields) -> bytes:
+    return chat.render(*chat_of(fields))
+
+
+class MessageAnswer:
+    """A message, whole or in events."""
+
+    eager = False
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._call = generation.call
+
+    def body(self) -> dict[str, Any]:
+        """One `message`."""
+        content = [{"type": "text", "text": self._generation.choices[0].produced}]
+        head = {"id": self._call.id, "type": "message", "role": "assistant", "content": content}
+        return {**head, "model": self._call.model, "stop_reason": self._stop_reason(), "usage": self._usage()}
+
+    def opening(self) -> Iterator[bytes]:
+        """The head of the message, and of its only block."""
+        message: dict[str, Any] = {
+            "id": self._call.id,
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "model": self._call.model,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": self._generation.prompt_tokens, "output_tokens": 0},
+        }
+        yield named_event({"type": "message_start", "message": message})
+        block = {"type": "text", "text": ""}
+        yield named_event({"type": "content_block_start", "content_block": block, "index": 0})
+
+    def news(self, choice: Choice) -> Iterator[bytes]:
+        """New text of the one choice this API has."""
+        text = choice.take()
+        if text:
+            delta = {"type": "text_delta", "text": text}
+            yield named_event({"type": "content_block_delta", "delta": delta, "index": 0})
+
+    def closing(self) -> Iterator[bytes]:
+        """The end of the block, the reason with usage, the end."""
+        yield named_event({"type": "content_block_stop", "index": 0})
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": None}
+        yield named_event({"type": "message_delta", "delta": delta, "usage": self._usage()})
+        yield named_event({"type": "message_stop"})
+
+    def _stop_reason(self) -> str | None:
+        return _STOP_REASONS.get(self._generation.choices[0].finish_reason or "")
+
+    def _usage(self) -> dict[str, int]:
+        generation = self._generation
+        cached, created = generation.cached_tokens, generation.created_tokens
+        return {
+            "input_tokens": generation.prompt_tokens - cached - created,
+            "output_tokens": generation.output_tokens,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": cached,
+        }

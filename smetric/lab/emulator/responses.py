@@ -1,0 +1,274 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from smetric.lab.emulator import chat
+from smetric.lab.emulator.call import (
+    Call,
+    Fields,
+    InvalidBodyError,
+    Limits,
+    check_model,
+    new_id,
+    no_such_response,
+    parse_call,
+)
+from smetric.lab.emulator.instance import Choice, Generation, named_event
+
+# Responses requests in chat form, as vLLM converts them before it renders them.
+
+#: States of a last item that is to be continued.
+_OPEN = ("in_progress", "incomplete")
+#: What a custom tool takes.
+_FREEFORM = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def chat_of(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+    """Messages and tools of a Responses request, as the chat API has them, and whether the last message is left open.
+
+    Raises:
+        InvalidBodyError: an item has another form.
+    """
+    chat: list[dict[str, Any]] = []
+    if instructions := fields.string("instructions"):
+        chat.append({"role": "system", "content": instructions})
+    items = fields.required("input")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list):
+        raise InvalidBodyError("string_type", "body.input", "Input should be a valid string", items)
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            message = "Input should be a valid dictionary"
+            raise InvalidBodyError("model_attributes_type", f"body.input.{index}", message, item)
+        _add(item, chat)
+    is_open = bool(items) and items[-1].get("type", "message") in ("message", "reasoning")
+    return chat, _tools(fields.objects("tools")), is_open and items[-1].get("status") in _OPEN
+
+
+def _add(item: dict[str, Any], chat: list[dict[str, Any]]) -> None:
+    """Append what *item* becomes, or put it into the assistant's message before it."""
+    kind = item.get("type")
+    last = chat[-1] if chat and chat[-1]["role"] == "assistant" else None
+    if kind in ("function_call", "custom_tool_call"):
+        if last is None:
+            last = {"role": "assistant"}
+            chat.append(last)
+        last.setdefault("tool_calls", []).append(_call(item))
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        chat.append({"role": "tool", "content": item.get("output")})
+    elif kind == "reasoning":
+        # The template does not show it, but it begins a message.
+        _put("reasoning", "", last, chat)
+    elif item.get("role") == "assistant" and (text := _first_text(item.get("content"))) is not None:
+        _put("content", text, last, chat)
+    else:
+        chat.append({"role": item.get("role"), "content": item.get("content")})
+
+
+def _put(name: str, text: str, last: dict[str, Any] | None, chat: list[dict[str, Any]]) -> None:
+    if last is not None and last.get(name) is None:
+        last[name] = text
+    else:
+        chat.append({"role": "assistant", name: text})
+
+
+def _call(item: dict[str, Any]) -> dict[str, Any]:
+    name, arguments = item.get("name"), item.get("arguments")
+    if item["type"] == "custom_tool_call":
+        arguments = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
+    elif item.get("namespace"):
+        name = f"{item['namespace']}__{name}"
+    return {"function": {"name": name, "arguments": arguments}}
+
+
+def _first_text(content: Any) -> str | None:
+    """Text of an assistant's message: vLLM takes the first part only."""
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        content = content[0].get("text")
+    return content if isinstance(content, str) else None
+
+
+def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Functions, those of namespaces, and custom tools as functions of one text; models are shown no others."""
+    made: list[dict[str, Any]] = []
+    for tool in tools:
+        kind = tool.get("type")
+        if kind == "function":
+            made.append(_function(tool, tool.get("name")))
+        elif kind == "custom":
+            made.append(_function({**tool, "parameters": _FREEFORM}, tool.get("name")))
+        elif kind == "namespace":
+            inner = [one for one in Fields(tool, "body.tools").objects("tools") if one.get("type") == "function"]
+            made += [_function(one, f"{tool.get('name')}__{one.get('name')}") for one in inner]
+    return made
+
+
+def _function(tool: dict[str, Any], name: Any) -> dict[str, Any]:
+    function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
+    options = {option: tool[option] for option in ("strict", "defer_loading") if tool.get(option) is not None}
+    return {"type": "function", "function": {**function, **options}}
+
+
+# `/v1/responses` of an emulated instance. Responses are not stored, so nothing can be continued by an id.
+
+_STATUS = {"length": "incomplete", "stop": "completed", "abort": "cancelled"}
+
+
+def parse_response(fields: Fields, limits: Limits) -> Call:
+    """A Responses request.
+
+    Raises:
+        EngineError: it cannot be served.
+    """
+    fields.required("input")
+    check_model(fields, limits)
+    previous = fields.string("previous_response_id")
+    if previous is not None:
+        raise no_such_response(previous)
+    messages, tools, is_open = chat_of(fields)
+    prompt = chat.render(messages, tools, is_open=is_open)
+    return parse_call(fields, limits, [prompt], fields.integer("max_output_tokens"))
+
+
+class ResponseAnswer:
+    """A response, whole or in events."""
+
+    eager = True
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._call = generation.call
+        self._choice = generation.choices[0]
+        self._item_id = new_id("msg_")
+        self._events = 0
+
+    def body(self) -> dict[str, Any]:
+        """One `response`, ended."""
+        reason = self._choice.finish_reason or "abort"
+        return self._response(
+            _STATUS[reason],
+            [self._item("completed", [self._part(self._choice.produced, None)])],
+            self._usage(),
+            {"reason": "max_output_tokens"} if reason == "length" else None,
+        )
+
+    def opening(self) -> Iterator[bytes]:
+        """The response and its only item, under way."""
+        response = self._response("in_progress", [], None, None)
+        yield self._event("response.created", {"response": response})
+        yield self._event("response.in_progress", {"response": response})
+        item = self._item("in_progress", [])
+        yield self._event("response.output_item.added", {"item": item, "output_index": 0})
+        yield self._event("response.content_part.added", {**self._place(), "part": self._part("", [])})
+
+    def news(self, choice: Choice) -> Iterator[bytes]:
+        """New text of the one choice this API has."""
+        text = choice.take()
+        if text:
+            yield self._event("response.output_text.delta", {**self._place(), "delta": text, "logprobs": []})
+
+    def closing(self) -> Iterator[bytes]:
+        """The whole text, part, item and response."""
+        text = self._choice.produced
+        part = self._part(text, None)
+        yield self._event("response.output_text.done", {**self._place(), "logprobs": [], "text": text})
+        yield self._event("response.content_part.done", {**self._place(), "part": part})
+        item = self._item("completed", [part])
+        yield self._event("response.output_item.done", {"item": item, "output_index": 0})
+        yield self._event("response.completed", {"response": self.body()})
+
+    def _event(self, kind: str, values: dict[str, Any]) -> bytes:
+        number = self._events
+        self._events += 1
+        # vLLM sorts the fields of an event, and of nothing within it.
+        return named_event(dict(sorted({**values, "sequence_number": number, "type": kind}.items())))
+
+    def _place(self) -> dict[str, Any]:
+        return {"content_index": 0, "item_id": self._item_id, "output_index": 0}
+
+    def _part(self, text: str, logprobs: list[Any] | None) -> dict[str, Any]:
+        return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._item_id,
+            "content": content,
+            "role": "assistant",
+            "status": status,
+            "type": "message",
+            "phase": None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        generation = self._generation
+        prompt_tokens, output_tokens = generation.prompt_tokens, generation.output_tokens
+        return {
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": generation.cached_tokens,
+                "cache_write_tokens": generation.created_tokens,
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
+            },
+            "output_tokens": output_tokens,
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
+            "total_tokens": prompt_tokens + output_tokens,
+        }
+
+    def _response(
+        self,
+        status: str,
+        output: list[dict[str, Any]],
+        usage: dict[str, Any] | None,
+        incomplete: dict[str, str] | None,
+    ) -> dict[str, Any]:
+        call = self._call
+        return {
+            "id": call.id,
+            "created_at": call.created,
+            "incomplete_details": incomplete,
+            "instructions": None,
+            "metadata": None,
+            "model": call.model,
+            "object": "response",
+            "output": output,
+            "parallel_tool_calls": True,
+            "temperature": 1.0 if call.temperature is None else call.temperature,
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": 1.0,
+            "background": False,
+            "max_output_tokens": self._choice.sequence.output_len if call.limit is None else call.limit,
+            "max_tool_calls": None,
+            "previous_response_id": None,
+            "prompt": None,
+            "reasoning": None,
+            "service_tier": "auto",
+            "status": status,
+            "text": None,
+            "top_logprobs": None,
+            "truncation": "disabled",
+            "usage": usage,
+            "user": None,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
+        }

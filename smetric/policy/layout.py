@@ -1,0 +1,627 @@
+"""Canonical layout of policy texts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import groupby, pairwise
+
+from smetric.policy import tree
+from smetric.policy.lexer import CLOSERS, OPENERS, OPERAND_ENDS, Piece, Token, cut
+from smetric.policy.parser import parse, refuse_too_long, tokens_of
+
+# Words of a statement with the comments between them, and the spaces that belong between words.
+#
+# Where lines break is not decided here.
+
+#: What `-` is called where it is a sign and no subtraction.
+SIGN = "SIGN"
+#: No space stands behind these, and none before those.
+_GLUES_RIGHT = frozenset({*OPENERS, "DOT", "RANGE", SIGN})
+_GLUES_LEFT = frozenset({*CLOSERS, "COMMA", "COLON", "DOT", "RANGE", "LSQB"})
+
+
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """One comment, from its `#` on. `own_line` is false where it ends a line of code."""
+
+    text: str
+    own_line: bool
+
+
+@dataclass(slots=True)
+class Word:
+    """A token, and the comments between it and the next one of its statement."""
+
+    type: str
+    text: str
+    comments: list[Comment] = field(default_factory=list)
+
+
+def words_of(tokens: Sequence[Token], text: str) -> list[Word]:
+    """The words of one statement of *text*. Comments behind its last token are not the statement's."""
+    words: list[Word] = []
+    for token in tokens:
+        sign = token.type == "MINUS" and (not words or words[-1].type not in OPERAND_ENDS)
+        words.append(Word(SIGN if sign else token.type, str(token)))
+    for word, token, following in zip(words, tokens, tokens[1:], strict=False):
+        lines = [line.strip() for line in text[token.end : following.start].split("\n")]
+        word.comments = [Comment(line, at > 0) for at, line in enumerate(lines) if line]
+    return words
+
+
+def space_between(previous: Word | None, word: Word) -> str:
+    """What stands between two neighbours on one line; nothing before the first of all."""
+    if previous is None or previous.type in _GLUES_RIGHT or word.type in _GLUES_LEFT:
+        return ""
+    return "" if word.type == "LPAR" and previous.type == "NAME" else " "  # a call
+
+
+def spaced(words: Sequence[Word]) -> str:
+    """The words on one line, without their comments."""
+    return "".join(space_between(before, word) + word.text for before, word in zip((None, *words), words, strict=False))
+
+
+def spaced_text(text: str) -> str:
+    """A piece of policy text on one line, without its comments; empty where it holds what no policy may."""
+    found = tokens_of(text)
+    return "" if found.errors else spaced(words_of(found.tokens, text))
+
+
+def commented(words: Sequence[Word]) -> bool:
+    """Whether a comment stands between two of the words."""
+    return any(word.comments for word in words[:-1])
+
+
+def outside_brackets(words: Sequence[Word]) -> Iterator[tuple[int, Word]]:
+    """The words that stand in no bracket, brackets themselves left out, with their places."""
+    depth = 0
+    for place, word in enumerate(words):
+        depth -= word.type in CLOSERS
+        if not depth and word.type not in OPENERS and word.type not in CLOSERS:
+            yield place, word
+        depth += word.type in OPENERS
+
+
+def split_at(words: Sequence[Word], places: Sequence[int]) -> list[Sequence[Word]]:
+    """The words cut before each of the places; the first piece may be empty."""
+    return [words[start:end] for start, end in zip((0, *places), (*places, len(words)), strict=True)]
+
+
+# Lines under way: code, the comments that end lines, and the columns where new lines begin.
+
+#: Columns of a line, comments at its end aside.
+WIDTH = 100
+#: What sets `when`, `as` and a comment off from the code before.
+GAP = "  "
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of code and the comment that ends it; a comment on a line of its own is `code`."""
+
+    code: str
+    comment: str = ""
+
+
+class Writer:
+    """The lines of one statement."""
+
+    def __init__(self) -> None:
+        self.lines = [Line("")]
+        #: Comments that go on lines of their own, above the next line of code.
+        self._above: list[str] = []
+
+    @property
+    def column(self) -> int:
+        """Where the next text goes on the last line."""
+        return len(self.lines[-1].code)
+
+    @property
+    def closed(self) -> bool:
+        """Whether a comment stands before what comes next, so that no code can follow on the last line."""
+        return bool(self.lines[-1].comment or self._above)
+
+    def put(self, text: str, indent: int) -> None:
+        """Add text to the last line, or at column *indent* of a new one where that is closed."""
+        if self.closed:
+            self.start_line(indent)
+            text = text.lstrip()
+        self.lines[-1].code += text
+
+    def start_line(self, indent: int) -> None:
+        """Begin a new line, below the comments that belong above it."""
+        self.lines += [Line(" " * indent + comment) for comment in self._above]
+        self._above = []
+        self.lines.append(Line(" " * indent))
+
+    def follow(self, word: Word) -> None:
+        """Add the comments behind *word*."""
+        for comment in word.comments:
+            if comment.own_line:
+                self._above.append(comment.text)
+            else:
+                self.lines[-1].comment = comment.text
+
+    def write(self, words: Sequence[Word], indent: int, before: Word | None = None) -> None:
+        """Add words in one go behind the word *before*, broken only where a comment ends a line."""
+        for word in words:
+            self.put(space_between(before, word) + word.text, indent)
+            self.follow(word)
+            before = word
+
+
+def rendered(lines: Iterable[Line]) -> Iterator[str]:
+    """The lines as text; comments that end lines below each other are aligned."""
+    for _, run in groupby(lines, key=lambda line: bool(line.comment)):
+        block = list(run)
+        width = max(len(line.code.rstrip()) for line in block)
+        for line in block:
+            yield line.code.rstrip().ljust(width) + GAP + line.comment if line.comment else line.code.rstrip()
+
+
+# Expressions on one line if they fit, else one operand a line with the operators in front.
+#
+# The loosest operators break first, then brackets at their commas.
+
+_SUM = frozenset({"PLUS", "MINUS"})
+#: Operators, the loosest first. The `not` of `not in` is found by the word behind it.
+_LEVELS = (
+    frozenset({"WHERE"}),
+    frozenset({"IF", "ELSE"}),
+    frozenset({"OR"}),
+    frozenset({"AND"}),
+    frozenset({"COMPARE", "IN"}),
+    _SUM,
+    frozenset({"STAR", "SLASH"}),
+)
+
+
+def write(
+    out: Writer, words: Sequence[Word], *, tail: int = 0, nested: bool = False, spread: bool = False, indent: int = 2
+) -> None:
+    """Write an expression at the end of *out*.
+
+    Args:
+        out: what is written so far.
+        words: the expression.
+        tail: columns that the last line needs for what follows.
+        nested: whether it is a part of a broken expression; its own operators then stand further right than its start.
+        spread: break the loosest operators even if it would fit.
+        indent: where it starts if a comment ends the line before it.
+    """
+    if out.closed:
+        out.start_line(indent)
+    start = out.column
+    if not spread and not commented(words) and start + len(spaced(words)) + tail <= WIDTH:
+        out.put(spaced(words), start)
+        out.follow(words[-1])
+    elif len(parts := operands(words)) > 1:
+        _write_chain(out, parts, tail, nested)
+    elif (bracket := _widest_bracket(words)) is not None:
+        _write_bracket(out, words, *bracket, tail)
+    else:
+        out.write(words, start)
+
+
+def write_list(out: Writer, words: Sequence[Word], column: int, *, tail: int = 0, spread: bool = False) -> None:
+    """Write what commas divide on one line, or if it does not fit or is to be spread, below each other at *column*."""
+    commas = [place + 1 for place, word in outside_brackets(words) if word.type == "COMMA"]
+    fits = not spread and not commented(words) and column + len(spaced(words)) + tail <= WIDTH
+    parts = [words] if fits else split_at(words, commas)
+    for part in parts:
+        if part is not parts[0]:
+            out.start_line(column)
+        write(out, part, tail=tail if part is parts[-1] else 0, nested=True, indent=column)
+
+
+def operands(words: Sequence[Word]) -> list[Sequence[Word]]:
+    """The words cut before each of their loosest operators; one piece where there is none."""
+    outside = list(outside_brackets(words))
+    for level in _LEVELS:
+        places = [place for place, word in outside if place and word.type in level]
+        if places:
+            return split_at(words, [place - (words[place - 1].type == "NOT") for place in places])
+    return [words]
+
+
+def are_guards(words: Sequence[Word]) -> bool:
+    """Whether three or more operands are joined by `and`: guards, which read best one a line."""
+    parts = operands(words)
+    return len(parts) > 2 and parts[1][0].type == "AND"
+
+
+def is_weighted_sum(words: Sequence[Word]) -> bool:
+    """Whether three or more products are added: a score, which reads best one term a line."""
+    first, *rest = operands(words)
+    terms = [first, *(term[1:] for term in rest)]
+    return len(terms) > 2 and rest[0][0].type in _SUM and all(operands(term)[1:] for term in terms)
+
+
+def _write_chain(out: Writer, parts: Sequence[Sequence[Word]], tail: int, nested: bool) -> None:
+    """Operands below each other; the operators end where the first operand starts, or nested begin behind that."""
+    start = out.column
+    write(out, parts[0], nested=True)
+    for part in parts[1:]:
+        size = 2 if part[0].type == "NOT" else 1
+        operator, operand = part[:size], part[size:]
+        width = len(spaced(operator)) + 1
+        out.start_line(start + 2 if nested else max(1, start - width))
+        column = out.column + width
+        out.write(operator, column)
+        out.put(" ", column)
+        write(out, operand, tail=tail if part is parts[-1] else 0, nested=True)
+
+
+def _write_bracket(out: Writer, words: Sequence[Word], opener: int, closer: int, tail: int) -> None:
+    """What stands in one bracket, below each other from behind the bracket."""
+    before, inside, after = words[: opener + 1], words[opener + 1 : closer], words[closer:]
+    column = out.column + len(spaced(before))
+    out.write(before, out.column)
+    write_list(out, inside, column, tail=len(spaced(after)) + tail, spread=True)
+    out.write(after, column, before=inside[-1])
+
+
+def _widest_bracket(words: Sequence[Word]) -> tuple[int, int] | None:
+    """Opener and closer of the widest bracket, or None where there is none that holds something."""
+    widest: tuple[int, int] | None = None
+    width = 0
+    opened: list[int] = []
+    for place, word in enumerate(words):
+        if word.type in OPENERS:
+            opened.append(place)
+        elif word.type in CLOSERS:
+            opener = opened.pop()
+            size = len(spaced(words[opener : place + 1]))
+            if not opened and place > opener + 1 and size > width:
+                widest, width = (opener, place), size
+    return widest
+
+
+# `test` blocks: one line for each part, and the columns of the table below each other.
+
+_INDENT = 2
+#: Where a part goes on that a comment has broken.
+_INNER = 4
+#: Columns with a cell of these start at the left, as the first one does; numbers end at the right.
+_LEFT = frozenset({"STRING", "LBRACE"})
+
+
+def lay_case(words: Sequence[Word]) -> list[Line]:
+    """The lines of one test."""
+    parts = split_at(words, list(_starts(words)))
+    columns = _columns([_cells(part) for part in parts if _is_row(part)])
+    out = Writer()
+    for part in parts:
+        if part[0].type != "TEST":
+            out.start_line(_INDENT)
+        if _is_row(part):
+            for cell, (width, left) in zip(_cells(part), columns, strict=False):
+                _write_cell(out, cell, width, left)
+        elif part[0].type in ("WITH", "GIVEN"):
+            out.put(f"{part[0].text} ", 0)
+            column = out.column
+            out.follow(part[0])
+            write_list(out, part[1:], column)
+        else:
+            out.write(part, _INNER)
+    return out.lines
+
+
+def _starts(words: Sequence[Word]) -> Iterator[int]:
+    """Where each part but the first begins."""
+    for place, (word, following) in enumerate(pairwise(words)):
+        row = word.type == "NAME" and following.type == "VBAR" and words[place - 1].type != "VBAR"
+        if row or word.type in ("WITH", "GIVEN", "INSTANCE", "EXPECT"):
+            yield place
+
+
+def _is_row(part: Sequence[Word]) -> bool:
+    return len(part) > 1 and part[1].type == "VBAR"
+
+
+def _cells(row: Sequence[Word]) -> list[Sequence[Word]]:
+    """A row cut before its bars."""
+    return split_at(row, [place for place, word in enumerate(row) if word.type == "VBAR"])
+
+
+def _columns(rows: Sequence[Sequence[Sequence[Word]]]) -> list[tuple[int, bool]]:
+    """The width of each column, its bar included, and whether its cells start at the left."""
+    found: list[tuple[int, bool]] = []
+    for at in range(max(map(len, rows))):
+        cells = [row[at] for row in rows if at < len(row)]
+        found.append((max(len(spaced(cell)) for cell in cells), at == 0 or any(c[1].type in _LEFT for c in cells)))
+    return found
+
+
+def _write_cell(out: Writer, cell: Sequence[Word], width: int, left: bool) -> None:
+    """Write a cell with its bar, padded to the width of its column."""
+    pad = " " * (width - len(spaced(cell)))
+    value = cell
+    if cell[0].type == "VBAR":
+        out.put(f" {cell[0].text} ", _INNER)
+        out.follow(cell[0])
+        value = cell[1:]
+    out.put("" if left else pad, _INNER)
+    out.write(value, _INNER)
+    if left and not out.closed:
+        out.put(pad, _INNER)
+
+
+# Runs of `use`, `param`, `let` or `def`: what stands before `=` is padded to one width.
+
+
+def lay_declarations(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
+    """The lines of each statement of a run, all of one keyword."""
+    heads = [_head(words) for words in run]
+    width = max(len(spaced(head)) for head in heads)
+    return [_declaration(words, head, width) for words, head in zip(run, heads, strict=True)]
+
+
+def _head(words: Sequence[Word]) -> Sequence[Word]:
+    """What stands before `=`; nothing where there is no `=`, or a comment on the way to the value."""
+    equal = next((place for place, word in enumerate(words) if word.type == "EQUAL"), 0)
+    return words[:equal] if equal and not commented(words[: equal + 2]) else []
+
+
+def _declaration(words: Sequence[Word], head: Sequence[Word], width: int) -> list[Line]:
+    out = Writer()
+    if head:
+        out.put(f"{spaced(head).ljust(width)} = ", 0)
+        value = words[len(head) + 1 :]
+        write(out, value, spread=is_weighted_sum(value))
+    elif words[0].type == "USE" and not commented(words[:3]):
+        out.put(f"{spaced(words[:2])} ", 0)
+        write(out, words[2:])
+    else:
+        out.write(words, 2)
+    return out.lines
+
+
+# Runs of filters or of outcomes: `when` and `as` each in one column, several guards one a line.
+
+#: Columns of what stands before `when`; where it is longer, `when` goes on the next line.
+_WIDEST_HEAD = 40
+_WHEN = "when "
+_BELOW = 2
+
+
+class _Rule:
+    """One statement cut at `when` and `as`, and its lines so far."""
+
+    def __init__(self, words: Sequence[Word]) -> None:
+        places = [place for place, word in outside_brackets(words) if word.type in ("WHEN", "AS")]
+        self.head, *parts = split_at(words, places)
+        self.when = next((part for part in parts if part[0].type == "WHEN"), [])
+        self.label = next((part for part in parts if part[0].type == "AS"), [])
+        self.out = Writer()
+
+    @property
+    def tail(self) -> int:
+        """The columns that the label needs."""
+        return len(GAP + spaced(self.label)) if self.label else 0
+
+    def write_head(self, keyword: int) -> None:
+        """Write what stands before `when`, its keyword padded to a width."""
+        self.out.put(self.head[0].text.ljust(keyword), 0)
+        self.out.follow(self.head[0])
+        self.out.put(" ", _BELOW)
+        write(self.out, self.head[1:], tail=0 if self.when else self.tail)
+
+    def fits(self, column: int) -> bool:
+        """Whether `when` can stand behind the head, at *column*."""
+        if len(self.out.lines) > 1 or self.out.closed or self.out.column > _WIDEST_HEAD:
+            return False
+        guards = operands(self.when[1:])
+        ends = [column + len(_WHEN) + len(spaced(guard)) for guard in guards]
+        return max(*ends, ends[-1] + self.tail) <= WIDTH
+
+    def write_when(self, column: int | None) -> None:
+        """Write the condition behind the head, at *column*, or below it."""
+        if column is None:
+            self.out.start_line(_BELOW)
+        else:
+            self.out.put(" " * (column - self.out.column), column)
+        start = self.out.column + len(_WHEN)
+        self.out.put(_WHEN, 0)
+        self.out.follow(self.when[0])
+        guards = self.when[1:]
+        write(self.out, guards, tail=self.tail, spread=are_guards(guards), indent=start)
+
+    def write_label(self, column: int) -> None:
+        """Write the label at *column*, or as near behind it as can be."""
+        self.out.put(" " * max(len(GAP), column - self.out.column), column)
+        self.out.write(self.label, column)
+
+
+def lay_rules(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
+    """The lines of each statement of a run: `keep` and `prefer`, or `route`, `reject` and `hold`."""
+    rules = [_Rule(words) for words in run]
+    # `keep` is padded beside `prefer`; outcomes differ too much below their keywords.
+    filters = [len(rule.head[0].text) for rule in rules if rule.head[0].type in ("KEEP", "PREFER")]
+    for rule in rules:
+        rule.write_head(max(filters, default=0))
+    beside = [rule for rule in rules if rule.when]
+    column = 0
+    while beside:
+        column = max(rule.out.column for rule in beside) + len(GAP)
+        fitting = [rule for rule in beside if rule.fits(column)]
+        if len(fitting) == len(beside):
+            break
+        beside = fitting
+    for rule in rules:
+        if rule.when:
+            rule.write_when(column if rule in beside else None)
+    labelled = [rule for rule in rules if rule.label]
+    column = max((rule.out.column for rule in labelled if not rule.out.closed), default=0) + len(GAP)
+    if any(column + len(spaced(rule.label)) > WIDTH for rule in labelled):
+        column = 0
+    for rule in labelled:
+        rule.write_label(column)
+    return [rule.out.lines for rule in rules]
+
+
+# A whole text in its canonical layout: statements in runs, comments where they stood, at most one blank line.
+#
+# Runs are statements of one kind without a blank line between them; what is aligned is aligned within a run.
+
+_KINDS = {
+    "POLICY": "header",
+    "LIBRARY": "header",
+    "KEEP": "filter",
+    "PREFER": "filter",
+    "ROUTE": "outcome",
+    "REJECT": "outcome",
+    "HOLD": "outcome",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One statement.
+
+    Args:
+        words: its words.
+        above: the lines between it and the statement before: comments, and empty ones, never two in a row.
+        behind: the comment that ends its last line, or nothing.
+    """
+
+    words: list[Word]
+    above: list[str]
+    behind: str
+
+    @property
+    def kind(self) -> str:
+        """Statements of one kind can be aligned with each other."""
+        return _KINDS.get(self.words[0].type, self.words[0].text)
+
+
+def format_text(text: str, path: str = "<policy>") -> str:
+    """The canonical layout of a policy or a library: the same words and comments, in the same order.
+
+    Args:
+        text: the source.
+        path: what errors call it.
+
+    Raises:
+        PolicyError: it does not parse, or would be longer than a policy may be.
+    """
+    parse(text, path)
+    parts, below = _parts(text, cut(tokens_of(text)))
+    lines = [line for run in _runs(parts) for line in _laid(run)]
+    laid_out = "\n".join(rendered([*lines, *map(Line, below)])).strip("\n") + "\n"
+    refuse_too_long(laid_out, path, "laid out, this file would be too long")
+    return laid_out
+
+
+def _parts(text: str, pieces: Sequence[Piece]) -> tuple[list[_Part], list[str]]:
+    """The statements, an empty line before and after each header and test, and the lines below the last statement."""
+    starts = [piece.tokens[0].start for piece in pieces]
+    ends = [piece.tokens[-1].end for piece in pieces]
+    _, above = _between("\n" + text[: starts[0]])
+    parts: list[_Part] = []
+    for piece, end, following in zip(pieces, ends, [*starts[1:], len(text)], strict=True):
+        behind, below = _between(text[end:following])
+        part = _Part(words_of(piece.tokens, text), above, behind)
+        if parts and "" not in above and ("test" in (part.kind, parts[-1].kind) or parts[-1].kind == "header"):
+            above.insert(0, "")
+        parts.append(part)
+        above = below
+    return parts, above
+
+
+def _between(gap: str) -> tuple[str, list[str]]:
+    """The comment that ends the line where *gap* begins, and the lines up to the next statement."""
+    behind, *rest = (line.strip() for line in gap.split("\n"))
+    if rest and not rest[-1]:
+        del rest[-1]  # the space before the next statement
+    return behind, [line for before, line in zip((None, *rest), rest, strict=False) if line or before != ""]
+
+
+def _runs(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+    """The statements cut where the kind changes or an empty line stands."""
+    run: list[_Part] = []
+    for part in parts:
+        before = run[-1].kind if run else ""
+        if before and (part.kind != before or "" in part.above):
+            yield run
+            run = []
+        run.append(part)
+    yield run
+
+
+def _laid(run: Sequence[_Part]) -> Iterator[Line]:
+    """The lines of one run with the comments around its statements."""
+    for part, lines in zip(run, _LAYOUTS.get(run[0].kind, lay_declarations)([part.words for part in run]), strict=True):
+        yield from map(Line, part.above)
+        lines[-1].comment = part.behind
+        yield from lines
+
+
+def _lay_header(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
+    out = Writer()
+    out.write(run[0], 0)
+    return [out.lines]
+
+
+#: How a run of each kind is laid out; the other kinds are declarations.
+_LAYOUTS: dict[str, Callable[[Sequence[Sequence[Word]]], list[list[Line]]]] = {
+    "header": _lay_header,
+    "filter": lay_rules,
+    "outcome": lay_rules,
+    "test": lambda run: [lay_case(words) for words in run],
+}
+
+
+# The canonical layout of policy texts: what `smetric fmt` writes and editors are handed.
+#
+# A layout changes spaces, line breaks and nothing else: the words and the comments of a text stay, in their order.
+
+__all__ = ["format_text"]
+
+
+# Guards: the conjuncts of a `when`, and how traces and tests call each of them.
+
+#: The guard that fails when a held request has been held for as long as its rule says.
+HELD = "held"
+#: The guard that fails when a rule's pick is nobody.
+NOBODY = "nobody"
+
+
+def conjuncts(when: tree.Expr | None) -> list[tree.Expr]:
+    """The guards of a condition, left to right; none without one."""
+    found: list[tree.Expr] = []
+    while isinstance(when, tree.Binary) and when.op == "and":  # of any length: nothing has counted it yet
+        found = conjuncts(when.right) + found
+        when = when.left
+    return found if when is None else [when, *found]
+
+
+def label_of(guard: tree.Expr, text: str, definitions: Container[str]) -> str:
+    """How traces call *guard*: its source text on one line, where a call of a definition is its name alone."""
+    pieces = []
+    at = guard.span.start
+    for call in sorted(_calls(guard, definitions), key=lambda call: call.span.start):
+        pieces += [text[at : call.span.start], call.function]
+        at = call.span.end
+    pieces.append(text[at : guard.span.end])
+    return one_line("".join(pieces))
+
+
+@functools.lru_cache(maxsize=1024)
+def one_line(source: str) -> str:
+    """Source text on one line, spaced as `smetric fmt` spaces it, so that no layout changes what a guard is called."""
+    return spaced_text(source) or " ".join(source.split())
+
+
+def _calls(part: tree.Node, definitions: Container[str]) -> Iterator[tree.Call]:
+    """Outermost calls of definitions in *part*."""
+    if isinstance(part, tree.Call) and part.function in definitions:
+        yield part
+        return
+    for each in fields(part):
+        value = getattr(part, each.name)
+        for inner in value if isinstance(value, tuple) else (value,):
+            if isinstance(inner, tree.Node):
+                yield from _calls(inner, definitions)

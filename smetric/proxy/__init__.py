@@ -1,0 +1,1 @@
+"""Proxy: from an inference request to the answer of an instance."""

@@ -1,0 +1,1 @@
+"""Requests: body and headers to what routing needs of them."""

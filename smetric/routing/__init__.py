@@ -1,0 +1,1 @@
+"""Routing: from a request and a snapshot to a charged instance."""

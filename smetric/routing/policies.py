@@ -1,0 +1,105 @@
+"""All policies of a router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from smetric import names
+from smetric.config.settings import Settings
+from smetric.features import VOCABULARY
+from smetric.files import policy_path, watch
+from smetric.fleet.instance import Instance
+from smetric.policy import Policy
+from smetric.routing.guardrail import Guardrail, band_of
+from smetric.routing.policy_files import Origin, PolicyFile
+from smetric.routing.routes import routes_of
+from smetric.telemetry.metrics import Metrics
+
+
+class Policies:
+    """The policies that the settings name.
+
+    Args:
+        settings: everything that can be set.
+        metrics: counts what becomes of them.
+        instances: all instances.
+        on_swapped: told that a file has another policy now.
+
+    Raises:
+        ConfigError: one cannot be read.
+        PolicyError: one does not check.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        instances: Callable[[], Sequence[Instance]],
+        on_swapped: Callable[[], None],
+    ) -> None:
+        self._metrics = metrics
+        self._on_swapped = on_swapped
+        self._watch: asyncio.Task[None] | None = None
+        self.routes = routes_of(settings, self._reloaded)
+        #: Of policies that a record is to be replayed with.
+        self._observed = [
+            PolicyFile(policy_path(one.policy), VOCABULARY, one.params, self._reloaded, name=f"observe-{number}")
+            for number, one in enumerate(settings.observe, start=1)
+        ]
+        self._files = [*self.routes.files(), *self._observed]
+        #: Undoes changes; None for never.
+        self.guardrail: Guardrail | None = None
+        if settings.guardrail.enabled:
+            self.guardrail = Guardrail(
+                self.routes, instances, band_of(settings), metrics.restored, aliases=settings.models
+            )
+
+    @property
+    def default(self) -> PolicyFile:
+        """The policy of all requests that no other route is for."""
+        return self.routes.last.control.file
+
+    @property
+    def observed(self) -> list[Policy]:
+        """Those that a record is to be replayed with."""
+        return [file.current.policy for file in self._observed]
+
+    @property
+    def recorded(self) -> list[Policy]:
+        """Those besides the acting ones whose reads of requests are recorded."""
+        return [*self.observed, *(file.current.policy for file in self.routes.shadows())]
+
+    def in_force(self) -> list[tuple[str, str, str, int]]:
+        """Route, name, hash and generation of each."""
+        files = [(file.name, file.current) for file in self.routes.files()]
+        return [(name, one.policy.name, one.policy.digest, one.number) for name, one in files]
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed, without waiting until somebody tells."""
+        for file in self._files:
+            file.refresh()
+
+    async def start(self) -> None:
+        """Begin to watch the files, and what comes of their changes."""
+        if self.guardrail is not None:
+            await self.guardrail.start()
+        self._watch = asyncio.create_task(watch(self._files), name="policy-watch")
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self.guardrail is not None:
+            await self.guardrail.stop()
+
+    def _reloaded(self, file: PolicyFile, error: str | None) -> None:
+        if error is not None:
+            self._metrics.reloaded(names.RELOAD_KEPT)
+            return
+        origin = file.current.origin
+        self._metrics.reloaded(names.RELOAD_OK if origin is Origin.FILE else origin.value)
+        if self.guardrail is not None:
+            self.guardrail.swapped(file)
+        self._on_swapped()

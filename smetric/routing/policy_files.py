@@ -1,0 +1,339 @@
+"""Policies as files: loaded, watched, replaced as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from smetric import policy as language
+from smetric.errors import ConfigError
+from smetric.files import read_regular
+from smetric.policy import Policy, PolicyError, Reader, Source, Vocabulary
+from smetric.policy.parser import MAX_BYTES
+
+# The text of a policy file: read once, from regular files only, never more than the language allows.
+#
+# Which file that is `resources` says; what the text means is the language's business.
+
+
+def read_policy(path: Path) -> str:
+    """The text of a policy file.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ConfigError: it is too large, or not UTF-8.
+    """
+    raw = read_regular(path, MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"policy {path}: larger than {MAX_BYTES} bytes; put what it shares into a library")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"policy {path}: not UTF-8 at byte {error.start}") from error
+
+
+def read_whatever(path: Path) -> str:
+    """The same of a file that may be too large or not UTF-8, which the language reports as it does other errors.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    return decoded(read_regular(path, MAX_BYTES + 1))
+
+
+def decoded(raw: bytes) -> str:
+    """The text, with lone surrogates for what is no UTF-8, so that its place can be told."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+# What lies beside a policy's file: the libraries it uses, and a file with more of its tests.
+#
+# What they may hold, and how they are checked, is the language's business.
+
+#: What the names of files end with that hold more tests of the policy of that name.
+_TESTS = ".test.policy"
+
+
+def libraries_beside(policy: Path) -> Reader:
+    """Reads `NAME.policy` in the folder of *policy*."""
+
+    def library(name: str) -> Source | None:
+        path = policy.parent / f"{name}.policy"
+        try:
+            return Source(read_policy(path), str(path))
+        except FileNotFoundError:
+            return None
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
+    return library
+
+
+def further_tests(policy: Path) -> Source | None:
+    """`NAME.test.policy` beside *policy*, `NAME.policy`; None where there is none.
+
+    The language judges whether it is too long, or no UTF-8.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = policy.with_suffix(_TESTS)
+    try:
+        return Source(read_whatever(path), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def policy_of(path: Path) -> Path:
+    """The policy that *path* is, or whose tests it holds."""
+    return path.with_name(path.name.removesuffix(_TESTS) + ".policy") if path.name.endswith(_TESTS) else path
+
+
+# A policy that acts: loaded from its file at start, and replaced as a whole when it or a library changes.
+#
+# A file that cannot be read or does not check leaves the last good policy in place. The last generations are kept, so
+# that one of them can be restored in a moment. Deciding is not here, nor is watching (`file_watch.py`).
+
+log = structlog.get_logger("smetric.policy")
+
+#: Generations kept of each file, the acting one among them.
+MOST_GENERATIONS = 10
+
+
+class Origin(enum.StrEnum):
+    """How a generation came to act."""
+
+    START = "start"
+    #: Its file changed.
+    FILE = "file"
+    #: An operator restored it.
+    ROLLBACK = "rollback"
+    #: The guardrail restored it.
+    GUARDRAIL = "guardrail"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A policy that came to act.
+
+    Args:
+        policy: the policy.
+        number: the how-manieth of its file it is since start; 1 is the one loaded then.
+        origin: how it came to act.
+        since_ns: when it did, Unix nanoseconds.
+        of: the generation that was read from the file; its own number but for what was restored.
+    """
+
+    policy: Policy
+    number: int
+    origin: Origin = Origin.START
+    since_ns: int = 0
+    of: int = 1
+
+
+class NoGeneration(Exception):
+    """There is no such generation to restore; the message says which there are."""
+
+
+class ReloadListener(Protocol):
+    """Told of each swap, and of each failure to."""
+
+    def __call__(self, file: PolicyFile, error: str | None) -> None:
+        """*error* is None after a swap; else why the last good policy of *file* stays."""
+
+
+class PolicyFile:
+    """A policy file and the last good policy read from it.
+
+    Args:
+        path: the file.
+        vocabulary: what policies may read.
+        settings: configured parameter values.
+        on_reload: told of each swap and each failure.
+        name: what it is called in logs, metrics and `/admin/policies`.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        PolicyError: it does not check.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        vocabulary: Vocabulary,
+        settings: Mapping[str, float | str | bool] | None = None,
+        on_reload: ReloadListener | None = None,
+        *,
+        name: str = "default",
+    ) -> None:
+        self.name = name
+        self.path = path
+        self._vocabulary = vocabulary
+        #: Configured values of its parameters.
+        self.settings = dict(settings or {})
+        #: Reads libraries beside the file.
+        self.beside = libraries_beside(path)
+        #: What the libraries were that the policy asks for, when they were last read; None for one that is not there.
+        self._libraries: dict[str, Source | None] = {}
+        self._on_reload = on_reload or (lambda file, error: None)
+        try:
+            source = read_policy(path)
+        except OSError as error:
+            raise ConfigError(f"policy {path}: cannot be read: {error.strerror or error}") from error
+        #: The acting policy. One reference, replaced as a whole: a decision reads it once.
+        self.current = Generation(self._load(source), 1, since_ns=time.time_ns())
+        #: The last ones, the acting one at the end.
+        self.generations: deque[Generation] = deque([self.current], MOST_GENERATIONS)
+        #: Why the file as it is now is not the acting policy; None when it is.
+        self.problem: str | None = None
+        self._seen = self.current.policy.digest
+        self._readable = True
+        #: The state of the file whose policy an earlier one replaced, and why: it does not act again by being there.
+        self._put_aside = self._why_aside = ""
+
+    @property
+    def folders(self) -> set[Path]:
+        """Where the file is, and its libraries."""
+        return {self.path.parent}
+
+    def _load(self, source: str) -> Policy:
+        self._libraries = {}
+        return language.load(
+            source, self._vocabulary, path=str(self.path), settings=self.settings, libraries=self._library
+        )
+
+    def _library(self, name: str) -> Source | None:
+        """A library that the policy asks for; what it was is remembered, so that its changes are seen."""
+        try:
+            self._libraries[name] = self.beside(name)
+        except (OSError, ValueError) as error:
+            self._libraries[name] = Source(f"unreadable: {error}", name)
+            raise
+        return self._libraries[name]
+
+    def _state(self, source: str) -> str:
+        """What tells one state of the file and its libraries, as they were last read, from another."""
+        found = {name: library for name, library in self._libraries.items() if library is not None}
+        return language.digest_of(source, found)
+
+    def refresh(self) -> bool:
+        """Read the file and its libraries again; swap if they changed and check. True if it was swapped."""
+        try:
+            source = read_policy(self.path)
+        except (OSError, ConfigError) as error:
+            if self._readable:
+                self._readable = False
+                why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+                self._failed(why, why, 1)
+            return False
+        was_readable, self._readable = self._readable, True
+        for name in self._libraries:
+            with contextlib.suppress(OSError, ValueError):  # what is wrong with it is told when the policy is loaded
+                self._library(name)
+        if was_readable and self._state(source) == self._seen:
+            return False
+        try:
+            policy = self._load(source)
+        except PolicyError as error:
+            self._seen = self._state(source)
+            found = error.diagnostics
+            self._failed(str(error), found[0].brief(error.text), len(found))
+            return False
+        self._seen = policy.digest
+        if self._seen == self._put_aside:
+            self.problem = self._why_aside
+            return False
+        self._put_aside, self.problem = "", None
+        if policy.digest == self.current.policy.digest:
+            return False
+        self._swap(policy, Origin.FILE, None)
+        log.info(
+            "smetric.policy.reloaded",
+            route=self.name,
+            policy=policy.name,
+            hash=policy.digest,
+            generation=self.current.number,
+        )
+        self._on_reload(self, None)
+        return True
+
+    def previous(self) -> Generation | None:
+        """The generation that acted before the one that acts now was read from the file; None if none is kept."""
+        return next((one for one in reversed(self.generations) if one.number < self.current.of), None)
+
+    def restore(self, origin: Origin, number: int | None = None, *, reason: str = "") -> Generation:
+        """Let an earlier generation act again, as a new one, until the file changes; by default the one before.
+
+        The file is not written.
+
+        Args:
+            origin: on whose behalf.
+            number: which one.
+            reason: why, in words; empty for none of ours.
+
+        Raises:
+            NoGeneration: it is not kept, or acts already.
+        """
+        if number is None:
+            wanted = self.previous()
+            if wanted is None:
+                raise NoGeneration(f"there is no generation before {self.current.of} to go back to")
+        else:
+            wanted = next((one for one in self.generations if one.number == number), None)
+            if wanted is None:
+                kept = ", ".join(str(one.number) for one in self.generations)
+                raise NoGeneration(f"generation {number} is not kept; there are {kept}")
+        if wanted.policy.digest == self.current.policy.digest:
+            raise NoGeneration(f"generation {wanted.number} is what acts already")
+        left = self.current
+        self._swap(wanted.policy, origin, wanted.of)
+        if wanted.policy.digest == self._seen:
+            self._put_aside, self.problem = "", None
+        else:
+            why = f"{origin}: {reason}" if reason else origin.value
+            self._put_aside = self._seen
+            self._why_aside = self.problem = (
+                f"generation {left.number} was replaced by {self.current.of} ({why}); the file acts when it changes"
+            )
+        tell = log.error if origin is Origin.GUARDRAIL else log.warning
+        tell(
+            "smetric.policy.restored",
+            route=self.name,
+            policy=wanted.policy.name,
+            hash=wanted.policy.digest,
+            generation=self.current.number,
+            of=wanted.of,
+            instead_of=left.number,
+            by=origin.value,
+            **({"reason": reason} if reason else {}),
+        )
+        self._on_reload(self, None)
+        return self.current
+
+    def _swap(self, policy: Policy, origin: Origin, of: int | None) -> None:
+        number = self.current.number + 1
+        self.current = Generation(policy, number, origin, time.time_ns(), of or number)
+        self.generations.append(self.current)
+
+    def _failed(self, why: str, first: str, errors: int) -> None:
+        """Say that the file cannot be used; the log gets the *first* of *errors*."""
+        self.problem = why
+        log.error(
+            "smetric.policy.kept",
+            route=self.name,
+            path=str(self.path),
+            keeps=self.current.policy.digest,
+            error=first,
+            errors=errors,
+        )
+        self._on_reload(self, why)

@@ -1,0 +1,270 @@
+"""Which policy decides on which request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Raw
+
+from smetric import names
+from smetric.config.settings import LAST_ROUTE, RouteSettings, Settings
+from smetric.errors import UNREADABLE
+from smetric.features import VOCABULARY
+from smetric.files import policy_path
+from smetric.request.request import Api, InferenceRequest
+from smetric.routing.observer import Observer
+from smetric.routing.policy_files import PolicyFile, ReloadListener
+from smetric.routing.shadow import Shadow, Shadows
+
+# The root of a conversation: what stays the same from its first request to its last, as a hash.
+#
+# It settles which of two policies decides for a conversation (`smetric.routes`); it is neither logged nor recorded. The
+# same in every process, so that a conversation stays where it is over a restart and between routers.
+
+
+class _Block(msgspec.Struct):
+    """A content block; the mark for caching is left out, as it moves on while a conversation grows."""
+
+    text: str = ""
+    source: Raw = Raw()
+    image_url: Raw = Raw()
+
+
+class _Message(msgspec.Struct):
+    role: str | None = None
+    content: Raw = Raw(b"null")  # decoded where it counts: of what comes later, any shape will do
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message] = []
+    input: str | list[_Message] = []
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_content = msgspec.json.Decoder(str | list[_Block | str] | None).decode
+
+
+def root_of(request: InferenceRequest) -> int | None:
+    """64 bits that stand for the conversation *request* belongs to; None where that cannot be known.
+
+    The session that its client names, else the text of its first user message. A completion's prompt does not say where
+    the first turn of it ended. To be asked while the body is there.
+    """
+    if request.session:
+        return _hash(b"session", request.session)
+    if request.body is None or request.api in (Api.COMPLETIONS, Api.OTHER):
+        return None
+    try:
+        body = _decode(request.body)
+        if isinstance(body.input, str):
+            return _hash(b"text", body.input) if body.input else None
+        for message in body.messages or body.input:
+            if message.role == "user" and (content := _content(message.content)):
+                return _hash(b"text", *([content] if isinstance(content, str) else map(_text, content)))
+    except UNREADABLE:
+        pass  # whether it is a fault is the engine's business
+    return None
+
+
+def _text(block: _Block | str) -> str:
+    if isinstance(block, str):
+        return block
+    return block.text or bytes(block.source or block.image_url).decode(errors="replace")
+
+
+def _hash(kind: bytes, *texts: str) -> int:
+    digest = hashlib.blake2b(digest_size=8, key=kind)
+    for text in texts:
+        digest.update(text.encode(errors="replace"))
+        digest.update(b"\0")
+    return int.from_bytes(digest.digest())
+
+
+# Which policy decides on which request: routes by model, tenant or path, and on each of them up to two arms.
+#
+# A route has a policy, shadows of it, and maybe a canary: a second policy that decides for a share of the
+# conversations. Deciding is the router's, evaluating shadows `shadow.py`'s business.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which requests: each set that is not empty must hold what the request says.
+
+    Args:
+        models: as clients name them; an alias fits by what it stands for, too.
+        tenants: as the tenant header names them.
+        paths: of the data port.
+    """
+
+    models: frozenset[str] = frozenset()
+    tenants: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
+
+    def fits(self, request: InferenceRequest) -> bool:
+        """Whether *request* is one of them."""
+        return (
+            (not self.models or request.model in self.models or request.alias in self.models)
+            and (not self.tenants or request.tenant in self.tenants)
+            and (not self.paths or request.path in self.paths)
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Arm:
+    """A policy that acts, with the memory of its picks.
+
+    Args:
+        name: one of `names.ARMS`; empty where the route has one arm only.
+        file: the policy.
+    """
+
+    name: str
+    file: PolicyFile
+    #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
+    #: Replaced, never changed: a decision keeps those it was given.
+    cursors: Mapping[str, str] = field(default_factory=dict)
+
+
+class Route:
+    """What decides on some of the requests.
+
+    Args:
+        name: as the configuration says.
+        file: its policy.
+        match: which requests.
+        canary: the policy for a share of the conversations.
+        share: that share, 0..1.
+        shadows: policies evaluated beside the acting one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: PolicyFile,
+        *,
+        match: Match | None = None,
+        canary: PolicyFile | None = None,
+        share: float = 0.0,
+        shadows: Sequence[PolicyFile] = (),
+    ) -> None:
+        self.name = name
+        self.match = match or Match()
+        self.share = share
+        self.control = Arm(names.CONTROL if canary is not None else "", file)
+        self.canary = Arm(names.CANARY, canary) if canary is not None else None
+        #: The policies in shadow; None where there are none.
+        self.shadows = Shadows([Shadow(one) for one in shadows]) if shadows else None
+        #: Gathers what they read and the acting policy does not; None where nobody asks for it.
+        self.observer: Observer | None = None
+        self._key = hashlib.blake2b(name.encode(), digest_size=16).digest()
+
+    def arm_of(self, request: InferenceRequest) -> Arm:
+        """The arm that the conversation of *request* is on, from its first turn to its last.
+
+        Where it cannot be known which conversation that is, the request is not tried on.
+        """
+        canary = self.canary
+        if canary is None:
+            return self.control
+        root = root_of(request)
+        return canary if root is not None and self.place_of(root) < self.share else self.control
+
+    def place_of(self, root: int) -> float:
+        """Where a conversation stands on 0..1: as the share grows, those below it stay below it."""
+        digest = hashlib.blake2b(root.to_bytes(8), digest_size=8, key=self._key).digest()
+        return int.from_bytes(digest) / 2**64
+
+    def files(self) -> Iterator[PolicyFile]:
+        """All its policies: the acting ones first."""
+        yield self.control.file
+        if self.canary is not None:
+            yield self.canary.file
+        if self.shadows is not None:
+            yield from self.shadows.files
+
+
+class Routes:
+    """All routes, in the order in which they are tried.
+
+    Args:
+        routes: the last one fits every request.
+    """
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        *self._first, self.last = routes
+        self.all = tuple(routes)
+
+    def of(self, request: InferenceRequest) -> Route:
+        """The first route that fits *request*."""
+        for route in self._first:
+            if route.match.fits(request):
+                return route
+        return self.last
+
+    def find(self, name: str) -> tuple[Route, PolicyFile]:
+        """The policy called *name*: as its route is, or as the policy itself is where no two that act are.
+
+        Raises:
+            KeyError: there is none, or there are several; the message says which there are.
+        """
+        every = [(route, file) for route in self.all for file in route.files()]
+        for route, file in every:
+            if file.name == name:
+                return route, file
+        acting = [(route, arm.file) for route, arm in self.acting() if arm.file.current.policy.name == name]
+        if len(acting) == 1:
+            return acting[0]
+        among = ", ".join(file.name for _, file in acting or every)
+        raise KeyError(f"{'several policies are' if acting else 'no policy is'} called {name}; name one of {among}")
+
+    def files(self) -> list[PolicyFile]:
+        """All policies."""
+        return [file for route in self.all for file in route.files()]
+
+    def shadows(self) -> list[PolicyFile]:
+        """Those in shadow."""
+        return [file for route in self.all if route.shadows is not None for file in route.shadows.files]
+
+    def acting(self) -> list[tuple[Route, Arm]]:
+        """All arms."""
+        return [(route, arm) for route in self.all for arm in (route.control, route.canary) if arm is not None]
+
+
+def routes_of(settings: Settings, on_reload: ReloadListener) -> Routes:
+    """The routes that *settings* spell out.
+
+    Raises:
+        ConfigError: a policy cannot be read.
+        PolicyError: one does not check.
+    """
+    last = RouteSettings(
+        name=LAST_ROUTE,
+        policy=settings.policy,
+        params=settings.params,
+        shadow=settings.shadow,
+        canary=settings.canary,
+    )
+    return Routes([_route(one, on_reload) for one in (*settings.routes, last)])
+
+
+def _route(settings: RouteSettings, on_reload: ReloadListener) -> Route:
+    def file(policy: str, params: Mapping[str, float | str | bool], name: str) -> PolicyFile:
+        return PolicyFile(policy_path(policy), VOCABULARY, params, on_reload, name=name)
+
+    name, match = settings.name, settings.match
+    return Route(
+        name,
+        file(settings.policy, settings.params, name),
+        match=Match(models=frozenset(match.model), tenants=frozenset(match.tenant), paths=frozenset(match.path)),
+        canary=file(settings.canary.policy, settings.canary.params, f"{name}:{names.CANARY}")
+        if settings.canary.policy
+        else None,
+        share=settings.canary.share,
+        shadows=[
+            file(one.policy, one.params, f"{name}:{names.SHADOW}-{number}")
+            for number, one in enumerate(settings.shadow, start=1)
+        ],
+    )

@@ -1,0 +1,1 @@
+"""KV events: the exact source of hit_len."""

@@ -1,0 +1,1 @@
+"""LMCache lookup services as sources."""

@@ -1,0 +1,1 @@
+"""Prefix index: the embedded default source of hit_len."""

@@ -1,0 +1,1 @@
+"""Token ids of prompts, equal to those the engine computes on."""

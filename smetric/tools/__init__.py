@@ -1,0 +1,1 @@
+"""Tools for authors of policies; nothing that serves imports them."""
