@@ -3,7 +3,7 @@
 # make test   run every test that needs nothing but the packages
 # make browser-test   the live page in Chromium (Debian: apt install chromium)
 # make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
-# make figures   measure what docs/performance.md and docs/reliability.md show, and write it there (an hour)
+# make figures   measure what docs/internals/benchmarks.md and docs/internals/reliability.md show, and write it there (an hour)
 
 PYTHON ?= python3
 VENV   := .venv

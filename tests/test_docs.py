@@ -65,26 +65,26 @@ def commands_below(command: click.Command, prefix: str) -> list[str]:
 
 
 def test_every_feature_and_request_field_is_documented() -> None:
-    assert undocumented(VOCABULARY.features, "features") == []
-    assert undocumented((f"req.{name}" for name in VOCABULARY.request), "features") == []
+    assert undocumented(VOCABULARY.features, "reference/features") == []
+    assert undocumented((f"req.{name}" for name in VOCABULARY.request), "reference/features") == []
 
 
 def test_every_built_in_is_documented_with_its_signature() -> None:
-    code = code_in(page("policy-language"))
+    code = code_in(page("reference/language"))
     assert [row.signature for row in BUILTINS.values() if row.signature not in code] == []
 
 
 def test_every_setting_is_documented_by_its_full_name() -> None:
-    assert undocumented(settings_below(SETTINGS), "configuration") == []
+    assert undocumented(settings_below(SETTINGS), "reference/configuration") == []
 
 
 def test_every_name_that_telemetry_gives_away_is_documented() -> None:
     of_spans, of_metrics = ({row.name for row in table} for table in (names.ATTRIBUTES, names.METRICS))
-    assert undocumented([*of_spans, *of_metrics, *names.EVENTS], "telemetry") == []
+    assert undocumented([*of_spans, *of_metrics, *names.EVENTS], "reference/spans") == []
 
 
 def test_every_command_is_documented() -> None:
-    assert undocumented(commands_below(main, "smetric"), "operations") == []
+    assert undocumented(commands_below(main, "smetric"), "guide/operations") == []
 
 
 def test_the_tables_of_the_manual_are_those_of_the_code() -> None:
@@ -105,7 +105,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 def test_the_front_page_leads_to_every_page_of_the_manual() -> None:
     front = (DOCS.parent / "README.md").read_text()
-    assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in front] == []
+    assert [path.name for path in DOCS.rglob("*.md") if f"(docs/{path.relative_to(DOCS)})" not in front] == []
 
 
 #: Where each gateway's configuration has its time for idle connections to routers, and its time for an answer to begin.
@@ -134,7 +134,7 @@ def test_gateways_as_the_manual_has_them_wait_longer_than_the_router_and_keep_co
 
 
 def test_nginx_as_the_manual_has_it_passes_on_all_that_the_router_takes_and_nothing_through_files() -> None:
-    (block,) = re.findall(r"^```nginx\n(.*?)^```", page("gateways"), re.M | re.S)
+    (block,) = re.findall(r"^```nginx\n(.*?)^```", page("guide/gateways"), re.M | re.S)
     directives = dict(re.findall(r"^\s*(\w+) (\w+);", block, re.M))
     assert directives["client_max_body_size"] == "0"
     assert (directives["proxy_buffering"], directives["proxy_request_buffering"]) == ("off", "off")

@@ -12,7 +12,7 @@ from smetric.errors import ConfigError
 def lsp() -> None:
     """Serve an editor on standard input and output: errors, hovers, completion and layout of policies.
 
-    Editors start it by themselves: see docs/editors.md.
+    Editors start it by themselves: see docs/guide/editors.md.
     """
     try:
         from smetric.lsp.server import server

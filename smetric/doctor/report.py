@@ -1,4 +1,4 @@
-"""An examination as text for people, and as JSON for programs; the form of the JSON is in docs/doctor.md."""
+"""An examination as text for people, and as JSON for programs; the form of the JSON is in docs/guide/doctor.md."""
 
 from __future__ import annotations
 
