@@ -162,8 +162,10 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "reference/features.md": (features, request),
     "reference/language.md": (statements, operators, builtins),
     "reference/configuration.md": (settings,),
-    "reference/spans.md": (attributes, metrics, events),
-    "guide/records.md": (record_lines, traffic_lines),
+    "reference/spans.md": (attributes,),
+    "reference/metrics.md": (metrics,),
+    "reference/log-events.md": (events,),
+    "reference/record-format.md": (record_lines, traffic_lines),
     "guide/gateways.md": (
         shown("nginx.conf", "nginx"),
         shown("haproxy.cfg"),
