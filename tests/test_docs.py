@@ -186,6 +186,12 @@ def test_code_and_configuration_name_pages_that_exist() -> None:
     assert {(file, name) for file, name in named if not (ROOT / name).exists()} == set()
 
 
+def test_glossary_is_sorted_and_defines_each_term_once() -> None:
+    terms = re.findall(r"^- \*\*(.+?)\*\*: ", page("internals/glossary"), re.M)
+    assert len(terms) >= 40
+    assert terms == sorted(set(terms), key=str.lower)
+
+
 # ── gateways ─────────────────────────────────────────────────────────────────
 
 #: Per gateway: the pattern of its idle timeout towards the router, and of its response timeout.
