@@ -298,7 +298,7 @@ def write(house: House, page: Path = PAGE) -> None:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise SystemExit(f"{page}: no place for the figures: it needs the lines {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n{table(house)}{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n\n{table(house)}\n{END}{after}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
