@@ -2,12 +2,14 @@
 # make phoenix   the same in a tracing UI: installs Arize Phoenix into an environment of its own, and plays a hot spot
 # make test   run every test that needs nothing but the packages
 # make browser-test   the live page in Chromium (Debian: apt install chromium)
+# make docs   build the manual's site into build/site; a broken link or anchor fails
 # make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
-# make figures   measure what docs/performance.md and docs/reliability.md show, and write it there (an hour)
+# make figures   measure what docs/internals/benchmarks.md and docs/internals/reliability.md show, and write it there (an hour)
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DOCS   := build/docs-venv
 # pip reads the hashes in the lock files; nothing else may come in.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-input
 # The package itself is installed in place, so that a changed file needs no new installation.
@@ -17,7 +19,7 @@ ifneq ($(or $(shell cat $(VENV)/where 2>/dev/null),$(CURDIR)),$(CURDIR))
 .PHONY: $(BIN)/python
 endif
 
-.PHONY: demo phoenix test browser-test lint lock bench figures clean
+.PHONY: demo phoenix test browser-test lint docs lock bench figures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -36,6 +38,10 @@ lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(DOCS)/installed
+	@$(DOCS)/bin/sphinx-build -q -W -b html docs build/site
+	@echo "open build/site/index.html"
 
 bench: $(VENV)/installed-dev
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
@@ -64,6 +70,14 @@ $(VENV)/installed-dev: $(BIN)/python requirements-dev.lock pyproject.toml
 	@$(PIP) --require-hashes -r requirements-dev.lock
 	@$(INSTALL)
 	@touch $@ $(VENV)/installed
+
+# Sphinx has an environment of its own: nothing that serves or tests needs it.
+$(DOCS)/installed: requirements-docs.lock
+	@echo "installing Sphinx into $(DOCS) …"
+	@rm -rf $(DOCS)
+	@"$(PYTHON)" -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-input --require-hashes -r requirements-docs.lock
+	@touch $@
 
 $(BIN)/python:
 	@command -v "$(PYTHON)" >/dev/null || { \

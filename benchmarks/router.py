@@ -2,7 +2,7 @@
 
     python -m benchmarks.router [--targets smetric,sglang-rr] [--scenarios small,32k,256k,1m,chunk] [--rounds 4]
 
-How to read what it prints is in README.md. With `--save` it writes what docs/performance.md shows.
+How to read what it prints is in README.md. With `--save` it writes what docs/internals/benchmarks.md shows.
 """
 
 from __future__ import annotations

@@ -160,12 +160,14 @@ def shown(name: str, language: str = "") -> Callable[[], str]:
 
 
 PAGES: dict[str, tuple[Callable[[], str], ...]] = {
-    "features.md": (features, request),
-    "policy-language.md": (statements, operators, builtins),
-    "configuration.md": (settings,),
-    "telemetry.md": (attributes, metrics, events),
-    "replay.md": (record_lines, traffic_lines),
-    "gateways.md": (
+    "reference/features.md": (features, request),
+    "reference/language.md": (statements, operators, builtins),
+    "reference/configuration.md": (settings,),
+    "reference/spans.md": (attributes,),
+    "reference/metrics.md": (metrics,),
+    "reference/log-events.md": (events,),
+    "reference/record-format.md": (record_lines, traffic_lines),
+    "guide/gateways.md": (
         shown("nginx.conf", "nginx"),
         shown("haproxy.cfg"),
         shown("envoy.yaml", "yaml"),
@@ -175,8 +177,8 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
         shown("httpd.conf", "apache"),
         shown("litellm.yaml", "yaml"),
     ),
-    "reliability.md": (reliability, matrix),
-    "performance.md": (routers, footprint, decisions),
+    "internals/reliability.md": (reliability, matrix),
+    "internals/benchmarks.md": (routers, footprint, decisions),
 }
 
 

@@ -89,7 +89,7 @@ def matrix() -> str:
     def tests(row: str, about: dict[str, str]) -> tuple[str, str]:
         if "instead" in about:
             return "–", f"not applicable: {about['instead']}"
-        links = (f"[{path.stem}](../{path.relative_to(DOCS.parent)})" for path in sorted(files.get(row, ())))
+        links = (f"[{path.stem}](../../{path.relative_to(DOCS.parent)})" for path in sorted(files.get(row, ())))
         return ", ".join(links), result_of(row)
 
     return table(

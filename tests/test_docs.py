@@ -1,8 +1,9 @@
-"""The manual names everything a user can name: each table of the code is compared with the page that documents it."""
+"""The manual documents every public name, its tables match the code, and its links lead somewhere."""
 
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -64,51 +65,136 @@ def commands_below(command: click.Command, prefix: str) -> list[str]:
     return found
 
 
-def test_every_feature_and_request_field_is_documented() -> None:
-    assert undocumented(VOCABULARY.features, "features") == []
-    assert undocumented((f"req.{name}" for name in VOCABULARY.request), "features") == []
+def test_features_page_documents_every_feature_and_request_field() -> None:
+    assert undocumented(VOCABULARY.features, "reference/features") == []
+    assert undocumented((f"req.{name}" for name in VOCABULARY.request), "reference/features") == []
 
 
-def test_every_built_in_is_documented_with_its_signature() -> None:
-    code = code_in(page("policy-language"))
+def test_language_page_documents_every_builtin_with_its_signature() -> None:
+    code = code_in(page("reference/language"))
     assert [row.signature for row in BUILTINS.values() if row.signature not in code] == []
 
 
-def test_every_setting_is_documented_by_its_full_name() -> None:
-    assert undocumented(settings_below(SETTINGS), "configuration") == []
+def test_configuration_page_documents_every_setting_by_its_full_name() -> None:
+    assert undocumented(settings_below(SETTINGS), "reference/configuration") == []
 
 
-def test_every_name_that_telemetry_gives_away_is_documented() -> None:
-    of_spans, of_metrics = ({row.name for row in table} for table in (names.ATTRIBUTES, names.METRICS))
-    assert undocumented([*of_spans, *of_metrics, *names.EVENTS], "telemetry") == []
+def test_spans_page_documents_every_attribute() -> None:
+    assert undocumented((row.name for row in names.ATTRIBUTES), "reference/spans") == []
 
 
-def test_every_command_is_documented() -> None:
-    assert undocumented(commands_below(main, "smetric"), "operations") == []
+def test_metrics_page_documents_every_metric() -> None:
+    assert undocumented((row.name for row in names.METRICS), "reference/metrics") == []
 
 
-def test_the_tables_of_the_manual_are_those_of_the_code() -> None:
+def test_log_events_page_documents_every_event() -> None:
+    assert undocumented(names.EVENTS, "reference/log-events") == []
+
+
+def test_cli_page_documents_every_command() -> None:
+    assert undocumented(commands_below(main, "smetric"), "reference/cli") == []
+
+
+def test_generated_tables_match_the_code() -> None:
     command = [sys.executable, "docs/generate.py", "--check"]
     done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}run `python docs/generate.py`"
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    links = [
-        (path, target)
-        for path in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
-    ]
-    broken = [f"{path.name}: {to}" for path, to in links if "://" not in to and not (path.parent / to).exists()]
+# ── links ────────────────────────────────────────────────────────────────────
+
+ROOT = DOCS.parent
+PAGES = sorted(path.resolve() for path in DOCS.rglob("*.md"))
+LINKING = [
+    *PAGES,
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+    ROOT / "policies" / "README.md",
+    ROOT / "benchmarks" / "README.md",
+]
+
+
+#: Suffixes of the files that may name a page in a comment or a text.
+NAMING = {".py", ".yaml", ".yml", ".toml", ".sh", ".policy", ".json", ".js"}
+
+
+def prose(path: Path) -> str:
+    """Return the Markdown of *path* without code, in which brackets are no links and `#` is no heading."""
+    text = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.M | re.S)
+    return re.sub(r"`[^`\n]*`", lambda code: re.sub(r"[\[\]()]", " ", code[0]), text)
+
+
+def links_of(path: Path) -> list[tuple[Path, str]]:
+    """Return the file and the anchor of each relative link of a page; the anchor may be empty."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            found.append(((path.parent / file).resolve() if file else path.resolve(), anchor))
+    return found
+
+
+def anchors_of(path: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site's generator make them."""
+    seen: Counter[str] = Counter()
+    anchors = set()
+    for title in re.findall(r"^#{1,6} (.+)$", prose(path), re.M):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "]", title).strip().lower()).replace(" ", "-")
+        anchors.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return anchors
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", LINKING, ids=relative)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    broken = []
+    for file, anchor in links_of(path):
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file)):
+            broken.append(f"{relative(file)}#{anchor}")
     assert broken == []
 
 
-def test_the_front_page_leads_to_every_page_of_the_manual() -> None:
-    front = (DOCS.parent / "README.md").read_text()
-    assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in front] == []
+def test_index_leads_to_every_page() -> None:
+    index = DOCS / "index.md"
+    assert set(PAGES) - {file for file, _ in links_of(index)} == {index.resolve()}
 
 
-#: Where each gateway's configuration has its time for idle connections to routers, and its time for an answer to begin.
+def test_readme_leads_to_the_index_and_the_main_pages() -> None:
+    linked = {relative(file) for file, _ in links_of(ROOT / "README.md") if file.is_relative_to(ROOT)}
+    main_pages = (
+        "start/quickstart",
+        "start/first-policy",
+        "guide/operations",
+        "reference/language",
+        "reference/configuration",
+    )
+    assert {"docs/index.md", *(f"docs/{name}.md" for name in main_pages)} - linked == set()
+
+
+def test_code_and_configuration_name_pages_that_exist() -> None:
+    folders = ("smetric", "tests", "benchmarks", "docs", "examples", "policies", "grammar")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in NAMING]
+    named = {
+        (relative(path), name)
+        for path in [ROOT / "Makefile", *files]
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text())
+    }
+    assert {(file, name) for file, name in named if not (ROOT / name).exists()} == set()
+
+
+def test_glossary_is_sorted_and_defines_each_term_once() -> None:
+    terms = re.findall(r"^- \*\*(.+?)\*\*: ", page("internals/glossary"), re.M)
+    assert len(terms) >= 40
+    assert terms == sorted(set(terms), key=str.lower)
+
+
+# ── gateways ─────────────────────────────────────────────────────────────────
+
+#: Per gateway: the pattern of its idle timeout towards the router, and of its response timeout.
 TIMES = {
     "nginx.conf": (r"keepalive_timeout (\d+)s", r"proxy_read_timeout (\d+)s"),
     "haproxy.cfg": (r"http-server-close()", r"timeout server (\d+)s"),
@@ -120,7 +206,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("file", TIMES)
-def test_gateways_as_the_manual_has_them_wait_longer_than_the_router_and_keep_connections_for_less(file: str) -> None:
+def test_gateway_examples_wait_longer_than_the_router_and_close_idle_connections_sooner(file: str) -> None:
     text = (DOCS.parent / "examples" / "gateways" / file).read_text()
     idle, wait = TIMES[file]
     kept = re.findall(idle, text)
@@ -133,8 +219,8 @@ def test_gateways_as_the_manual_has_them_wait_longer_than_the_router_and_keep_co
         assert min(map(int, waits)) > max(forward.first_byte_timeout, forward.idle_timeout)
 
 
-def test_nginx_as_the_manual_has_it_passes_on_all_that_the_router_takes_and_nothing_through_files() -> None:
-    (block,) = re.findall(r"^```nginx\n(.*?)^```", page("gateways"), re.M | re.S)
+def test_nginx_example_streams_and_limits_no_body() -> None:
+    (block,) = re.findall(r"^```nginx\n(.*?)^```", page("guide/gateways"), re.M | re.S)
     directives = dict(re.findall(r"^\s*(\w+) (\w+);", block, re.M))
     assert directives["client_max_body_size"] == "0"
     assert (directives["proxy_buffering"], directives["proxy_request_buffering"]) == ("off", "off")

@@ -217,7 +217,7 @@ def test_the_hooks_take_policy_files_and_nothing_else() -> None:
 
 
 def test_the_manual_shows_hooks_that_are_there() -> None:
-    (shown,) = re.findall(r"```yaml\n(repos:.*?)```", (ROOT / "docs/editors.md").read_text(), re.S)
+    (shown,) = re.findall(r"```yaml\n(repos:.*?)```", (ROOT / "docs/guide/editors.md").read_text(), re.S)
     (repository,) = yaml.safe_load(shown)["repos"]
     assert [hook["id"] for hook in repository["hooks"]] == [hook["id"] for hook in HOOKS]
 

@@ -14,7 +14,7 @@ from smetric.request.request import InferenceRequest
 from tests.test_policies import figure_13
 from tests.walkthrough import Command, steps
 
-PAGE = Path(__file__).parents[1] / "docs" / "first-policy.md"
+PAGE = Path(__file__).parents[1] / "docs" / "start" / "first-policy.md"
 
 
 @pytest.fixture

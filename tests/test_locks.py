@@ -14,6 +14,7 @@ LOCKS = {
     "requirements.lock": ["project"],
     "requirements-build.lock": ["build"],
     "requirements-audit.lock": ["audit"],
+    "requirements-docs.lock": ["docs"],
     "requirements-dev.lock": ["project", "build", "dev"],
 }
 

@@ -11,7 +11,7 @@ from smetric.cli import main
 from tests.walkthrough import steps
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "recipes.md"
+PAGE = ROOT / "docs" / "guide" / "recipes.md"
 
 
 def run(*words: str) -> str:

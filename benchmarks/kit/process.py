@@ -76,6 +76,10 @@ class Process:
                 raise NotReady(f"{self.name}: {happened}: {self._log.read_text(errors='replace')[-2000:].strip()}")
             time.sleep(every_s)
 
+    def send_signal(self, number: int) -> None:
+        """Send signal *number* to the process itself."""
+        self._popen.send_signal(number)
+
     def stop(self) -> None:
         """SIGTERM to its process group, SIGKILL if that does not end it."""
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -185,4 +185,4 @@ def _unserved(request: Request, error: HTTPException) -> str:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "")
         return f"this path does not take {request.method[:16]}; it takes {allowed}"
-    return "this path is not served here; /admin/ui shows the router, and docs/operations.md lists all paths"
+    return "this path is not served here; /admin/ui shows the router, and docs/reference/http-api.md lists all paths"

@@ -505,7 +505,7 @@ def reference(form: str) -> None:
 def lsp() -> None:
     """Serve an editor on standard input and output: errors, hovers, completion and layout of policies.
 
-    Editors start it by themselves: see docs/editors.md.
+    Editors start it by themselves: see docs/guide/editors.md.
     """
     try:
         from smetric.tools.lsp import server

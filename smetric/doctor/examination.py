@@ -123,7 +123,7 @@ def _unfinished(check: Check, what: str) -> Finding:
     )
 
 
-# An examination as text for people, and as JSON for programs; the form of the JSON is in docs/doctor.md.
+# An examination as text for people, and as JSON for programs; the form of the JSON is in docs/guide/doctor.md.
 
 #: Raised when a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA = 1

@@ -154,7 +154,7 @@ def _quality(engine: Engine, figures: CacheFigures) -> list[Finding]:
                 engine.where,
                 f"{figures.messages['malformed']} of its KV events could not be read",
                 _UNKNOWN,
-                "run a vLLM whose events this router reads, see docs/kv-events.md",
+                "run a vLLM whose events this router reads, see docs/guide/kv-events.md",
             )
         ]
     if figures.restarts > 1:

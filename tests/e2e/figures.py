@@ -1,4 +1,4 @@
-"""What end-to-end tests measure: kept in `figures.json`, which docs/real-engines.md tells of."""
+"""What end-to-end tests measure: kept in `figures.json`, which docs/internals/real-engines.md tells of."""
 
 from __future__ import annotations
 

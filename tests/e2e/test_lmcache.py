@@ -1,7 +1,7 @@
 """Agent sessions routed by what LMCache's real services say: `pytest -m e2e tests/e2e/test_lmcache.py`.
 
 Engines are emulated and LMCache at each of them is played: neither is what is tested here. What is measured is written
-to `figures.json` in the folder of `setup_lmcache.sh`; docs/real-engines.md tells of it.
+to `figures.json` in the folder of `setup_lmcache.sh`; see docs/internals/real-engines.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     pytest -m e2e tests/e2e/test_phoenix.py
 
 `examples/tracing/setup_phoenix.sh` installs Phoenix first, where it is not there ($PHOENIX_FOLDER). With
-PICTURES_TO=docs/images the pictures of docs/tracing.md are taken anew; look at them before they are committed.
+PICTURES_TO=docs/images the pictures of docs/guide/tracing.md are taken anew; look at them before they are committed.
 """
 
 from __future__ import annotations

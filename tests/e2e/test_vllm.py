@@ -1,6 +1,6 @@
 """Agent sessions over three real vLLM engines: `pytest -m e2e tests/e2e/test_vllm.py` (about ten minutes).
 
-What it measures is written to `figures.json` in the folder of `setup_vllm.sh`; docs/real-engines.md tells of it.
+Measured figures are written to `figures.json` in the folder of `setup_vllm.sh`; see docs/internals/real-engines.md.
 """
 
 from __future__ import annotations

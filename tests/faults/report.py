@@ -3,8 +3,8 @@
     python -m tests.faults.report [--soak] [ROW ...]
 
 With `--soak` those that take minutes, without it all others; docs/figures/reliability.json keeps both, and
-docs/reliability.md is made from it. Rows are renewed whole or not at all, and with them those that tell of the same
-figure: of a part it could not be said whether the rest still passes.
+docs/internals/reliability.md is made from it. Rows are renewed whole or not at all, and with them those that tell of
+the same figure: of a part it could not be said whether the rest still passes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _ended(case: ElementTree.Element) -> str:
 
 def _row(text: str) -> str:
     if text.upper() not in tomllib.loads((ROOT / "tests" / "faults" / "matrix.toml").read_text()):
-        raise argparse.ArgumentTypeError(f"{text}: no such row; docs/reliability.md lists them")
+        raise argparse.ArgumentTypeError(f"{text}: no such row; docs/internals/reliability.md lists them")
     return text.upper()
 
 

@@ -21,7 +21,7 @@ from tests.fakes import DONE, Call, FakeEngine, RawClient, delta, fetch, hang, r
 from tests.faults.harness import chat
 
 MIB = 1024 * 1024
-MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+MANUAL = Path(__file__).parents[2] / "docs" / "guide" / "operations.md"
 
 
 @dataclass

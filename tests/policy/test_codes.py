@@ -26,7 +26,7 @@ def test_a_code_is_an_error_or_a_warning_and_says_what_it_is_about() -> None:
 
 
 def test_the_manual_lists_every_code() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "policy-language.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "language.md").read_text()
     rows = [(code, "error", text) for code, text in ERRORS.items()]
     rows += [(code, "warning", text) for code, text in WARNINGS.items()]
     assert [row for row in rows if "| `{}` | {} | {} |\n".format(*row) not in page] == []

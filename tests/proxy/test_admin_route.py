@@ -106,7 +106,7 @@ async def test_what_is_not_served_leads_to_what_is() -> None:
         unknown = await router.admin("/admin/decision")
         assert unknown.status == 404
         assert "/admin/ui" in error_of(unknown)
-        assert "docs/operations.md" in error_of(unknown)
+        assert "docs/reference/http-api.md" in error_of(unknown)
         wrong = await admin(router, "DELETE /admin/instances")
         assert wrong.status == 405
         assert error_of(wrong) in {

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/live-page.md anew: `python -m tests.ui.pictures`, with Chromium, in two minutes.
+"""Takes the pictures of docs/guide/live-page.md anew: `python -m tests.ui.pictures`, with Chromium, in two minutes.
 
 A router of eight instances on paper, one of them slower than the others, so that sessions are moved away from it.
 """

@@ -107,7 +107,7 @@ def test_shipped_policies_and_examples_are_canonical(path: Path) -> None:
 
 
 def test_policies_of_the_manual_are_canonical() -> None:
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("policies/*.md"), *ROOT.glob("examples/*/*.md")]
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("policies/*.md"), *ROOT.glob("examples/*/*.md")]
     blocks = [
         (page.name, block)
         for page in pages
