@@ -79,12 +79,12 @@ async def test_serve_answers_requests_lists_decisions_and_ends_on_a_signal(numbe
 
 
 TINY = """
-import smetric.cli.demo
-from smetric.demo.session import Session, Turn
+import smetric.cli.lab
+from smetric.lab.demo.play import Session, Turn
 
 turns = (Turn(300, 4, 0.0), Turn(20, 4, 0.1), Turn(10, 4, 0.1))
-smetric.cli.demo._SESSIONS = [Session("tiny", 120, 200, turns)]
-smetric.cli.demo.demo(["--sessions", "1", "--policy", "smetric", "--policy", "load_only"])
+smetric.cli.lab._SESSIONS = [Session("tiny", 120, 200, turns)]
+smetric.cli.lab.demo(["--sessions", "1", "--policy", "smetric", "--policy", "load_only"])
 """
 
 

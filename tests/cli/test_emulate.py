@@ -13,7 +13,7 @@ from smetric.errors import ConfigError
 
 
 async def test_it_says_where_it_listens_serves_every_instance_and_ends_cleanly_on_sigterm() -> None:
-    command = "from smetric.cli.emulate import emulate; emulate()"
+    command = "from smetric.cli.lab import emulate; emulate()"
     arguments = ("--instances", "2", "--port", "0", "--served-model-name", "a", "--served-model-name", "b", "--lmcache")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
