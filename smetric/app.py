@@ -48,7 +48,7 @@ from smetric.sources.tokens.request_tokens import request_tokens
 from smetric.telemetry.cache_breaks import CacheBreaks
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
-from smetric.telemetry.gauges import CacheGauges, Gauges, OverloadGauges
+from smetric.telemetry.gauges import CacheGauges, Gauges, KvGauges, OverloadGauges
 from smetric.telemetry.hit_truth import CacheWatch, HitTruth
 from smetric.telemetry.logs import LogLines
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics, ModelLabels
@@ -80,9 +80,15 @@ class Application:
         self.settings = settings
         self._environ = environ
         self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
-        self.fleet = fleet_of(settings, self.metrics)
+        self.fleet = fleet_of(settings, self.metrics.ejected)
         self.drains = Drains(self.fleet, Path(settings.state_dir) if settings.state_dir else None)
-        self.policies = Policies(settings, self.metrics, lambda: self.fleet.instances, self._swapped)
+        self.policies = Policies(
+            settings,
+            lambda: self.fleet.instances,
+            self.metrics.reloaded,
+            self.metrics.restored,
+            self._swapped,
+        )
         self.routes = self.policies.routes
         self.policy_file = self.policies.default
         self.request_tokens = request_tokens(settings, self.fleet, self.metrics)
@@ -135,6 +141,8 @@ class Application:
                 clock=self.fleet.clock,
             )
         )
+        if self.knows.kv_events is not None:
+            self.metrics.register(KvGauges(self.knows.kv_events.figures))
         self.caches = CacheWatch(
             HitTruth(self.metrics.hit_checked, grains=grains(settings)),
             CacheBreaks(self.metrics.cache_broke),

@@ -38,7 +38,6 @@ DEBTS = {
     ("http", "sources"),
     ("routing", "records"),
     ("routing", "telemetry"),
-    ("sources", "telemetry"),
     ("telemetry", "records"),
 }
 

@@ -44,10 +44,9 @@ from smetric.sources.prefix_index.image import UnreadableImage
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart, PrefixTokens
 from smetric.sources.tokens.chat import Chat, NotTokenised, Unavailable, chat_of_chat
 from smetric.sources.tokens.engine import EngineEncoder
-from smetric.telemetry.gauges import CacheFigures
 
 if TYPE_CHECKING:
-    from smetric.sources.kv_events.source import KvEvents
+    from smetric.sources.kv_events.source import CacheFigures, KvEvents
 
 
 # Checks of KV events: engines publish them, nothing is missed, and a computed prompt shows in them.

@@ -16,7 +16,6 @@ from smetric.fleet.health import Health, tolerance_of
 from smetric.fleet.instance import Instance, Scrape, State
 from smetric.policy.snapshot import Origins, Snapshot
 from smetric.policy.vocabulary import Vocabulary
-from smetric.telemetry.metrics import Metrics
 
 # The instances that may serve a request, with what of them stays as it is from one request to the next.
 #
@@ -326,8 +325,12 @@ CERTAIN: dict[str, ColumnOf] = {
 # The fleet that a configuration asks for: its instances, with their keys, and what judges them.
 
 
-def fleet_of(settings: Settings, metrics: Metrics) -> Fleet:
-    """What the settings say; *metrics* are told of ejections.
+def fleet_of(settings: Settings, on_ejected: Callable[[Instance, str], None]) -> Fleet:
+    """Build the fleet of *settings*.
+
+    Args:
+        settings: everything that can be set.
+        on_ejected: called with an instance that is ejected and the reason, one of `names.EJECTION_REASONS`.
 
     Raises:
         ConfigError: an instance's key cannot be read.
@@ -349,5 +352,5 @@ def fleet_of(settings: Settings, metrics: Metrics) -> Fleet:
         instances,
         VOCABULARY,
         unknown_after_s=settings.scrape.unknown_after,
-        health=Health(instances, tolerance_of(settings), on_ejected=metrics.ejected),
+        health=Health(instances, tolerance_of(settings), on_ejected=on_ejected),
     )

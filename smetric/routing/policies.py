@@ -14,7 +14,6 @@ from smetric.policy import Policy
 from smetric.routing.guardrail import Guardrail, band_of
 from smetric.routing.policy_files import Origin, PolicyFile
 from smetric.routing.routes import routes_of
-from smetric.telemetry.metrics import Metrics
 
 
 class Policies:
@@ -22,8 +21,9 @@ class Policies:
 
     Args:
         settings: everything that can be set.
-        metrics: counts what becomes of them.
         instances: all instances.
+        on_reloaded: called with the result of each reload, one of `names.RELOADS`.
+        on_restored: called with the route and the reason (one of `names.OUT_OF_BAND`) of each guardrail restore.
         on_swapped: told that a file has another policy now.
 
     Raises:
@@ -34,11 +34,12 @@ class Policies:
     def __init__(
         self,
         settings: Settings,
-        metrics: Metrics,
         instances: Callable[[], Sequence[Instance]],
+        on_reloaded: Callable[[str], None],
+        on_restored: Callable[[str, str], None],
         on_swapped: Callable[[], None],
     ) -> None:
-        self._metrics = metrics
+        self._on_reloaded = on_reloaded
         self._on_swapped = on_swapped
         self._watch: asyncio.Task[None] | None = None
         self.routes = routes_of(settings, self._reloaded)
@@ -51,9 +52,7 @@ class Policies:
         #: Undoes changes; None for never.
         self.guardrail: Guardrail | None = None
         if settings.guardrail.enabled:
-            self.guardrail = Guardrail(
-                self.routes, instances, band_of(settings), metrics.restored, aliases=settings.models
-            )
+            self.guardrail = Guardrail(self.routes, instances, band_of(settings), on_restored, aliases=settings.models)
 
     @property
     def default(self) -> PolicyFile:
@@ -96,10 +95,10 @@ class Policies:
 
     def _reloaded(self, file: PolicyFile, error: str | None) -> None:
         if error is not None:
-            self._metrics.reloaded(names.RELOAD_KEPT)
+            self._on_reloaded(names.RELOAD_KEPT)
             return
         origin = file.current.origin
-        self._metrics.reloaded(names.RELOAD_OK if origin is Origin.FILE else origin.value)
+        self._on_reloaded(names.RELOAD_OK if origin is Origin.FILE else origin.value)
         if self.guardrail is not None:
             self.guardrail.swapped(file)
         self._on_swapped()

@@ -27,6 +27,25 @@ class Background(Protocol):
         """End background work and close what was opened."""
 
 
+class SourceCounts(Protocol):
+    """Counters of what sources do; the metrics implement them."""
+
+    def scraped(self, instance: str, result: str, duration_s: float) -> None:
+        """Count a scrape of *instance*; *result* is ok, timeout, connect_error, http_error or bad_page."""
+
+    def looked_up(self, source: str, result: str) -> None:
+        """Count a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
+
+    def suspended(self, source: str, is_suspended: bool) -> None:
+        """Record whether the service behind *source* is suspended because it fails."""
+
+    def tokenized(self, source: str, result: str, duration_s: float) -> None:
+        """Count a prompt whose token ids were wanted; *result* is one of `names.TOKENIZE_RESULTS`."""
+
+    def ids_compared(self, equal: bool) -> None:
+        """Count a prompt whose token ids an engine counted too: as many, or not."""
+
+
 class Source:
     """Fills features by answering look-ups. What one that derives from it leaves out, it has no use for.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smetric.config import Settings
 from smetric.errors import ConfigError
@@ -20,10 +21,11 @@ from smetric.sources.prefix_index.cut import Cutting, TokenCutting
 from smetric.sources.prefix_index.file import IndexFile
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart, PrefixTokens
 from smetric.sources.shared.peers import Peers
-from smetric.sources.source import Background, Follower, Source, TokenIds
+from smetric.sources.source import Background, Follower, Source, SourceCounts, TokenIds
 from smetric.sources.vllm import Prober, VllmSource
-from smetric.telemetry.gauges import KvGauges
-from smetric.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from smetric.sources.kv_events.source import KvEvents
 
 #: Of the memory of the prefix index, the part that blocks of text have where there are blocks of token ids as well.
 TEXT_SHARE = 4
@@ -39,6 +41,7 @@ class SourceStack:
         indexes: the prefix index; none where it is off.
         prefill_times: how long instances prefill, as far as that is known.
         peers: the exchange of placements with other routers, where there are any.
+        kv_events: the source of KV events, where it is enabled.
         background: everything that starts and stops with the application, in that order.
     """
 
@@ -47,13 +50,14 @@ class SourceStack:
     indexes: PrefixIndexes
     prefill_times: PrefillTimes
     peers: Peers | None
+    kv_events: KvEvents | None
     background: list[Background]
 
 
 def source_stack(
     settings: Settings,
     fleet: Fleet,
-    metrics: Metrics,
+    counts: SourceCounts,
     token_ids: TokenIds,
     deadline: Callable[[int], float],
     on_restart: Callable[[Instance], None],
@@ -63,7 +67,7 @@ def source_stack(
     Args:
         settings: everything that can be set.
         fleet: the instances.
-        metrics: told of scrapes, look-ups and events.
+        counts: counts scrapes and look-ups.
         token_ids: gives the ids that some sources look prompts up by.
         deadline: seconds the router gives the look-ups of a prompt, from its tokens.
         on_restart: told of an instance whose process is a new one.
@@ -78,17 +82,18 @@ def source_stack(
         timeout_s=settings.scrape.timeout,
         resolve=resolve,
         on_restart=on_restart,
-        on_scrape=lambda instance, result, seconds: metrics.scraped(instance.id, result, seconds),
+        on_scrape=lambda instance, result, seconds: counts.scraped(instance.id, result, seconds),
     )
     sources: list[Source] = []
-    if settings.kv_events.enabled:
-        sources.append(_kv_events(settings, fleet.instances, token_ids, metrics))
+    kv_events = _kv_events(settings, fleet.instances, token_ids) if settings.kv_events.enabled else None
+    if kv_events is not None:
+        sources.append(kv_events)
     prefixes = _prefix_sources(settings, token_ids) if settings.prefix_index.enabled else []
     by_text = [one for one in prefixes if isinstance(one, PrefixIndex)]
     sources += prefixes
     indexes = PrefixIndexes(one if isinstance(one, PrefixIndex) else one.index for one in prefixes)
     if settings.lmcache.url:
-        sources += lmcache_sources(settings, token_ids, deadline, metrics)
+        sources += lmcache_sources(settings, token_ids, deadline, counts)
         sources += map(PrefixPart, by_text)
     prefill_times = PrefillTimes()
     followers = _followers(settings, fleet, prefill_times)
@@ -113,7 +118,7 @@ def source_stack(
         urls, token = settings.peers.urls, settings.peers.token
         peers = Peers(indexes, fleet, urls, token=token, interval_s=settings.peers.interval)
         background.append(peers)
-    return SourceStack(scraper, sources, indexes, prefill_times, peers, background)
+    return SourceStack(scraper, sources, indexes, prefill_times, peers, kv_events, background)
 
 
 def _followers(settings: Settings, fleet: Fleet, prefill_times: PrefillTimes) -> list[Follower]:
@@ -174,8 +179,8 @@ def require_token_ids(settings: Settings) -> None:
             )
 
 
-def _kv_events(settings: Settings, instances: Iterable[Instance], token_ids: TokenIds, metrics: Metrics) -> Source:
-    """The source that listens to what engines publish, its figures registered; ZeroMQ is imported only here."""
+def _kv_events(settings: Settings, instances: Iterable[Instance], token_ids: TokenIds) -> KvEvents:
+    """The source that listens to what engines publish; ZeroMQ is imported only here."""
     at = publishers(settings, instances)
     try:
         from smetric.sources.kv_events.source import KvEvents
@@ -184,6 +189,4 @@ def _kv_events(settings: Settings, instances: Iterable[Instance], token_ids: Tok
             f"kv_events.enabled needs a package that is not installed ({error.name}): "
             "pip install 'smetric-router[kv-events]'"
         ) from error
-    source = KvEvents(at, token_ids, max_bytes=settings.kv_events.max_bytes)
-    metrics.register(KvGauges(source.figures))
-    return source
+    return KvEvents(at, token_ids, max_bytes=settings.kv_events.max_bytes)

@@ -18,34 +18,15 @@ if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
     from smetric.policy.decision import Decision
     from smetric.policy.policy import Policy
+    from smetric.sources.kv_events.source import KvFigures
+    from smetric.sources.prefix_index.index import IndexFigures
+    from smetric.sources.shared.peers import PeerFigures
 
 
 # Series computed when somebody scrapes, from the fleet and other parts as they are then; `metrics.py` counts.
 
 #: Models whose imbalance is shown, at most.
 _MOST_MODELS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFigures:
-    """What the prefix index says of itself."""
-
-    blocks: int
-    memory_bytes: int
-    evictions: int
-
-
-@dataclass(frozen=True, slots=True)
-class PeerFigures:
-    """What the exchange with other routers says of itself.
-
-    Args:
-        up: whether each peer takes what it is sent, by its URL.
-        placements: how many, by what became of them (`names.PLACEMENT_RESULTS`).
-    """
-
-    up: Mapping[str, bool]
-    placements: Mapping[str, int]
 
 
 class Gauges(Collector):
@@ -170,39 +151,6 @@ class CacheGauges(Collector):
 
 
 # Series of what is known of each KV cache from its engine's events, computed when somebody scrapes.
-
-
-@dataclass(frozen=True, slots=True)
-class CacheFigures:
-    """What is known of one instance's caches, and how it came.
-
-    Args:
-        is_known: whether the contents of all of them, one for each data-parallel rank, are complete.
-        messages: messages by result: ok, replayed, repeated, malformed.
-        lag_s: seconds from when the engine made its latest message until it was taken; None before the first.
-        gaps: how often messages were missed for good.
-        missed: how many of them.
-        orphans: blocks that could not be entered.
-        restarts: most that one publisher's numbers showed.
-    """
-
-    is_known: bool
-    messages: Mapping[str, int]
-    lag_s: float | None
-    gaps: int
-    missed: int
-    orphans: int
-    restarts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class KvFigures:
-    """What the source of KV events says of itself: its index, and each instance by id."""
-
-    blocks: int
-    memory_bytes: int
-    refused: int
-    instances: Mapping[str, CacheFigures]
 
 
 class KvGauges(Collector):

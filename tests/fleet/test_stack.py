@@ -10,7 +10,6 @@ import pytest
 from smetric.config.settings import InstanceSettings, PrefillSettings, Scrape, Settings
 from smetric.errors import ConfigError
 from smetric.fleet.fleet import fleet_of
-from smetric.telemetry.metrics import Metrics
 
 ONE = InstanceSettings(url="http://127.0.0.1:1", id="b", models=("m",), role="decode", pool="p", zone="z")
 OTHER = InstanceSettings(url="http://127.0.0.1:2", id="a")
@@ -24,7 +23,7 @@ def test_instances_are_what_the_settings_say_of_them(tmp_path: Path) -> None:
         prefill=PrefillSettings(attention_tokens=1234),
         scrape=Scrape(unknown_after=7.0),
     )
-    fleet = fleet_of(settings, Metrics())
+    fleet = fleet_of(settings, lambda *_: None)
     assert [each.id for each in fleet.instances] == ["a", "b"]
     other, one = fleet.instances
     assert (one.url, one.models, one.role, one.pool, one.zone) == (ONE.url, frozenset({"m"}), "decode", "p", "z")
@@ -35,16 +34,15 @@ def test_instances_are_what_the_settings_say_of_them(tmp_path: Path) -> None:
     assert fleet.unknown_after_s == 7.0
 
 
-async def test_an_ejection_is_counted() -> None:
-    metrics = Metrics()
-    fleet = fleet_of(Settings(instances=(ONE, OTHER)), metrics)
+def test_an_ejection_is_reported_with_its_reason() -> None:
+    ejected: list[tuple[str, str]] = []
+    fleet = fleet_of(Settings(instances=(ONE, OTHER)), lambda instance, reason: ejected.append((instance.id, reason)))
     for _ in range(5):
         fleet.health.probed(fleet["a"], ok=False)
-    page, _ = await metrics.page()
-    assert b'smetric_instance_ejections_total{instance="a",reason="probe"} 1' in page
+    assert ejected == [("a", "probe")]
 
 
 def test_a_key_that_cannot_be_read_names_its_instance(tmp_path: Path) -> None:
     settings = Settings(instances=(replace(OTHER, api_key_file=str(tmp_path / "none")),))
     with pytest.raises(ConfigError, match="instances: a: api_key_file"):
-        fleet_of(settings, Metrics())
+        fleet_of(settings, lambda *_: None)

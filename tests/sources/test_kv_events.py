@@ -21,9 +21,8 @@ from smetric.request.request import InferenceRequest
 from smetric.sources.kv_events import source as kv_events
 from smetric.sources.kv_events import subscriber
 from smetric.sources.kv_events.publisher import Publisher
-from smetric.sources.kv_events.source import KvEvents
+from smetric.sources.kv_events.source import CacheFigures, KvEvents
 from smetric.sources.kv_events.subscriber import Subscriber
-from smetric.telemetry.gauges import CacheFigures
 from tests.fakes import until
 from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
 

@@ -11,8 +11,7 @@ from smetric.config.settings import InstanceSettings, KvEventsSettings, Scrape, 
 from smetric.errors import ConfigError
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest
-from smetric.sources.kv_events.source import KvEvents
-from smetric.telemetry.gauges import CacheFigures
+from smetric.sources.kv_events.source import CacheFigures, KvEvents
 from tests.fakes import FakeEngine, until
 from tests.sources.kv_engine import BLOCK, KvEngine, stored
 

@@ -10,18 +10,17 @@ from smetric import names
 from smetric.fleet.instance import Instance, PrefillTime, PrefixTokens
 from smetric.fleet.record import DecisionRecord
 from smetric.request.request import Usage
+from smetric.sources.kv_events.source import CacheFigures, KvFigures
+from smetric.sources.prefix_index.index import IndexFigures
+from smetric.sources.shared.peers import PeerFigures
 from smetric.telemetry.decision_text import Shadowed
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import (
-    CacheFigures,
     CacheGauges,
     Gauges,
-    IndexFigures,
-    KvFigures,
     KvGauges,
     OverloadFigures,
     OverloadGauges,
-    PeerFigures,
 )
 from smetric.telemetry.metrics import MOST, Metrics, ModelLabels
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry

@@ -20,12 +20,44 @@ from smetric.sources.kv_events.publisher import Publisher
 from smetric.sources.kv_events.stream import State, Stream
 from smetric.sources.kv_events.subscriber import Subscriber
 from smetric.sources.source import Cells, Source, TokenIds
-from smetric.telemetry.gauges import CacheFigures, KvFigures
 
 #: Seconds before an endpoint that could not be used is tried again.
 RETRY_S = 5.0
 
 log = structlog.get_logger("smetric.kv_events")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """Figures of the KV events of one instance.
+
+    Args:
+        is_known: whether the contents of the caches of all its data-parallel ranks are complete.
+        messages: number of messages by result: ok, replayed, repeated, malformed.
+        lag_s: seconds from when the engine made its latest message until it was taken; None before the first.
+        gaps: gaps in the messages that no replay filled.
+        missed: messages missed in these gaps.
+        orphans: stored blocks whose parent was unknown.
+        restarts: most restarts that the numbering of one publisher showed.
+    """
+
+    is_known: bool
+    messages: Mapping[str, int]
+    lag_s: float | None
+    gaps: int
+    missed: int
+    orphans: int
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvFigures:
+    """Figures of the index of KV events, and of each instance by id."""
+
+    blocks: int
+    memory_bytes: int
+    refused: int
+    instances: Mapping[str, CacheFigures]
 
 
 class KvEvents(Source):

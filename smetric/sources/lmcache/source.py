@@ -27,8 +27,7 @@ from smetric.sources.lmcache.client import (
     Question,
     Service,
 )
-from smetric.sources.source import Cells, Source, TokenIds
-from smetric.telemetry.metrics import Metrics
+from smetric.sources.source import Cells, Source, SourceCounts, TokenIds
 
 # What an LMCache lookup service knows of a prompt: what it is asked for, and the answers of the last moments.
 #
@@ -225,7 +224,7 @@ class LmcacheTier(Source):
 
 
 def lmcache_sources(
-    settings: Settings, tokens: TokenIds, deadline: Callable[[int], float], metrics: Metrics
+    settings: Settings, tokens: TokenIds, deadline: Callable[[int], float], counts: SourceCounts
 ) -> list[Source]:
     """The sources for all tiers of the service that `settings.lmcache` names, best first, and what they share.
 
@@ -233,7 +232,7 @@ def lmcache_sources(
         settings: everything that can be set.
         tokens: gives the prompts' token ids.
         deadline: seconds the router gives the look-ups of a prompt, from its tokens.
-        metrics: told of every look-up.
+        counts: counts every look-up.
     """
     service: Service = Coordinator(settings.lmcache.chunk_size, settings.lmcache.world_size)
     if settings.lmcache.mode == "controller":
@@ -242,8 +241,8 @@ def lmcache_sources(
         service,
         settings.lmcache.url,
         Breaker(settings.lmcache.breaker_failures, settings.lmcache.breaker_open),
-        on_late=partial(metrics.looked_up, "lmcache", LOOKUP_LATE),
-        on_breaker=partial(metrics.suspended, "lmcache"),
+        on_late=partial(counts.looked_up, "lmcache", LOOKUP_LATE),
+        on_breaker=partial(counts.suspended, "lmcache"),
     )
     lookup = Lookup(
         client,
@@ -252,7 +251,7 @@ def lmcache_sources(
         chunk_size=settings.lmcache.chunk_size,
         models=settings.lmcache.models,
         answers_ttl_s=settings.lmcache.answers_ttl,
-        on_result=partial(metrics.looked_up, "lmcache"),
+        on_result=partial(counts.looked_up, "lmcache"),
     )
     ids = settings.lmcache.instances
     return [

@@ -19,7 +19,6 @@ from smetric.sources.prefix_index.cache_model import CacheModel, CacheModels
 from smetric.sources.prefix_index.cut import Cut, Cutting, TextCutting, TokenCutting
 from smetric.sources.prefix_index.image import IndexImage, InstanceImage, Restoring, pack
 from smetric.sources.source import Cells, Source, TokenIds
-from smetric.telemetry.gauges import IndexFigures
 
 # The embedded default for `hit_len`: which prompt blocks each instance was sent, and so probably still holds.
 #
@@ -276,6 +275,15 @@ def is_part(hit: int, request: InferenceRequest) -> bool:
 # All prefix indexes of a router as one: of blocks of text and, where a tokenizer gives them, of blocks of token ids.
 #
 # What one knows is in `prefix_index.py`; how the memory is shared out is in `stack.py`.
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFigures:
+    """Size of the prefix index."""
+
+    blocks: int
+    memory_bytes: int
+    evictions: int
 
 
 class PrefixIndexes:

@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -28,7 +28,6 @@ from smetric.sources.prefix_index import image
 from smetric.sources.prefix_index import image as index_image
 from smetric.sources.prefix_index.image import VERSION, IndexImage, UnreadableImage, pack, unpack
 from smetric.sources.prefix_index.index import PrefixIndexes
-from smetric.telemetry.gauges import PeerFigures
 
 # What sidecars tell each other: which instance was sent which blocks, in numbered batches.
 #
@@ -397,6 +396,19 @@ PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 #: Blocks taken in before others may run.
 STRETCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFigures:
+    """Figures of the exchange with other routers.
+
+    Args:
+        up: whether each peer takes what it is sent, by URL.
+        placements: number of placements by result, one of `names.PLACEMENT_RESULTS`.
+    """
+
+    up: Mapping[str, bool]
+    placements: Mapping[str, int]
 
 
 class Peers:

@@ -22,6 +22,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.http.addresses import resolve_within
 from smetric.log_limit import LogLimit
 from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.sources.source import SourceCounts
 from smetric.sources.tokens.chat import (
     Chat,
     Encoder,
@@ -36,7 +37,6 @@ from smetric.sources.tokens.chat import (
     prompt_of_completion,
 )
 from smetric.sources.tokens.engine import EngineEncoder
-from smetric.telemetry.metrics import Metrics
 
 # The token ids of a prompt that came as a list of them, read in pieces: a million at once would stop every stream.
 #
@@ -205,7 +205,7 @@ MAX_BODY = 8 << 20
 MAX_COMMAS = 1 << 18
 
 
-def request_tokens(settings: Settings, fleet: Fleet, metrics: Metrics) -> RequestTokens:
+def request_tokens(settings: Settings, fleet: Fleet, counts: SourceCounts) -> RequestTokens:
     """What the section `tokenizer` asks for.
 
     Raises:
@@ -230,8 +230,8 @@ def request_tokens(settings: Settings, fleet: Fleet, metrics: Metrics) -> Reques
     return RequestTokens(
         encoder,
         block_size=settings.block_size,
-        on_result=lambda result, seconds: metrics.tokenized(source, result, seconds),
-        on_compared=metrics.ids_compared,
+        on_result=lambda result, seconds: counts.tokenized(source, result, seconds),
+        on_compared=counts.ids_compared,
     )
 
 
