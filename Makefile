@@ -1,6 +1,7 @@
 # make demo   see agent sessions routed over emulated engines, and decisions explained
 # make phoenix   the same in a tracing UI: installs Arize Phoenix into an environment of its own, and plays a hot spot
 # make test   run every test that needs nothing but the packages
+# make test-fast   the quick ones of them, in parallel: under a minute
 # make browser-test   the live page in Chromium (Debian: apt install chromium)
 # make docs   build the manual's site into build/site; a broken link or anchor fails
 # make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
@@ -19,7 +20,7 @@ ifneq ($(or $(shell cat $(VENV)/where 2>/dev/null),$(CURDIR)),$(CURDIR))
 .PHONY: $(BIN)/python
 endif
 
-.PHONY: demo phoenix test browser-test lint docs lock bench figures clean
+.PHONY: demo phoenix test test-fast browser-test lint docs lock bench figures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -30,6 +31,9 @@ phoenix: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest
+
+test-fast: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest -n auto -m "not slow" --ignore tests/faults --ignore tests/e2e --ignore tests/integration
 
 browser-test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m browser

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from smetric.app import Application
@@ -9,6 +10,8 @@ from smetric.config.settings import InstanceSettings, Settings
 from tests.fakes import FakeEngine
 from tests.faults.harness import chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
+
+pytestmark = pytest.mark.slow
 
 BY_TENANT = 'policy by_tenant\n\nreject 429 "not today" when req.tenant == "blue"\nroute rr_argmin(requests)\n'
 

@@ -17,6 +17,8 @@ from tests.fakes import DONE, USAGE, Call, FakeEngine, RawClient, chunk, delta, 
 from tests.faults.harness import Running, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 EVENTS = head(200, (b"content-type", b"text/event-stream"), (b"transfer-encoding", b"chunked"))
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
 #: Hits are looked up for every turn; what comes when all are busy waits, and what is very long is refused.

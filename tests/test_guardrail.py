@@ -27,6 +27,8 @@ from tests.faults.harness import Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
 
+pytestmark = pytest.mark.slow
+
 GOOD = "policy p\nroute rr_argmin(requests) as least\n"
 BAD = "policy p\nroute argmax(requests) as most\n"
 WORSE = "policy p\nroute argmax(requests) as busiest\n"

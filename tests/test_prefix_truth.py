@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import aiohttp
+import pytest
 
 from smetric.http.listener import listen
 from tests.agent_sessions import SESSIONS, Gateway, agents, engines, sidecar
+
+pytestmark = pytest.mark.slow
 
 #: Two of the engines' blocks: their last one is never a hit, and markers between messages cost a few tokens.
 NEAR_TOKENS = 32

@@ -29,6 +29,8 @@ from tests.fakes import FakeEngine, until
 from tests.faults.harness import Running, chat, instances_of, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 ROTATE = "policy {}\nroute rr_argmin(0) as turns\n"
 
 

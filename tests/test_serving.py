@@ -18,6 +18,8 @@ from tests.fakes import Call, FakeEngine, RawClient, Response, healthy, request,
 from tests.faults.harness import chat
 from tests.faults.process import Process, process
 
+pytestmark = pytest.mark.slow
+
 
 class Site:
     """A policy and a certificate behind links: changes of what they lead to are in folders that nobody watches."""

@@ -24,6 +24,8 @@ from tests.agent_sessions import SESSIONS, Gateway, Sidecar, agents, engines, in
 from tests.fakes import until
 from tests.faults.process import process
 
+pytestmark = pytest.mark.slow
+
 SIDECARS = 4
 
 

@@ -29,6 +29,8 @@ from tests.faults.harness import CANARY, Running, instances_of, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
 
+pytestmark = pytest.mark.slow
+
 FIRST_TURNS = 100
 CROWD = "policy crowd\nroute argmin(requests) when req.class_share > 0.5\nroute rr_argmin(requests)\n"
 LOAD_ONLY = policy(shipped_policies()["load_only"].read_text())

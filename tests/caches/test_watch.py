@@ -13,6 +13,8 @@ from smetric.telemetry.hit_truth import summary
 from tests.fakes import Call, FakeEngine
 from tests.faults.harness import CANARY, Running, running
 
+pytestmark = pytest.mark.slow
+
 JSON = (b"content-type", b"application/json")
 LONG = "A rule among many. " * 400
 PAGE = (

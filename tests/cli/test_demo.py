@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from smetric.cli.lab import Progress, demo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

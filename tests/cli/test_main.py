@@ -16,6 +16,8 @@ from smetric.cli import COMMANDS, main
 from smetric.files import shipped_policies
 from tests.records.drive import Fleet, policy, write
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -134,6 +134,7 @@ def test_a_snapshot_that_cannot_be_read_is_a_usage_error(good: str, tmp_path: Pa
         assert result.output == f"Error: {path}: cannot be read: {reason}; give a JSON file, or - for standard input\n"
 
 
+@pytest.mark.slow
 def test_test_runs_the_tests_of_all_shipped_policies() -> None:
     result = run("test", "--verbose")
     assert result.exit_code == 0, result.output
@@ -580,6 +581,7 @@ def test_tests_beside_a_policy_are_run_with_it_and_checked_in_their_own_text(tmp
     assert "says that it is of `q`" in run("test", str(path)).stderr
 
 
+@pytest.mark.slow
 def test_prove_prints_the_smallest_counterexample_as_a_test(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text("## Holds: balanced.\npolicy p\nroute argmax(requests, then: waiting) as busiest\n")

@@ -19,6 +19,8 @@ import pytest
 
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 INSTANCE = ("--instance", "http://127.0.0.1:1")
 
 

@@ -7,6 +7,8 @@ from smetric.lab.demo import play as stage
 from smetric.lab.demo.play import Play, Session, Turn, perform
 from smetric.lab.demo.report import examples, report, told_by
 
+pytestmark = pytest.mark.slow
+
 SESSIONS = [Session(f"tiny-{n}", 120, 200, (Turn(300, 8, 0.0), Turn(20, 8, 0.5), Turn(10, 8, 0.5))) for n in range(3)]
 
 

@@ -12,6 +12,8 @@ from tests.doctor.front import publishing
 from tests.doctor.lab import Lab, listening, told
 from tests.sources.kv_engine import stored
 
+pytestmark = pytest.mark.slow
+
 _SECOND_RANK = b'\nvllm:num_requests_running{engine="1",model_name="m"} 0.0\nvllm:num_requests_running'
 
 

@@ -17,6 +17,8 @@ from tests.doctor.broken import BROKEN
 from tests.doctor.front import publishing
 from tests.doctor.lab import Lab, the_only, told
 
+pytestmark = pytest.mark.slow
+
 
 async def test_nothing_is_found_in_a_set_up_that_is_well(lab: Lab, tmp_path: Path) -> None:
     lab.lmcache()

@@ -24,6 +24,7 @@ def test_tools_come_first_then_the_messages_in_their_order() -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(1, 20), texts)
 def test_prompt_and_reply_are_a_prefix_of_the_next_turns_prompt(history: list[str], length: int, after: str) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": text} for text in history]

@@ -142,6 +142,7 @@ async def test_who_comes_when_it_has_ended_is_told_so_at_once() -> None:
     assert messages[-1] == b'event: over\ndata: {"why":"ending"}\n\n'
 
 
+@pytest.mark.slow
 async def test_a_look_that_fails_is_logged_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     looks = 0

@@ -14,6 +14,8 @@ from pygls.lsp.client import LanguageClient
 
 from smetric.cli import main
 
+pytestmark = pytest.mark.slow
+
 URI = "file:///fleet/mine.policy"
 #: The letter 𝛌 takes two units of UTF-16, in which editors count unless they say otherwise.
 TEXT = 'policy mine\n\nkeep pool != "𝛌" and reqests > 3\nroute rr_argmin( 0 )\n'

@@ -15,6 +15,8 @@ from smetric.policy.parser import parse
 from tests.policy.author import VOCABULARY, WIDE, Author
 from tests.policy.reference import Reference
 
+pytestmark = pytest.mark.slow
+
 #: Numbers at the ends of what the language knows, and some that rounding and overflow are sensitive to.
 EXTREMES = [0.0, 5e-324, 1e-15, 1e-9, 1 / 3, 1.0, 7.0, 1e9, 1e15]
 

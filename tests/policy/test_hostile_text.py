@@ -16,6 +16,8 @@ from smetric.policy.policy import compiled
 from tests.policy.mutation import COMMON, PIECES, SOUND, mutated
 from tests.policy.words import WORDS
 
+pytestmark = pytest.mark.slow
+
 
 def _libraries(name: str) -> Source | None:
     return Source(COMMON, "common.policy") if name == "common" else None

@@ -10,6 +10,8 @@ import pytest
 from smetric.files import shipped_policies
 from tests.policy.mutants import Trial, mutants
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = list(shipped_policies().values())
 #: Mutants of each policy tried in a normal run.
 SAMPLE = 3

@@ -55,6 +55,7 @@ def by_scanner(text: str) -> tuple[Seen, int | None]:
     return [(token.type, str(token), token.start, token.line) for token in tokens], None if end == len(text) else end
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12).map("".join))
 @example("5s # to the end")

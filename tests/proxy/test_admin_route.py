@@ -12,6 +12,8 @@ from smetric.sources.shared.peers import MAX_BATCH_BYTES
 from tests.fakes import FakeEngine, RawClient, Response, chunk, fetch, request
 from tests.faults.harness import Running, running
 
+pytestmark = pytest.mark.slow
+
 #: Each path, and what may be asked for there; ID and NAME are put in.
 PATHS = {
     "GET /admin/decisions": ["limit"],

@@ -16,6 +16,8 @@ from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
 from tests.fakes import RawClient, live
 
+pytestmark = pytest.mark.slow
+
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 

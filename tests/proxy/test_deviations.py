@@ -23,6 +23,8 @@ from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
 from tests.fakes import RawClient, live, until
 
+pytestmark = pytest.mark.slow
+
 #: Seconds a connection may wait for a request, and for its head.
 PATIENCE_S = 0.4
 #: Seconds after which no more of an answer comes, and after which what does not happen is taken not to.

@@ -14,6 +14,8 @@ from smetric.config.settings import Admin
 from tests.fakes import DONE, Call, FakeEngine, chunk, delta, fetch, head, until
 from tests.faults.harness import Running, running
 
+pytestmark = pytest.mark.slow
+
 
 async def command(router: Running, *arguments: str) -> Result:
     """A command, as it is typed, in a thread of its own."""

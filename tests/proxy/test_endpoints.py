@@ -11,6 +11,8 @@ from smetric.proxy import endpoints
 from tests.fakes import Call, FakeEngine, RawClient, one_model, request, until
 from tests.faults.harness import chat, running
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "path",

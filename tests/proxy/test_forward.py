@@ -16,6 +16,8 @@ from smetric.proxy.forward import Forwarding
 from tests.fakes import DONE, Call, FakeEngine, RawClient, Script, capture, chunk, delta, hang, head, healthy, until
 from tests.faults.harness import chat, running
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "/v1/chat/completions": chat(stream=True),
     "/v1/completions": b'{"model":"tiny","prompt":"x","stream":true}',

@@ -17,6 +17,8 @@ from smetric.fleet.record import DecisionRecord
 from tests.fakes import FakeEngine, RawClient, request
 from tests.faults.harness import Running, running
 
+pytestmark = pytest.mark.slow
+
 FILES = [file.name for file in (Path(__file__).parents[2] / "smetric" / "admin" / "ui").iterdir()]
 TOKEN = "a-token-of-some-length"
 

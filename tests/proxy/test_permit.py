@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from smetric.proxy.admission import Admission, Permit, Queue, Slots
 from smetric.proxy.overload import Overload, Thresholds
 from smetric.request.request import InferenceRequest
 from tests.fakes import until
+
+pytestmark = pytest.mark.slow
 
 
 class Leaping(asyncio.SelectorEventLoop):

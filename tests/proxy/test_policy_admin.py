@@ -24,6 +24,8 @@ from tests.fakes import FakeEngine, Response, fetch, until
 from tests.faults.harness import CANARY, Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 GOOD = "policy p\nroute rr_argmin(requests) as least\n"
 BAD = "policy p\nroute argmax(requests) as most\n"
 

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.fakes import FakeEngine, fetch
 from tests.faults.harness import Running, running
+
+pytestmark = pytest.mark.slow
 
 
 async def told(router: Running) -> tuple[int, str]:

@@ -13,6 +13,8 @@ from smetric.http.listener import RESERVED_FDS, Shutdown, address_of, listen, mo
 from tests.fakes import FakeEngine, RawClient, hang, until
 from tests.faults.harness import chat, running
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_port_in_use_is_told_with_the_way_out() -> None:
     with listen("127.0.0.1", 0) as taken:

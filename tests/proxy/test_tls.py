@@ -28,6 +28,8 @@ from smetric.http.listener import TOLD, listen, serve_port
 from smetric.http.tls import Tls
 from tests.fakes import RawClient, live, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("cert", "key", "reason"),

@@ -48,6 +48,7 @@ MEMBER = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     st.lists(MEMBER, min_size=1, max_size=5),

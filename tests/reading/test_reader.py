@@ -348,6 +348,7 @@ def test_other_apis_need_no_json() -> None:
     assert read(Api.OTHER, {"model": "m", "input": ["x"], "stream": True}).model == "m"
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(list(Api)), st.binary(max_size=60))
 def test_no_bytes_raise_anything_but_a_request_error(api: Api, body: bytes) -> None:
@@ -366,6 +367,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(list(Api)), st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
 def test_no_json_raises_anything_but_a_request_error(api: Api, body: dict[str, Any]) -> None:

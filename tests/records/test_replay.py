@@ -16,6 +16,8 @@ from smetric.records.reader import Reading
 from smetric.records.replay import RECORDED, Comparison, Judges, replay
 from tests.records.drive import Fleet, policy, write
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = {name: path.read_text() for name, path in shipped_policies().items()}
 
 #: Reads every field of a request, in every way that a text can be read; and what is known, how old, of whom.

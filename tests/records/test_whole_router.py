@@ -24,6 +24,8 @@ from tests.faults.harness import CANARY, Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import policy
 
+pytestmark = pytest.mark.slow
+
 SESSION = "x-claude-code-session-id"
 BY_SESSION = """
 policy by_session

@@ -20,6 +20,8 @@ from tests.fakes import Call, FakeEngine, healthy, routes_by
 from tests.faults.harness import chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 MEASURED = [name for name, feature in VOCABULARY.features.items() if feature.measured]
 READS_ALL = """policy reads_all
 let rates = (prefill_rate + fetch_rate) / (1 tokens per second) + qps / (1 requests per second)

@@ -26,6 +26,8 @@ from smetric.sources.kv_events.subscriber import Subscriber
 from tests.fakes import until
 from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
 
+pytestmark = pytest.mark.slow
+
 PROMPT = list(range(100, 100 + 5 * BLOCK + 1))
 ONE = Instance("one", "http://127.0.0.1:1")
 

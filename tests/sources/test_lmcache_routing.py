@@ -28,6 +28,8 @@ from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.request.request import InferenceRequest
 from tests.fakes import until
 
+pytestmark = pytest.mark.slow
+
 SYSTEM = "You are an agent. " * 120  # 540 tokens: two chunks that all sessions share
 TURN = "Look at this file: " + "x = 1; " * 200
 

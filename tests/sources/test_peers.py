@@ -24,6 +24,8 @@ from smetric.sources.shared.peers import BATCH_BYTES, MAX_QUEUED, Peers, Placeme
 from tests.fakes import Call, FakeEngine, hang, until
 from tests.sources.sidecars import Sidecar, asked, running
 
+pytestmark = pytest.mark.slow
+
 
 async def test_what_one_places_all_others_know_and_nobody_passes_it_on() -> None:
     left, right = Sidecar(), Sidecar()

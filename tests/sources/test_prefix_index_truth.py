@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from smetric.request.request import Usage
 from smetric.sources.prefix_index.image import IndexImage, InstanceImage, decode, encode
 from smetric.sources.prefix_index.index import PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, request
+
+pytestmark = pytest.mark.slow
 
 WARM_UP_S = 10.0
 PROMPTS = ["".join(letters) for size in (1, 2) for letters in itertools.product("wxyz", repeat=size)]

@@ -20,6 +20,8 @@ from smetric.lab.emulator.instance import InstanceSettings as EngineSettings
 from smetric.lab.engine import EngineConfig
 from tests.fakes import until
 
+pytestmark = pytest.mark.slow
+
 MODEL = "emulated"
 SESSIONS = 2
 #: Words of a session's first prompt, and of what each later turn adds: about as many tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def decisions(draw: st.DrawFn) -> Decision:
     return decision
 
 
+@pytest.mark.slow
 @given(decisions(), st.integers(0, 32), st.text(max_size=128))
 @settings(max_examples=60)
 def test_no_attribute_is_longer_than_collectors_keep_whatever_stands_in_it(

@@ -106,6 +106,7 @@ class Lost:
         logging.getLogger("asyncio").error("Task was destroyed but it is pending!")
 
 
+@pytest.mark.slow
 def test_what_is_collected_while_a_line_is_written_may_log() -> None:
     class Collecting(io.StringIO):
         def write(self, text: str) -> int:

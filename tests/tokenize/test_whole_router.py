@@ -17,6 +17,8 @@ from tests.fakes import Call, FakeEngine, hang, healthy
 from tests.faults.harness import Running, running
 from tests.tokenize.recorded import model_folder
 
+pytestmark = pytest.mark.slow
+
 JSON = (b"content-type", b"application/json")
 FIRST = [{"role": "system", "content": "Be terse. " * 40}, {"role": "user", "content": "one"}]
 SECOND = [*FIRST, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "two"}]

@@ -218,6 +218,7 @@ def test_any_layout_of_a_policy_becomes_the_canonical_one(text: str, seed: int) 
     assert format_text(Scrambler(seed, 0).scrambled(text)) == text
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.sampled_from(TEXTS), st.integers(0, 2**32), st.sampled_from([0.03, 0.3]))
 def test_comments_anywhere_stay_where_they_are_and_nothing_changes_its_meaning(
