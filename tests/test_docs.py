@@ -186,6 +186,21 @@ def test_code_and_configuration_name_pages_that_exist() -> None:
     assert {(file, name) for file, name in named if not (ROOT / name).exists()} == set()
 
 
+def test_internals_name_modules_that_exist() -> None:
+    named = {
+        name
+        for path in (DOCS / "internals").glob("*.md")
+        for name in re.findall(r"\b(?:smetric|tests|benchmarks|examples)/[\w/-]+\.py\b", path.read_text())
+    }
+    placeholders = {name for name in named if "NAME" in name or name.endswith(("x/y.py", "x/test_y.py"))}
+    assert {name for name in named - placeholders if not (ROOT / name).exists()} == set()
+
+
+def test_architecture_page_names_every_room() -> None:
+    rooms = [path.parent.name for path in (ROOT / "smetric").glob("*/__init__.py")]
+    assert undocumented((f"smetric/{room}/" for room in rooms), "internals/architecture") == []
+
+
 def test_glossary_is_sorted_and_defines_each_term_once() -> None:
     terms = re.findall(r"^- \*\*(.+?)\*\*: ", page("internals/glossary"), re.M)
     assert len(terms) >= 40
