@@ -47,7 +47,7 @@ def test_each_test_block_is_a_test_and_other_files_are_left_alone(
         "test_x.py": "def test_x(): pass\n",
     }.items():
         (pytester.path / name).write_text(text)
-    result = pytester.runpytest_inprocess("-p", "smetric.pytest_plugin", "-v", "--continue-on-collection-errors")
+    result = pytester.runpytest_inprocess("-p", "smetric.tools.pytest_plugin", "-v", "--continue-on-collection-errors")
     result.assert_outcomes(passed=4, failed=1, errors=1)
     result.stdout.fnmatch_lines(
         [
@@ -65,6 +65,7 @@ def test_each_test_block_is_a_test_and_other_files_are_left_alone(
 
 
 def test_loading_the_plugin_does_not_import_the_language() -> None:
-    code = "import sys, smetric.pytest_plugin; print([m for m in sys.modules if m.startswith(('smetric.', 'lark'))])"
+    code = "import sys; import smetric.tools.pytest_plugin\n"
+    code += "print([m for m in sys.modules if m.startswith(('smetric.', 'lark'))])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert result.stdout.strip() == "['smetric.pytest_plugin']"
+    assert result.stdout.strip() == "['smetric.tools', 'smetric.tools.pytest_plugin']"
