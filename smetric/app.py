@@ -10,6 +10,8 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -22,13 +24,14 @@ from smetric.admin.operations import drain_routes, placement_routes, savings_rou
 from smetric.admin.policies import policy_routes
 from smetric.config import Settings
 from smetric.config.credential import credential
+from smetric.config.values import odd_address
 from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import fleet_of
 from smetric.fleet.instance import Instance
 from smetric.fleet.readiness import unready
-from smetric.http.addresses import resolve_within
+from smetric.http.addresses import resolve_unless
 from smetric.http.headers import App
-from smetric.http.limits import admin_limits, data_limits
+from smetric.http.limits import Limits
 from smetric.http.listener import notify
 from smetric.http.upstream import Upstream
 from smetric.proxy.admission import Saturation, admission_of
@@ -42,6 +45,7 @@ from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
 from smetric.routing.router import Router
 from smetric.sources.lookups import LookupDeadline
+from smetric.sources.shared.peers import MAX_BATCH_BYTES
 from smetric.sources.source import TokenIds
 from smetric.sources.stack import grains, require_token_ids, source_stack
 from smetric.sources.tokens.request_tokens import request_tokens
@@ -57,6 +61,9 @@ from smetric.telemetry.tracing import Tracing
 
 #: Longest time that the start waits for instances to say which process they are, seconds.
 FIRST_LOOK_S = 2.0
+
+#: Limit on the connections of the admin port: operators, scrapers and other routers.
+ADMIN_CONNECTIONS = 256
 
 log = structlog.get_logger("smetric.app")
 
@@ -152,7 +159,8 @@ class Application:
         self.live = LiveStack(self.telemetry, self.fleet, self.routes, settings.trace.ui_url)
         self.tokens = TokenRatio()
         self.upstream = Upstream(
-            connect_timeout_s=settings.forward.connect_timeout, resolve=resolve_within(settings.instance_networks)
+            connect_timeout_s=settings.forward.connect_timeout,
+            resolve=resolve_unless(partial(odd_address, allowed=settings.instance_networks)),
         )
         self.under_way = UnderWay()
         self.admission = admission_of(settings, self.fleet, self.metrics)
@@ -182,7 +190,7 @@ class Application:
         served = {name for instance in self.fleet.instances for name in instance.models or ()}
         return served | set(self.settings.models)
 
-    def data_app(self) -> App:
+    def data_app(self) -> Intake:
         """What the data port serves. Starts and stops the application with its lifespan."""
         settings = self.settings
         plane = ProxyContext(
@@ -217,12 +225,12 @@ class Application:
                 await self.stop()
 
         app = data_app(door, Models(plane, settings.models), self._why_unready, lifespan)
-        intake = Intake(app, data_limits(settings), self.telemetry.refused)
+        intake = Intake(app, _data_limits(settings), self.telemetry.refused)
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
         self.metrics.register(OverloadGauges(saturation.figures))
         return intake
 
-    def admin_app(self) -> App:
+    def admin_app(self) -> Intake:
         """What the admin port serves."""
         app = admin_app(
             fleet=self.fleet,
@@ -238,7 +246,9 @@ class Application:
                 *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
             ],
         )
-        return Intake(AdminGuard(app, self.admin_token), admin_limits(self.settings))
+        # No body on the admin port is longer than what routers send each other.
+        limits = replace(_data_limits(self.settings), body_bytes=MAX_BATCH_BYTES, connections=ADMIN_CONNECTIONS)
+        return Intake(AdminGuard(app, self.admin_token), limits)
 
     async def start(self) -> None:
         """Begin to scrape and to watch the policy files."""
@@ -278,6 +288,20 @@ class Application:
         await _end("Upstream", self.upstream.close())
         writers = [_end("Writer", writer.stop()) for writer in self.records.writers]
         await asyncio.gather(_end("Tracing", self.tracing.shutdown()), *writers)
+
+
+def _data_limits(settings: Settings) -> Limits:
+    limits = settings.limits
+    return Limits(
+        body_bytes=settings.forward.max_body,
+        header_count=limits.max_headers,
+        header_bytes=limits.max_header_bytes,
+        idle_timeout_s=limits.idle_timeout,
+        head_timeout_s=limits.head_timeout,
+        body_timeout_s=limits.body_timeout,
+        send_timeout_s=limits.send_timeout,
+        connections=limits.max_connections,
+    )
 
 
 async def _end(part: str, ending: Awaitable[object]) -> None:

@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from smetric.errors import HttpError
 from smetric.features import VOCABULARY
-from smetric.http.headers import Receive, Send
+from smetric.http.headers import App, Receive, Scope, Send
+from smetric.http.limits import Limits
+from smetric.http.transaction import Transaction
+from smetric.proxy.error_response import error_body
 from smetric.routing.policy_files import PolicyFile
 from smetric.routing.routes import Route, Routes
 
@@ -48,6 +52,35 @@ async def live(receive: Receive, send: Send) -> None:
     for said in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{said}.complete"})
+
+
+class PlainHandler:
+    """ASGI app on the listener, without the guard that `Intake` is.
+
+    Args:
+        app: the app; it answers the lifespan too.
+        limits: of the listener.
+    """
+
+    def __init__(self, app: App, limits: Limits | None = None) -> None:
+        self._app = app
+        self.limits = limits or Limits()
+        self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the lifespan."""
+        await self._app(scope, receive, send)
+
+    async def serve(self, scope: Scope, client: Transaction) -> None:
+        """Answer a request."""
+        await self._app(scope, client, client.send)
+
+    def refused(self, problem: HttpError, scope: Scope, is_seen: bool) -> None:
+        """Count nothing."""
+
+    def error_body(self, path: str, problem: HttpError) -> bytes:
+        """An error as OpenAI shapes it."""
+        return error_body(path, problem)
 
 
 @dataclass

@@ -32,10 +32,6 @@ ALONE = {"policy": {"policy"}, "http": {"http", "errors", "files", "names", "log
 #: Arrows that still point up. Each one is to go; none may come.
 DEBTS = {
     ("fleet", "telemetry"),
-    ("http", "config"),
-    ("http", "fleet"),
-    ("http", "proxy"),
-    ("http", "sources"),
     ("routing", "records"),
     ("routing", "telemetry"),
     ("telemetry", "records"),

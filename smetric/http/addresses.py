@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+from urllib.parse import SplitResult
 
 import structlog
 
-from smetric.config.values import Network, is_address, odd_address
 from smetric.log_limit import LogLimit
 
 # Errors of connecting that say nothing of the instance: what was lacking was this process's own.
@@ -36,6 +37,20 @@ PATIENCE_S = 0.25
 #: Of all addresses of a name, this many are tried.
 MAX_ADDRESSES = 8
 
+
+def port_of(parts: SplitResult) -> int:
+    """Return the port of a split URL; the default of its scheme if it names none."""
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 _Connection = TypeVar("_Connection")
 
@@ -53,20 +68,21 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def resolve_within(allowed: Sequence[Network]) -> Resolve:
-    """`resolve` without the addresses that are no place for an instance; a name that changes cannot lead there.
+def resolve_unless(unfit: Callable[[str], str]) -> Resolve:
+    """Return `resolve` without unfit addresses, so that a host name that changes cannot lead there.
 
-    Those within *allowed* are given all the same.
+    Args:
+        unfit: returns the reason why an address is no place for an instance, or an empty text.
     """
 
     limit = LogLimit()
 
     async def guarded(host: str, port: int) -> Sequence[str]:
         found = await resolve(host, port)
-        fit = [address for address in found if not odd_address(address, allowed)]
+        fit = [address for address in found if not unfit(address)]
         if found and not fit:
             if (kept_back := limit.passes(host)) is not None:
-                reason = odd_address(found[0], allowed)
+                reason = unfit(found[0])
                 log.warning("smetric.instance.odd_address", host=host, reason=reason, kept_back=kept_back)
             raise OSError("the host name leads to addresses that are no place for an instance")
         return fit
@@ -92,7 +108,7 @@ class Addresses:
         self._patient_until = 0.0
         #: Where somebody answered last.
         self._preferred = ""
-        self._is_number = is_address(host)
+        self._is_number = _is_address(host)
         self._known: Sequence[str] = (host,) if self._is_number else ()
 
     async def find(self) -> Sequence[str]:

@@ -8,21 +8,92 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
 import structlog
 
 from smetric.errors import HttpError, RequestError
-from smetric.http.headers import App, Scope
-from smetric.http.limits import Limits
+from smetric.http.headers import Receive, Scope, Send, retry_fields
+from smetric.http.limits import BODY_FIELDS, Limits, has_body, inspect_head
 from smetric.http.transaction import HIGH_WATER, Stage, Transaction
 from smetric.http.watchdog import Timer, Watchdog
-from smetric.proxy.client import LINGER_BYTES, LINGER_S
-from smetric.proxy.error_response import FAULT, explain, oddity, refusal
-from smetric.proxy.intake import BODY_FIELDS, Refused, has_body, inspect_head, unheard
+
+#: After an answer to a half-read request, this much more of its body is read and dropped, for at most this long, so
+#: that the client reads the answer instead of a reset.
+LINGER_S = 1.0
+LINGER_BYTES = 4 * 1024 * 1024
+#: The error for a failure of the application; the log has the reason.
+FAULT = HttpError(500, "a fault in the router; its log says where", "internal_error")
+
+
+class Handler(Protocol):
+    """Application of a listener: an ASGI app with the listener's settings.
+
+    `__call__` is used for the lifespan only.
+    """
+
+    limits: Limits
+    #: Set by the listener: the number of open connections and their limit.
+    connections: Callable[[], tuple[int, int]]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the lifespan."""
+
+    async def serve(self, scope: Scope, client: Transaction) -> None:
+        """Answer a request whose head has passed `inspect_head`."""
+
+    def refused(self, problem: HttpError, scope: Scope, is_seen: bool) -> None:
+        """Count a request that was refused before it was whole; *is_seen*: `serve` has it, and counts it itself."""
+
+    def error_body(self, path: str, problem: HttpError) -> bytes:
+        """Return the JSON body of an error on *path*."""
+
+
+def explain(error: httptools.HttpParserError) -> RequestError:
+    """Return the error for what httptools refused; its own text could quote the request."""
+    reason = str(error)
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return RequestError("this method is not served here", status=405, kind="method_not_allowed")
+    if "HTTP version" in reason or "PRI" in reason:
+        return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
+    if "Transfer-Encoding" in reason or "Content-Length" in reason:
+        return RequestError("Content-Length and Transfer-Encoding must say once, and plainly, where the body ends")
+    return RequestError("the request is not well-formed HTTP/1.1")
+
+
+def oddity(scope: Scope) -> HttpError | None:
+    """Return the reason to refuse a request of another protocol, or None."""
+    if scope["http_version"] == "0.9":
+        return RequestError("the request line lacks its HTTP version")
+    if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
+        return RequestError("WebSockets are not spoken here")
+    return None
+
+
+def refusal(
+    problem: HttpError, scope: Scope | None, url: bytes, error_body: Callable[[str, HttpError], bytes]
+) -> bytes:
+    """Return a whole response, after which the connection closes."""
+    path = scope["path"] if scope is not None else url.decode("latin-1")
+    body = error_body(path, problem)
+    lines = [
+        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"date: {formatdate(usegmt=True)}",
+        "connection: close",
+    ]
+    if problem.status == 405:
+        lines.append("allow: GET, HEAD, POST, DELETE")
+    lines += [f"{name.decode()}: {value.decode()}" for name, value in retry_fields(problem)]
+    head = "\r\n".join([*lines, "", ""]).encode("ascii")
+    return head if scope is not None and scope["method"] == "HEAD" else head + body
+
 
 # What the ASGI scopes of all requests of a connection have in common.
 
@@ -120,15 +191,15 @@ class Turns:
     """Whose turn it is to be answered.
 
     Args:
-        app: what answers.
+        handler: what answers.
         timer: of deadlines.
         loop: where the task runs.
     """
 
-    __slots__ = ("_app", "_is_over", "_loop", "_next", "_timer", "_turn", "task")
+    __slots__ = ("_handler", "_is_over", "_loop", "_next", "_timer", "_turn", "task")
 
-    def __init__(self, app: App, timer: Timer, loop: asyncio.AbstractEventLoop) -> None:
-        self._app = app
+    def __init__(self, handler: Handler, timer: Timer, loop: asyncio.AbstractEventLoop) -> None:
+        self._handler = handler
         self._timer = timer
         self._loop = loop
         self._is_over = False
@@ -159,7 +230,7 @@ class Turns:
             while True:
                 turn, self._turn = self._turn, None
                 if turn is not None:
-                    await turn.run(self._app, task, watchdog)
+                    await turn.run(self._handler.serve, task, watchdog)
                 elif self._is_over:
                     break
                 else:
@@ -358,18 +429,17 @@ class Http1(asyncio.Protocol):
     """One connection of a client.
 
     Args:
-        app: what answers requests.
-        limits: bounds on one request, and on waiting for one.
+        handler: what answers requests.
         state: the lifespan's state, copied into each scope.
         lost: called when the connection is no more.
         timer: of deadlines; shared with other connections of the loop, None for one of its own.
-        refused: told of each request that the app does not see, or not the end of, for what is wrong with it.
     """
 
     __slots__ = (
         "_current",
         "_drain",
         "_dropped",
+        "_handler",
         "_has_left",
         "_inflow",
         "_is_closing",
@@ -377,7 +447,6 @@ class Http1(asyncio.Protocol):
         "_loop",
         "_lost",
         "_parser",
-        "_refused",
         "_scope",
         "_state",
         "_timer",
@@ -393,19 +462,17 @@ class Http1(asyncio.Protocol):
 
     def __init__(
         self,
-        app: App,
-        limits: Limits,
+        handler: Handler,
         state: Mapping[str, Any],
         lost: Callable[[Http1], object],
         timer: Timer | None = None,
-        refused: Refused = unheard,
     ) -> None:
-        self._limits = limits
+        self._handler = handler
+        self._limits = handler.limits
         self._state = state
         self._lost = lost
-        self._refused = refused
         self._loop = asyncio.get_running_loop()
-        self.turns = Turns(app, timer or Timer(), self._loop)
+        self.turns = Turns(handler, timer or Timer(), self._loop)
         #: From `connection_made` on; and what each scope begins as.
         self._transport: asyncio.Transport
         self._parser: Parser
@@ -536,7 +603,7 @@ class Http1(asyncio.Protocol):
         if stage is Stage.WAITING:
             self.is_deaf = True
             self.waiting.clear()
-            self._start(refusal(FAULT, transaction.scope, b""))
+            self._start(refusal(FAULT, transaction.scope, b"", self._handler.error_body))
             return
         if transaction.ends_by_close:  # what there is of it would look whole
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -572,8 +639,8 @@ class Http1(asyncio.Protocol):
                     return
             else:
                 self.waiting.remove(broken)
-        self._refused(problem, self._scope, is_seen)
-        said = refusal(problem, scope, self._parser.url)
+        self._handler.refused(problem, self._scope, is_seen)
+        said = refusal(problem, scope, self._parser.url, self._handler.error_body)
         if self._current is None and not self.waiting:
             self._start(said)
         else:

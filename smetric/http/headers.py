@@ -112,6 +112,17 @@ def _named(connection: bytes) -> Collection[bytes]:
     return () if value in (b"keep-alive", b"close") else {token.strip() for token in value.split(b",")}
 
 
+def retry_fields(error: HttpError) -> list[tuple[bytes, bytes]]:
+    """Return the header fields that say when to retry, if *error* does.
+
+    The clients of OpenAI and Anthropic read the milliseconds. Whole seconds would bring many of them back at once.
+    """
+    if error.retry_after_s is None:
+        return []
+    seconds = max(0.0, error.retry_after_s)  # a policy may compute it: `retry 2s - req.held`
+    return [(b"retry-after", b"%d" % max(1, round(seconds))), (b"retry-after-ms", b"%d" % round(1000 * seconds))]
+
+
 # The five shapes of ASGI, named once.
 
 Scope = MutableMapping[str, Any]

@@ -1,21 +1,29 @@
-"""Bounds on requests and connections."""
+"""Limits on requests and connections, and the check of a request's head."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
 
-from smetric.config import Settings
-from smetric.sources.shared.peers import MAX_BATCH_BYTES
+from smetric.errors import HttpError, RequestError
+from smetric.http.headers import MOST_DIGITS, Scope
 
-#: Connections of operators, of what scrapes and of other routers.
-ADMIN_CONNECTIONS = 256
-#: A body's framing may cost this many times the body, beyond what a head may.
+#: Bytes that a body's framing may take, as a multiple of the body, beyond what a head may take.
 FRAMING_SHARE = 16
+METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+#: Fields that may stand only once: servers differ on which of two values counts.
+SINGLE = frozenset({b"host", b"authorization", b"content-type", b"content-length", b"transfer-encoding"})
+#: Fields that announce a body.
+BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
+HOST = re.compile(rb"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+_HASH = ord("#")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one request, on a connection that waits for one, and on connections; bytes and seconds."""
+    """Limits on one request, on an idle connection, and on the number of connections; bytes and seconds."""
 
     body_bytes: int = 32 * 1024 * 1024
     header_count: int = 100
@@ -29,25 +37,75 @@ class Limits:
     connections: int = 0
 
     def overhead_bytes(self, body_bytes: int) -> int:
-        """How many bytes a request may take around the *body_bytes* that have come of its body."""
+        """Return the bytes that a request may take around the first *body_bytes* of its body."""
         lines = self.header_count + 5  # of four bytes more each; the request line has twenty, with the last
         return self.header_bytes + self.target_bytes + 4 * lines + FRAMING_SHARE * body_bytes
 
 
-def data_limits(settings: Settings) -> Limits:
-    """Of the data port."""
-    return Limits(
-        body_bytes=settings.forward.max_body,
-        header_count=settings.limits.max_headers,
-        header_bytes=settings.limits.max_header_bytes,
-        idle_timeout_s=settings.limits.idle_timeout,
-        head_timeout_s=settings.limits.head_timeout,
-        body_timeout_s=settings.limits.body_timeout,
-        send_timeout_s=settings.limits.send_timeout,
-        connections=settings.limits.max_connections,
+def too_large(limits: Limits) -> RequestError:
+    """Return the 413 for a body above the limit."""
+    return RequestError(
+        f"the request body is larger than {limits.body_bytes} bytes (setting forward.max_body)",
+        status=413,
+        kind="request_too_large",
     )
 
 
-def admin_limits(settings: Settings) -> Limits:
-    """Of the admin port: the same deadlines; nothing there is longer than what routers tell each other."""
-    return replace(data_limits(settings), body_bytes=MAX_BATCH_BYTES, connections=ADMIN_CONNECTIONS)
+def inspect_head(scope: Scope, limits: Limits, received: float = inf) -> HttpError | None:
+    """Return the reason to refuse a request by its head, or None.
+
+    Args:
+        scope: the ASGI scope.
+        limits: limits on the head.
+        received: an upper bound on the bytes of the head.
+    """
+    version: str = scope["http_version"]
+    if version not in ("1.1", "1.0"):
+        return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
+    if scope["method"] not in METHODS:
+        return RequestError("this method is not served here", status=405, kind="method_not_allowed")
+    target: bytes = scope["raw_path"]
+    query: bytes = scope["query_string"]
+    if target[:1] != b"/" or _HASH in target or _HASH in query:
+        return RequestError("the request target must be a path that starts with `/`, without a fragment")
+    if len(target) + len(query) > limits.target_bytes:
+        return RequestError(f"the request target is longer than {limits.target_bytes} bytes", status=414)
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    if len(headers) > limits.header_count:
+        return RequestError(f"more than {limits.header_count} header fields (setting limits.max_headers)", status=431)
+    values = dict(headers)
+    if len(values) < len(headers):
+        names = [name for name, _ in headers]
+        for name in names:
+            if name in SINGLE and names.count(name) > 1:
+                return RequestError(f"the header `{name.decode('ascii')}` stands more than once")
+    if received > limits.header_bytes < sum(map(len, chain.from_iterable(headers))):
+        return RequestError(
+            f"header fields of more than {limits.header_bytes} bytes (setting limits.max_header_bytes)", status=431
+        )
+    host = values.get(b"host")
+    if (host is None and version == "1.1") or (host and HOST.fullmatch(host) is None):
+        return RequestError("the Host header must be one host name or address, with an optional port")
+    length = values.get(b"content-length")
+    coding = values.get(b"transfer-encoding")
+    if coding is not None:
+        if length is not None:
+            return RequestError("Content-Length and Transfer-Encoding exclude each other")
+        if version == "1.0":
+            return RequestError("Transfer-Encoding needs HTTP/1.1")
+        if coding.lower() != b"chunked":
+            return RequestError("the only Transfer-Encoding taken is `chunked`", status=501, kind="not_implemented")
+    if length is not None:
+        if not length.isdigit() or len(length) > MOST_DIGITS:
+            return RequestError("Content-Length must be one number")
+        if int(length) > limits.body_bytes:
+            return too_large(limits)
+    return None
+
+
+def has_body(scope: Scope) -> bool:
+    """Return whether the head announces a body."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in scope["headers"]
+    )

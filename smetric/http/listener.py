@@ -23,16 +23,15 @@ from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.config import Config, Sockets
 from hypercorn.utils import wrap_app
 
-from smetric.config.values import port_of
 from smetric.errors import ConfigError, HttpError
 from smetric.files import watch
-from smetric.http.connection import LAST_REQUEST_S, Http1
+from smetric.http.addresses import port_of
+from smetric.http.connection import LAST_REQUEST_S, Handler, Http1
 from smetric.http.footprint import most_files
-from smetric.http.headers import App, Message, Receive, Scope, Send
+from smetric.http.headers import Message, Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.tls import Tls
 from smetric.http.watchdog import Timer
-from smetric.proxy.intake import Intake, unheard
 
 if TYPE_CHECKING:
     from hypercorn.typing import Framework
@@ -61,16 +60,13 @@ class Connections:
     """The connections of one listener.
 
     Args:
-        app: what answers their requests.
-        limits: bounds on each.
+        handler: what answers their requests.
         most: how many there may be; those that have not shaken hands yet count.
         tls: by which clients come; None for plain HTTP.
     """
 
-    def __init__(self, app: App, limits: Limits, most: int, tls: Tls | None = None) -> None:
-        self._app = app
-        self._refused = app.refused if isinstance(app, Intake) else unheard
-        self._limits = limits
+    def __init__(self, handler: Handler, most: int, tls: Tls | None = None) -> None:
+        self._handler = handler
         self._most = most
         self._tls = tls
         self._timer = Timer()
@@ -97,7 +93,7 @@ class Connections:
         if reader.at_eof():
             transport.abort()
             return
-        protocol = Http1(self._app, self._limits, state, lost, self._timer, self._refused)
+        protocol = Http1(self._handler, state, lost, self._timer)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         self._begin(protocol, loop)
@@ -302,26 +298,23 @@ def hypercorn_config(connections: Connections, limits: Limits, drain_s: float) -
 
 
 async def serve_port(
-    app: App,
+    handler: Handler,
     sock: socket.socket,
     *,
     stop: Callable[[], Awaitable[Any]],
     drain_s: float,
-    limits: Limits | None = None,
     tls: Tls | None = None,
 ) -> None:
-    """Serve *app* on *sock* until *stop* returns, then let what is in flight end within *drain_s*.
+    """Serve *handler* on *sock* until *stop* returns, then let what is in flight end within *drain_s*.
 
-    *limits* are those of the app's intake unless given; clients come by *tls*, whose files are watched, or without.
+    Clients come by *tls*, whose files are watched, or without.
     """
     harden()
     raise_fd_limit()
-    if limits is None:
-        limits = app.limits if isinstance(app, Intake) else Limits()
+    limits = handler.limits
     most = most_connections()
-    connections = Connections(app, limits, min(limits.connections or most, most), tls)
-    if isinstance(app, Intake):
-        app.connections = connections.count
+    connections = Connections(handler, min(limits.connections or most, most), tls)
+    handler.connections = connections.count
     config = hypercorn_config(connections, limits, drain_s)
     secure, plain = ([], [sock]) if tls is None else ([sock], [])
     twin = sock.dup()
@@ -368,7 +361,7 @@ async def serve_port(
         if scope["type"] == "lifespan":
             nonlocal state
             state = scope["state"]
-        await app(scope, receive_in_order if scope["type"] == "lifespan" else receive, send)
+        await handler(scope, receive_in_order if scope["type"] == "lifespan" else receive, send)
 
     watching = [] if tls is None else [asyncio.create_task(watch([tls]), name="certificate-watch")]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import structlog
 
 from smetric.errors import HttpError
-from smetric.http.headers import App, Headers, Message, Scope, breaks_out
-from smetric.http.limits import Limits
+from smetric.http.headers import Headers, Message, Scope, breaks_out
+from smetric.http.limits import Limits, too_large
 from smetric.http.watchdog import Watchdog
-from smetric.proxy.client import FEW_PIECES, ClientGone, Room, compact, too_large
 
 # The head of an answer to a client, and by what the client knows where the answer ends.
 #
@@ -95,7 +94,31 @@ HIGH_WATER = 256 * 1024
 #: A piece above this size is written beside its framing instead of being copied into one buffer with it.
 COPIED_BYTES = 16 * 1024
 
+#: Pieces of a body that are kept apart; more are joined if they are this small on average, in bytes. An object takes as
+#: much, so that a body in chunks of two bytes would take thirty times its size.
+FEW_PIECES = 1024
+SMALL_PIECE = 64
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete."""
+
+
+class Room(Protocol):
+    """Accounting for the memory of one body."""
+
+    def grow(self, received: int) -> None:
+        """Account for *received* bytes, of more to come; raises HttpError if there is no room for them."""
+
+    def settle(self, size: int) -> None:
+        """Account for a complete body of *size* bytes."""
+
+
+def compact(pieces: list[bytes], size: int) -> list[bytes]:
+    """Join *pieces*, more than a few and *size* bytes together, if they are small."""
+    return [b"".join(pieces)] if size < SMALL_PIECE * len(pieces) else pieces
 
 
 class Wire(Protocol):
@@ -201,13 +224,15 @@ class Transaction:
         """The end of the connection is all that tells the client where the answer ends."""
         return self._framing is CLOSE
 
-    async def run(self, app: App, task: asyncio.Task[Any], watchdog: Watchdog) -> None:
-        """Let *app* answer in *task*, whose deadlines *watchdog* holds."""
+    async def run(
+        self, serve: Callable[[Scope, Transaction], Awaitable[None]], task: asyncio.Task[Any], watchdog: Watchdog
+    ) -> None:
+        """Let *serve* answer in *task*, whose deadlines *watchdog* holds."""
         self.task = task
         self.watchdog = watchdog
         watchdog.expired = None  # as it may have for a request before
         try:
-            await app(self.scope, self, self.send)
+            await serve(self.scope, self)
         except Exception:
             log.exception("smetric.request.failed", method=self.scope["method"])
         finally:

@@ -8,11 +8,10 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from smetric.config.values import port_of
-from smetric.fleet.instance import Instance
-from smetric.http.addresses import Addresses, Resolve, is_own_fault, resolve
+from smetric.http.addresses import Addresses, Resolve, is_own_fault, port_of, resolve
 from smetric.http.answer import READ_BYTES, Answer, Unreachable, UpstreamFailed, Wire
 from smetric.http.headers import Headers, breaks_out, with_key
 
@@ -182,6 +181,26 @@ WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _SPACE = 0x20
 
 
+class Secret(Protocol):
+    """Text that may change while it is used."""
+
+    @property
+    def text(self) -> str:
+        """The present text."""
+
+
+class Destination(Protocol):
+    """Server that requests are sent to."""
+
+    @property
+    def url(self) -> str:
+        """Base address, such as `https://host:port`."""
+
+    @property
+    def key(self) -> Secret | None:
+        """Key to show in place of the client's; None: the client's passes."""
+
+
 class Upstream:
     """Sends requests to instances over pooled connections.
 
@@ -202,7 +221,7 @@ class Upstream:
 
     async def send(
         self,
-        instance: Instance,
+        destination: Destination,
         method: str,
         target: bytes,
         headers: Headers,
@@ -215,7 +234,7 @@ class Upstream:
         then; the request is sent once more, on a fresh connection.
 
         Args:
-            instance: where to.
+            destination: where to.
             method: HTTP method.
             target: path and query as they came, still encoded.
             headers: end-to-end headers; Host and Content-Length are set here.
@@ -225,9 +244,9 @@ class Upstream:
         Raises:
             UpstreamFailed: no answer came.
         """
-        pool = self._pools.get(instance.url) or self._open(instance.url)
-        if instance.key is not None:
-            headers = with_key(headers, instance.key.text)
+        pool = self._pools.get(destination.url) or self._open(destination.url)
+        if destination.key is not None:
+            headers = with_key(headers, destination.key.text)
         head = request_head(pool.authority, method, target, headers, body)
         is_head = method == "HEAD"
         wire = pool.reuse()

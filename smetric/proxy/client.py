@@ -5,34 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from smetric.errors import RequestError
 from smetric.http.headers import Headers, Message
-from smetric.http.limits import Limits
+from smetric.http.transaction import Room
 from smetric.http.watchdog import Watchdog
-
-#: After an answer to a half-read request, this much more of its body is read and dropped, for at most this long, so
-#: that the client reads the answer instead of a reset.
-LINGER_S = 1.0
-LINGER_BYTES = 4 * 1024 * 1024
-
-#: So many pieces of a body are few, and above that number they are put together where they are this small, in bytes: an
-#: object takes as much, so that a body in chunks of two bytes would take thirty times its size.
-FEW_PIECES = 1024
-SMALL_PIECE = 64
-
-
-class Room(Protocol):
-    """What accounts for the memory that a body takes."""
-
-    def grow(self, received: int) -> None:
-        """*received* bytes of it have come, and more will; raises HttpError if there is no room for them."""
-
-    def settle(self, size: int) -> None:
-        """It has *size* bytes."""
-
-
-class ClientGone(Exception):
-    """The client left before its request was complete."""
 
 
 class Client(Protocol):
@@ -89,17 +64,3 @@ class Client(Protocol):
 
     async def drained(self) -> None:
         """Wait, within a deadline, until the client has taken most of what it was sent, or has left."""
-
-
-def compact(pieces: list[bytes], size: int) -> list[bytes]:
-    """More than a few *pieces*, of *size* bytes together: put together if they are small."""
-    return [b"".join(pieces)] if size < SMALL_PIECE * len(pieces) else pieces
-
-
-def too_large(limits: Limits) -> RequestError:
-    """413 for a body above the limit."""
-    return RequestError(
-        f"the request body is larger than {limits.body_bytes} bytes (setting forward.max_body)",
-        status=413,
-        kind="request_too_large",
-    )

@@ -24,8 +24,9 @@ from smetric.fleet.instance import Instance
 from smetric.fleet.readiness import health_routes
 from smetric.http.answer import AnswerBroken, UpstreamFailed
 from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, request_headers
+from smetric.http.transaction import ClientGone
 from smetric.proxy.admission import Admission, Permit
-from smetric.proxy.client import Client, ClientGone
+from smetric.proxy.client import Client
 from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import send_error
 from smetric.proxy.forward import Forwarding

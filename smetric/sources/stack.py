@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smetric.config import Settings
+from smetric.config.values import odd_address
 from smetric.errors import ConfigError
 from smetric.fleet.fleet import Fleet, Measure
 from smetric.fleet.instance import Instance
-from smetric.http.addresses import resolve_within
+from smetric.http.addresses import resolve_unless
 from smetric.request.prompt import BLOCK_BYTES
 from smetric.request.request import INITIAL
 from smetric.sources.kv_events.publisher import publishers
@@ -75,7 +77,7 @@ def source_stack(
     Raises:
         ConfigError: an address cannot be used, or a package is missing.
     """
-    resolve = resolve_within(settings.instance_networks)
+    resolve = resolve_unless(partial(odd_address, allowed=settings.instance_networks))
     scraper = VllmSource(
         fleet.instances,
         interval_s=settings.scrape.interval,

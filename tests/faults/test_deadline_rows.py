@@ -11,6 +11,7 @@ from smetric.config.settings import Limits, PeersSettings
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import Limits as IntakeLimits
 from smetric.http.listener import address_of, listen, serve_port
+from smetric.proxy.intake import Intake
 from tests.fakes import FakeEngine, RawClient, live, request
 from tests.faults.harness import CANARY, chat, running
 
@@ -42,7 +43,7 @@ async def test_b4_a_head_that_trickles_in_is_answered_408_and_a_silent_connectio
     loop = asyncio.get_running_loop()
     with listen("127.0.0.1", 0) as sock:
         url = address_of(sock)
-        served = asyncio.create_task(serve_port(healthy_app, sock, stop=stop.wait, drain_s=1.0, limits=limits))
+        served = asyncio.create_task(serve_port(Intake(healthy_app, limits), sock, stop=stop.wait, drain_s=1.0))
         began = loop.time()
         async with await RawClient.connect(url) as slow, await RawClient.connect(url) as silent:
             sending = asyncio.create_task(trickle(slow, b"GET / HTTP/1.1\r\nHost: " + b"x" * 1000, 0.02))

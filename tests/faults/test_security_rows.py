@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -23,9 +24,10 @@ from smetric.config.settings import (
     Tenants,
     TokenizerSettings,
 )
+from smetric.config.values import odd_address
 from smetric.errors import ConfigError
 from smetric.fleet.instance import State
-from smetric.http.addresses import resolve_within
+from smetric.http.addresses import resolve_unless
 from smetric.http.answer import Unreachable
 from smetric.http.headers import VIA
 from smetric.http.listener import address_of, listen, refuse_open_admin, refuse_self
@@ -93,7 +95,7 @@ async def test_h1_a_name_that_is_made_to_lead_elsewhere_is_not_followed(monkeypa
         return leads[host]
 
     monkeypatch.setattr("smetric.http.addresses.resolve", resolve)
-    guarded = resolve_within(())
+    guarded = resolve_unless(partial(odd_address, allowed=()))
     assert await guarded("a", 80) == ["10.0.0.1", "64:ff9b::a00:1"]
     with pytest.raises(OSError, match="no place for an instance"):
         await guarded("b", 80)

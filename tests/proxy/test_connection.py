@@ -14,7 +14,7 @@ from smetric.http.connection import LAST_REQUEST_S
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
-from tests.fakes import RawClient, live
+from tests.fakes import PlainHandler, RawClient, live
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ async def serving(
 ) -> AsyncIterator[tuple[str, asyncio.Event]]:
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as sock:
-        task = asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits))
+        task = asyncio.create_task(serve_port(PlainHandler(app, limits), sock, stop=stop.wait, drain_s=drain_s))
         try:
             yield address_of(sock), stop
         finally:

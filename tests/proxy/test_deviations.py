@@ -21,7 +21,7 @@ from smetric.http import connection
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
-from tests.fakes import RawClient, live, until
+from tests.fakes import PlainHandler, RawClient, live, until
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,9 @@ async def both() -> AsyncIterator[Both]:
                     shutdown_trigger=stock.stop.wait,
                 )
             ),
-            asyncio.create_task(serve_port(ours.app, sockets[1], stop=ours.stop.wait, drain_s=0.1, limits=limits)),
+            asyncio.create_task(
+                serve_port(PlainHandler(ours.app, limits), sockets[1], stop=ours.stop.wait, drain_s=0.1)
+            ),
         ]
         for side in (stock, ours):
             async with await RawClient.connect(side.url) as client:

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from smetric.http.answer import HIGH_BYTES, READ_BYTES, WRITE_BYTES, Answer, AnswerBroken, Wire
 from smetric.http.connection import Http1
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import Limits
 from smetric.http.transaction import HIGH_WATER
-from tests.fakes import chunk, head, request
+from tests.fakes import PlainHandler, chunk, head, request
 
 #: Rounds of the loop without any progress after which nothing will come any more.
 NEVER = 50
@@ -138,7 +137,7 @@ def test_every_request_is_answered_or_its_connection_ends(
                 await send({"type": "http.response.body", "body": b"x" * FULL_BYTES, "more_body": left > 0})
 
         pipe = Pipe()
-        client = Http1(app, Limits(), {}, lambda _: None)
+        client = Http1(PlainHandler(app), {}, lambda _: None)
         pipe.join(client)
         raw = b"".join(request("POST", "/", bytes(each.body)) for each in requests)
         await _feed(pipe, raw, arrivals, drains, client.data_received)
@@ -221,7 +220,7 @@ async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_
         await asyncio.Event().wait()
 
     pipe = Pipe()
-    client = Http1(app, Limits(), {}, lambda _: None)
+    client = Http1(PlainHandler(app), {}, lambda _: None)
     pipe.join(client)
     client.data_received(request("POST", "/", headers=[("Transfer-Encoding", "chunked")]))
     for _ in range(5):
@@ -240,7 +239,7 @@ async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may
         await asyncio.Event().wait()
 
     pipe = Pipe()
-    client = Http1(app, Limits(), {}, lambda _: None)
+    client = Http1(PlainHandler(app), {}, lambda _: None)
     pipe.join(client)
     rest = request("POST", "/") + request("POST", "/", bytes(100_000)) * 20
     held = 0
@@ -265,7 +264,7 @@ async def test_what_a_request_costs_does_not_grow_with_the_number_of_those_befor
 
     async def steps(number: int) -> int:
         """Calls that it takes to read so many."""
-        client = Http1(app, Limits(), {}, lambda _: None)
+        client = Http1(PlainHandler(app), {}, lambda _: None)
         Pipe().join(client)
         seen: Counter[str] = Counter()
         sys.setprofile(lambda _frame, event, _: seen.update([event]))

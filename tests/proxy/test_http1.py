@@ -14,7 +14,7 @@ from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.http.transaction import HIGH_WATER, Transaction
-from tests.fakes import RawClient, live, request, until
+from tests.fakes import PlainHandler, RawClient, live, request, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -31,7 +31,7 @@ async def serving(endpoint: Endpoint, limits: Limits | None = None) -> AsyncIter
 
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as sock:
-        task = asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=1.0, limits=limits))
+        task = asyncio.create_task(serve_port(PlainHandler(app, limits), sock, stop=stop.wait, drain_s=1.0))
         try:
             yield address_of(sock)
         finally:

@@ -11,7 +11,9 @@ from starlette.applications import Starlette
 from smetric.admin.operations import placement_routes
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
+from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
+from smetric.proxy.intake import Intake
 from smetric.sources.prefix_index.image import decode
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
 from smetric.sources.shared.peers import MAX_BATCH_BYTES, PATH, Peers, encode
@@ -24,7 +26,11 @@ AUTHORIZED = [("Authorization", f"Bearer {TOKEN}")]
 @asynccontextmanager
 async def admin_port() -> AsyncIterator[str]:
     peers = Peers(PrefixIndexes([PrefixIndex()]), Fleet([], VOCABULARY), [], token=TOKEN)
-    app, sock, stop = Starlette(routes=placement_routes(peers)), listen("127.0.0.1", 0), asyncio.Event()
+    app, sock, stop = (
+        Intake(Starlette(routes=placement_routes(peers)), Limits()),
+        listen("127.0.0.1", 0),
+        asyncio.Event(),
+    )
     server = asyncio.create_task(serve_port(app, sock, stop=stop.wait, drain_s=0.1))
     try:
         yield address_of(sock)

@@ -26,7 +26,7 @@ from smetric.http.headers import App, Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.listener import TOLD, listen, serve_port
 from smetric.http.tls import Tls
-from tests.fakes import RawClient, live, until
+from tests.fakes import PlainHandler, RawClient, live, until
 
 pytestmark = pytest.mark.slow
 
@@ -170,9 +170,7 @@ async def serving(
     """A listener that speaks *tls*: its port, and what ends it."""
     app, stop = app or Answers(), asyncio.Event()
     sock = listen("127.0.0.1", 0)
-    task = asyncio.create_task(
-        serve_port(app, sock, stop=stop.wait, drain_s=drain_s, limits=limits or Limits(), tls=tls)
-    )
+    task = asyncio.create_task(serve_port(PlainHandler(app, limits), sock, stop=stop.wait, drain_s=drain_s, tls=tls))
     try:
         yield sock.getsockname()[1], stop
     finally:

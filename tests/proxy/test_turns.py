@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from smetric.http.connection import Turns
-from smetric.http.headers import Receive, Scope, Send
+from smetric.http.headers import App, Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.transaction import Transaction
 from smetric.http.watchdog import Timer
-from tests.fakes import until
+from tests.fakes import PlainHandler, until
 
 
 class Wire:
@@ -19,8 +19,8 @@ class Wire:
 
     is_full = is_ending = False
 
-    def __init__(self, app: object) -> None:
-        self.turns = Turns(app, Timer(), asyncio.get_running_loop())  # type: ignore[arg-type]
+    def __init__(self, app: App) -> None:
+        self.turns = Turns(PlainHandler(app), Timer(), asyncio.get_running_loop())
         self.waiting: list[Transaction] = []
         self.answers: list[str] = []
 

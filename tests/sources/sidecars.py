@@ -12,7 +12,9 @@ from smetric.admin.operations import placement_routes
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
+from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
+from smetric.proxy.intake import Intake
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
@@ -57,7 +59,9 @@ async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterato
     sockets = [listen("127.0.0.1", port) for port in ports or [0] * len(sidecars)]
     servers = [
         asyncio.create_task(
-            serve_port(Starlette(routes=placement_routes(one.peers)), sock, stop=stop.wait, drain_s=0.1)
+            serve_port(
+                Intake(Starlette(routes=placement_routes(one.peers)), Limits()), sock, stop=stop.wait, drain_s=0.1
+            )
         )
         for one, sock in zip(sidecars, sockets, strict=True)
     ]

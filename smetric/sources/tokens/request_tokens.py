@@ -8,6 +8,7 @@ import re
 import time
 from array import array
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from cachetools import LRUCache, TTLCache
 from msgspec import Raw
 
 from smetric.config import Settings
+from smetric.config.values import odd_address
 from smetric.errors import UNREADABLE, ConfigError
 from smetric.fleet.fleet import Fleet
-from smetric.http.addresses import resolve_within
+from smetric.http.addresses import resolve_unless
 from smetric.log_limit import LogLimit
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.sources.source import SourceCounts
@@ -214,7 +216,7 @@ def request_tokens(settings: Settings, fleet: Fleet, counts: SourceCounts) -> Re
     source = settings.tokenizer.source
     encoder: Encoder | None = None
     if source == "engine":
-        resolve = resolve_within(settings.instance_networks)
+        resolve = resolve_unless(partial(odd_address, allowed=settings.instance_networks))
         encoder = EngineEncoder(fleet, timeout_s=settings.tokenizer.timeout, resolve=resolve)
     elif source == "local":
         try:
