@@ -21,6 +21,10 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="rewrite the golden files of the tests that are run")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         row = re.match(r"test_([a-i]\d+)_", item.name)

@@ -1,19 +1,25 @@
+"""Rendering of diagnostics, and their codes."""
+
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
+import smetric.policy
 from smetric.features import VOCABULARY
 from smetric.policy import load
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Span, quote
+from smetric.policy.diagnostic import ERRORS, WARNINGS, WAYS_OUT, Diagnostic, PolicyError, Severity, Span, quote
 
 
-def test_a_caret_stays_on_the_first_line_of_what_it_marks() -> None:
+def test_diagnostic_marks_only_the_first_line() -> None:
     text = "policy p\nroute a\n  when b\n"
     found = Diagnostic("unused", "wrong", Span(9, 25)).render(text, "f")
     assert found == "error: wrong\n --> f:2:1\n  |\n2 | route a\n  | ^^^^^^^\n  = help: take it out"
 
 
-def test_tabs_keep_the_caret_in_place_and_strange_characters_do_not_reach_the_terminal() -> None:
+def test_diagnostic_keeps_tabs_and_hides_control_characters() -> None:
     text = "\tlet\tx\x1b[2J = 1"
     lines = Diagnostic("unused", "wrong", Span(5, 6), severity=Severity.WARNING).render(text, "f").split("\n")
     assert lines[0] == "warning: wrong"
@@ -21,27 +27,51 @@ def test_tabs_keep_the_caret_in_place_and_strange_characters_do_not_reach_the_te
     assert lines[4] == "  | \t   \t^"
 
 
-def test_a_long_line_is_shown_around_the_caret() -> None:
+def test_diagnostic_cuts_a_long_line_around_the_caret() -> None:
     text = "a" * 5000 + "!" + "b" * 5000
     lines = Diagnostic("unused", "wrong", Span(5000, 5001)).render(text, "f").split("\n")
     assert len(lines[3]) < 200
     assert lines[3][lines[4].index("^")] == "!"
 
 
-def test_an_error_holds_each_finding_once_in_the_order_of_the_text() -> None:
+def test_policy_error_holds_each_diagnostic_once_in_text_order() -> None:
     late, early = Diagnostic("unused", "late", Span(5, 6)), Diagnostic("unused", "early", Span(1, 2))
     error = PolicyError([late, early, late], "abcdefgh", "f")
     assert error.diagnostics == (early, late)
     assert str(error).index("early") < str(error).index("late")
 
 
-def test_a_quote_is_one_short_line_without_comments() -> None:
+def test_quote_is_one_short_line_without_comments() -> None:
     text = 'a + # why\n  b != "#" # a'
     assert quote(text, Span(0, len(text) - 4)) == 'a + b != "#"'
     assert len(quote("a" * 500, Span(0, 500))) == 60
 
 
-def test_errors_come_before_warnings() -> None:
+def test_policy_error_lists_errors_before_warnings() -> None:
     with pytest.raises(PolicyError) as caught:
         load("policy p\nparam A = 1\nroute rr_argmin(0) when req.turn == 0\n", VOCABULARY)
     assert [found.severity.value for found in caught.value.diagnostics] == ["error", "warning"]
+
+
+_MADE = re.compile(r"(?:\.error|\.warn|Bad|Diagnostic)\(\s*\"([a-z0-9-]+)\"")
+
+
+def test_code_table_lists_the_codes_in_use() -> None:
+    package = Path(smetric.policy.__file__).parent
+    made = {code for path in package.rglob("*.py") for code in _MADE.findall(path.read_text())}
+    assert made == {*ERRORS, *WARNINGS}
+
+
+def test_code_table_is_sorted_and_complete() -> None:
+    assert not ERRORS.keys() & WARNINGS.keys()
+    assert list(ERRORS) == sorted(ERRORS)
+    assert list(WARNINGS) == sorted(WARNINGS)
+    assert list(WAYS_OUT) == [*ERRORS, *WARNINGS]
+    assert all(text.endswith(".") for text in (*ERRORS.values(), *WARNINGS.values()))
+
+
+def test_manual_lists_every_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "language.md").read_text()
+    rows = [(code, "error", text) for code, text in ERRORS.items()]
+    rows += [(code, "warning", text) for code, text in WARNINGS.items()]
+    assert [row for row in rows if "| `{}` | {} | {} |\n".format(*row) not in page] == []

@@ -36,13 +36,13 @@ def labels(when: str) -> list[str]:
         ('req.session != "a#b"', ['req.session != "a#b"']),
     ],
 )
-def test_a_guard_is_called_by_its_definition_or_its_text(when: str, expected: list[str]) -> None:
+def test_guard_label_is_its_definition_or_its_text(when: str, expected: list[str]) -> None:
     assert labels(when) == expected
 
 
-def test_source_text_is_put_on_one_line_without_comments() -> None:
+def test_guard_label_is_one_line_without_comments() -> None:
     assert one_line('a  # "x"\n  and "b # c"\t> d#e') == 'a and "b # c" > d'
 
 
-def test_no_condition_has_no_guards() -> None:
+def test_guards_of_no_condition_are_none() -> None:
     assert conjuncts(None) == []

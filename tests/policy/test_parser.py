@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from smetric.features import VOCABULARY
@@ -44,7 +46,7 @@ def _shape(expr: tree.Expr) -> str:
         ("a not in b or c in d", "((a not in b) or (c in d))"),
     ],
 )
-def test_operators_bind_as_the_reference_says(code: str, shape: str) -> None:
+def test_parse_binds_operators_by_precedence(code: str, shape: str) -> None:
     assert _shape(_value(code)) == shape
 
 
@@ -60,19 +62,19 @@ def test_operators_bind_as_the_reference_says(code: str, shape: str) -> None:
         ("0 LOAD", 0.0, "LOAD"),
     ],
 )
-def test_numbers_are_in_base_units(code: str, value: float, unit: str) -> None:
+def test_parse_converts_numbers_to_base_units(code: str, value: float, unit: str) -> None:
     number = _value(code)
     assert isinstance(number, tree.Number)
     assert number.value == pytest.approx(value)
     assert number.unit == unit
 
 
-def test_layout_is_free() -> None:
+def test_parse_ignores_layout() -> None:
     wrapped = parse("policy p\nlet x = a\n  + b # why\nroute\n  argmin(x)\n  as y")
     assert wrapped.statements == parse("policy p let x = a + b route argmin(x) as y").statements
 
 
-def test_spans_are_the_source_of_what_they_mark() -> None:
+def test_parse_gives_nodes_the_span_of_their_source() -> None:
     text = "policy p\nlet x = (a + b) * greatest(c, 1 token)"
     (statement,) = parse(text).statements
     assert isinstance(statement, tree.Let)
@@ -83,7 +85,7 @@ def test_spans_are_the_source_of_what_they_mark() -> None:
     assert shown == ["(a + b) * greatest(c, 1 token)", "a + b", "*", "greatest(c, 1 token)"]
 
 
-def test_doc_comments_belong_to_the_statement_right_below() -> None:
+def test_parse_gives_doc_comments_to_the_statement_below() -> None:
     file = parse(
         "## A file.\n## Two lines.\npolicy p\n## Of x.\nlet x = 1\n## Apart.\n\nlet y = 2\nlet z = 3 ## behind\n"
     )
@@ -91,18 +93,18 @@ def test_doc_comments_belong_to_the_statement_right_below() -> None:
     assert [statement.doc for statement in file.statements] == ["Of x.", "", ""]
 
 
-def test_a_word_of_the_header_in_its_own_comment_is_no_header() -> None:
+def test_parse_ignores_keywords_in_comments() -> None:
     file = parse("## A file.\npolicy # the policy\n  p\nroute rr_argmin(0)")
     assert (file.name, file.doc, file.stray) == ("p", "A file.", ())
 
 
-def test_a_number_sign_in_a_string_is_no_comment() -> None:
+def test_parse_keeps_number_signs_in_strings() -> None:
     (statement,) = parse('policy p reject 503 "no ## room"').statements
     assert isinstance(statement, tree.Reject)
     assert statement.message.value == "no ## room"
 
 
-def test_a_test_block_becomes_rows_cells_and_expectation() -> None:
+def test_parse_builds_test_blocks() -> None:
     (statement,) = parse(
         'policy p test "t" with A = 2s, B = off given turn = ?, last = a\n'
         'instance | hit_len | age(hit_len) | role | loras\n a | ? | 1.5 | "x" | {"l"}\n b | 3 | 2s | "y" | {}\n'
@@ -122,53 +124,45 @@ def test_a_test_block_becomes_rows_cells_and_expectation() -> None:
     assert isinstance(expect.failing, tree.Text)
 
 
-def test_a_statement_that_fails_leaves_the_others() -> None:
+def test_read_keeps_sound_statements_beside_broken_ones() -> None:
     file, errors = read("policy p\nlet x = = 1\nlet y = 2\nroute argmin(")
     assert [type(statement) for statement in file.statements] == [tree.Broken, tree.Let, tree.Broken]
     assert len(errors) == 2
 
 
-def test_a_file_that_is_too_long_is_not_looked_at() -> None:
+def test_parse_refuses_long_files() -> None:
     with pytest.raises(PolicyError, match="a policy has at most 65536"):
         parse("#" * (MAX_BYTES + 1))
 
 
-def test_nesting_is_bounded_before_parsing() -> None:
+def test_parse_bounds_nesting() -> None:
     parse("policy p let x = " + "(" * 32 + "1" + ")" * 32)
     for opener in ("(", "not ", "-", "f(-"):
         with pytest.raises(PolicyError, match="nests deeper than 32"):
             parse("policy p let x = " + opener * 33 + "1")
 
 
-def test_reports_are_bounded() -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a file starts with `policy NAME`"),
+        ("policy p let x = \x00", "unexpected character `U+0000`"),
+        ("\ufeffpolicy p", "unexpected character `U+FEFF`"),
+        ("policy p # \ud800", "this character is no UTF-8"),
+    ],
+)
+def test_parse_names_texts_that_no_editor_shows(text: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        parse(text)
+
+
+def test_parse_bounds_diagnostics() -> None:
     with pytest.raises(PolicyError) as caught:
         parse("policy p\n" + "let x = ! 1\n" * 5000)
     assert len(caught.value.diagnostics) == MAX_DIAGNOSTICS + 1
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "a file starts with `policy NAME`"),
-        ("let x = 1", "a file starts with `policy NAME`"),
-        ("polcy p", "not with `polcy`"),
-        ("policy my-p", "did not expect `-` here"),
-        ("policy p policy q", "did not expect `policy` here"),
-        ("policy p let x", "this `let` is not finished"),
-        ("policy p let x = a)", "`)` closes nothing"),
-        ("policy p def f(hold) = 3", "`hold` is a reserved word"),
-        ("policy p keep a & b", "unexpected character `&`"),
-        ("policy p let x = \x00", "unexpected character `U+0000`"),
-    ],
-)
-def test_syntax_errors_name_what_is_wrong(text: str, message: str) -> None:
-    with pytest.raises(PolicyError) as caught:
-        parse(text)
-    (found,) = caught.value.diagnostics
-    assert message in found.message
-
-
-def test_tests_can_be_skipped_with_whatever_is_wrong_in_them() -> None:
+def test_read_skips_test_blocks_and_their_errors() -> None:
     text = (
         'policy p\n\n## Documents the test.\ntest "a"\n  instance | ! requests\n  a | \n  expect a b\n'
         'route rr_argmin(0) whn\ntest "b"\n'
@@ -179,7 +173,7 @@ def test_tests_can_be_skipped_with_whatever_is_wrong_in_them() -> None:
     assert len(read(text)[1]) > 2
 
 
-def test_a_policy_is_loaded_whatever_is_wrong_with_its_tests() -> None:
+def test_load_ignores_errors_of_test_blocks() -> None:
     text = 'policy p\nroute rr_argmin(0)\n## A test.\ntest "t"\n  instance | requets\n  a | 1\n  expect b\n'
     assert load(text, VOCABULARY).warnings == ()
     with pytest.raises(PolicyError):

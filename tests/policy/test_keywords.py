@@ -1,4 +1,4 @@
-"""The table of reserved words is the grammar's."""
+"""Table of keywords."""
 
 import re
 
@@ -6,16 +6,16 @@ from smetric.policy.lexer import HEADERS, KEYWORDS, STATEMENTS, Role
 from smetric.policy.parser import grammar_path
 
 
-def test_every_reserved_word_of_the_grammar_has_a_row_and_none_else() -> None:
+def test_keywords_are_the_reserved_words_of_the_grammar() -> None:
     assert set(KEYWORDS) == set(re.findall(r'"([a-z]+)"', grammar_path().read_text()))
 
 
-def test_headers_and_statements_are_those_the_lexer_cuts_at() -> None:
+def test_keywords_are_those_the_lexer_cuts_at() -> None:
     assert tuple(word for word, row in KEYWORDS.items() if row.role is Role.HEADER) == HEADERS
     assert tuple(word for word, row in KEYWORDS.items() if row.role is Role.STATEMENT) == STATEMENTS
 
 
-def test_a_row_shows_its_word_in_use() -> None:
+def test_keyword_form_shows_the_keyword() -> None:
     for word, row in KEYWORDS.items():
         assert word in row.form.replace("|", " ").replace(",", " ").split(), word
         assert row.doc.endswith(".")
