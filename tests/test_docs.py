@@ -18,6 +18,7 @@ from smetric.config.settings import Settings
 from smetric.config.values import ListOf, Section
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
+from tests.test_imports import FLOORS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -199,6 +200,13 @@ def test_internals_name_modules_that_exist() -> None:
 def test_architecture_page_names_every_room() -> None:
     rooms = [path.parent.name for path in (ROOT / "smetric").glob("*/__init__.py")]
     assert undocumented((f"smetric/{room}/" for room in rooms), "internals/architecture") == []
+
+
+def test_architecture_page_draws_the_arrows_that_the_imports_follow() -> None:
+    drawing = re.search(r"^\{cli\} → [^`]*", page("internals/architecture"), re.M)
+    assert drawing is not None
+    drawn = [set(re.findall(r"\w+", rooms)) for rooms in drawing[0].split("→")]
+    assert drawn == [rooms for rooms in FLOORS if rooms != {"__main__"}]
 
 
 def test_glossary_is_sorted_and_defines_each_term_once() -> None:
