@@ -22,7 +22,7 @@ html_show_sourcelink = False
 
 
 def read(app: Any, name: str, source: list[str]) -> None:
-    """Add to the text of a page what only the site needs."""
+    """Adapt the text of a page to the site, in place: `source-read` of Sphinx."""
     source[0] = re.sub(r"\]\(((?:\.\./){2,}[^)#]*\.md)", r"](path:\1", source[0])
     if name == root_doc:
         source[0] += navigation(source[0])
@@ -38,5 +38,5 @@ def navigation(index: str) -> str:
 
 
 def setup(app: Any) -> None:
-    """Register the hook."""
+    """Connect the hook to Sphinx."""
     app.connect("source-read", read)

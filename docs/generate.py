@@ -1,4 +1,4 @@
-"""Writes the manual's tables from the code and from what was measured, between markers; `--check` says what is stale.
+"""Write the manual's tables, from the code and from measured figures, between markers; `--check` lists stale pages.
 
 python docs/generate.py [--check]
 """
@@ -31,7 +31,7 @@ DOCS = Path(__file__).parent
 
 
 def _value(value: Any) -> str:
-    """A default as a policy or a YAML file would write it; a dash for nothing."""
+    """Return a default as a policy or a YAML file writes it; a dash for an empty one."""
     if value is None or value == "" or value == () or value == {} or value == [] or value == frozenset():
         return "–"
     if isinstance(value, bool):
@@ -125,7 +125,7 @@ def events() -> str:
     return table(("event", "written"), ((f"`{name}`", doc) for name, doc in names.EVENTS.items()))
 
 
-#: Where each part of a record stands.
+#: Struct of each part of a record line.
 _PARTS: dict[str, type[msgspec.Struct]] = {
     "header": format.Header,
     "policy": format.PolicyLine,
@@ -150,7 +150,7 @@ def traffic_lines() -> str:
 
 
 def _keys(struct: type[msgspec.Struct]) -> Iterable[tuple[str, str]]:
-    """The keys of a line as they are written, and what its documentation says of them."""
+    """Yield the keys of a record line and their documentation."""
     arguments = inspect.cleandoc(struct.__doc__ or "").partition("Args:\n")[2]
     said = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.M))
     for field, key in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
@@ -158,7 +158,7 @@ def _keys(struct: type[msgspec.Struct]) -> Iterable[tuple[str, str]]:
 
 
 def shown(name: str, language: str = "") -> Callable[[], str]:
-    """What shows the file *name* of `examples/gateways` as it is."""
+    """Return a function that renders the file *name* of `examples/gateways`."""
 
     def block() -> str:
         return f"```{language}\n{(DOCS.parent / 'examples' / 'gateways' / name).read_text()}```"
@@ -191,7 +191,7 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
 
 
 def rendered(page: str) -> str:
-    """The text of *page* with its tables as they should be."""
+    """Return the text of *page* with current tables."""
     text = (DOCS / page).read_text()
     for make in PAGES[page]:
         begin, end = f"<!-- {make.__name__} -->\n", f"<!-- end of {make.__name__} -->"
@@ -204,7 +204,7 @@ def rendered(page: str) -> str:
 
 
 def main() -> int:
-    """Write all pages, or with `--check` name those that are stale."""
+    """Write all pages, or with `--check` list the stale ones; return the exit code."""
     stale = [page for page in PAGES if rendered(page) != (DOCS / page).read_text()]
     if "--check" in sys.argv:
         for page in stale:

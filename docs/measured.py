@@ -1,4 +1,4 @@
-"""Tables of what was measured: figures/ holds what the runs wrote, and nothing here is typed.
+"""Tables of measured figures, read from figures/, which the benchmark and fault runs write.
 
 `tests/faults/report.py` writes figures/reliability.json; `router.py`, `decision.py` and `footprint.py` of benchmarks/
 write the others.
@@ -24,18 +24,18 @@ FAULTS = TESTS / "faults"
 
 
 def rows() -> dict[str, dict[str, str]]:
-    """The fault matrix."""
+    """Return the fault matrix, by row."""
     return tomllib.loads((FAULTS / "matrix.toml").read_text())
 
 
 def row_of(test: str) -> str:
-    """The row that a test's name bears, as in `test_a12_…`; empty for none."""
+    """Return the row in a test's name, such as A12 of `test_a12_…`; empty if there is none."""
     found = re.match(r"test_([a-i]\d+)_", test)
     return found[1].upper() if found else ""
 
 
 def files_of_rows() -> dict[str, set[Path]]:
-    """The files that hold tests of each row."""
+    """Return the test files of each row."""
     found: dict[str, set[Path]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.M):
@@ -45,13 +45,13 @@ def files_of_rows() -> dict[str, set[Path]]:
 
 
 def results() -> dict[str, Any]:
-    """What the runs of the rows said, the longer one last."""
+    """Return the results of the runs, the soak run last."""
     path = FIGURES / "reliability.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def result_of(row: str) -> str:
-    """How the tests of *row* ended when they last ran."""
+    """Return the last results of the tests of *row* as text."""
     said = [(kind, run["rows"][row]) for kind, run in results().items() if row in run["rows"]]
     if not said:
         return "not run"
@@ -67,14 +67,14 @@ def result_of(row: str) -> str:
 
 
 def survived() -> str:
-    """How many rows passed of those that have tests."""
+    """Return how many of the rows with tests passed."""
     tested = [row for row, about in rows().items() if "instead" not in about]
     passed = [row for row in tested if "passed" in result_of(row)]
     return f"{len(passed)} of {len(tested)} rows"
 
 
 def dependencies() -> str:
-    """What is pinned."""
+    """Return the number of runtime packages, and the share with hashes."""
     lock = (DOCS.parent / "requirements.lock").read_text()
     pins = re.findall(r"^([^\s#]\S*)==[^\n]*((?:\n    --hash=\S+(?: \\)?)*)", lock, re.M)
     hashed = sum(bool(hashes) for _, hashes in pins)
@@ -83,7 +83,7 @@ def dependencies() -> str:
 
 
 def matrix() -> str:
-    """The rows of the fault matrix with their tests and results."""
+    """Return the table of the fault matrix with tests and results."""
     files = files_of_rows()
 
     def tests(row: str, about: dict[str, str]) -> tuple[str, str]:
@@ -102,7 +102,7 @@ def matrix() -> str:
 
 
 def reliability() -> str:
-    """The figures."""
+    """Return the table of reliability figures."""
     told: dict[str, str] = {}
     for run in results().values():
         told |= run["figures"]
@@ -133,7 +133,7 @@ NAMES = {
     "production-stack": "production-stack, `roundrobin`",
     "smetric": "**SMetric**, everything on",
 }
-#: Scenario, head of its column, column of the figures.
+#: Scenario, heading of its column, key of the figure.
 COLUMNS = (
     ("small", "small", "cpu_us"),
     ("32k", "32 KiB", "cpu_us"),
@@ -147,7 +147,7 @@ COLUMNS = (
 
 
 def routers() -> str:
-    """Each router in each scenario, with its ratio to the base."""
+    """Return the table of routers by scenario, with the ratio to the base."""
     saved = json.loads((FIGURES / "router.json").read_text())
     base, figures = saved["about"]["base"], saved["figures"]
     shown = [(scenario, head, column) for scenario, head, column in COLUMNS if scenario in figures]
@@ -170,13 +170,13 @@ def routers() -> str:
 
 
 def footprint() -> str:
-    """What the router takes before the first request."""
+    """Return the table of start-up time, memory and idle CPU."""
     figures: dict[str, float] = json.loads((FIGURES / "footprint.json").read_text())
     return table(("", ""), ((name, f"{value:g}") for name, value in figures.items()))
 
 
 def decisions() -> str:
-    """What a decision costs, by the number of instances."""
+    """Return the table of microseconds per decision, by the number of instances."""
     medians: dict[str, dict[str, float]] = json.loads((FIGURES / "decision.json").read_text())
     sizes = list(next(iter(medians.values())))
     return table(

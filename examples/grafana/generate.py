@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboard beside this file from the rows of `rows.py`; `--check` says whether it is stale.
+"""Write the Grafana dashboard beside this file from the rows of `rows.py`; `--check` fails if it is stale.
 
 python examples/grafana/generate.py [--check]
 """
@@ -21,7 +21,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard, as Grafana 10 and later import it."""
+    """Return the dashboard in the format that Grafana 10 and later import."""
     return {
         "title": "SMetric",
         "uid": "smetric",
@@ -39,12 +39,12 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The dashboard's file."""
+    """Return the content of the dashboard's file."""
     return json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _variables() -> list[dict[str, Any]]:
-    """Where the data comes from, and whose."""
+    """Return the variables for data source, router and instance."""
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     build, up = names.BUILD_INFO.name, names.UP.name
     return [
@@ -73,7 +73,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
 
 
 def _reloads() -> dict[str, Any]:
-    """A mark on every panel where a policy changed."""
+    """Return the annotation that marks policy changes on every panel."""
     return {
         "name": "Policy changes",
         "datasource": _SOURCE,
@@ -85,7 +85,7 @@ def _reloads() -> dict[str, Any]:
 
 
 def _panels() -> list[dict[str, Any]]:
-    """Rows below one another; a folded row holds its panels."""
+    """Return the rows from top to bottom; a folded row contains its panels."""
     result: list[dict[str, Any]] = []
     y = 0
     for row in rows():
@@ -151,7 +151,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write the file, or with `--check` say whether it is as it should be."""
+    """Write the file, or with `--check` compare it; return the exit code."""
     if "--check" not in sys.argv:
         FILE.write_text(text())
     elif not FILE.exists() or FILE.read_text() != text():

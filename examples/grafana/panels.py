@@ -1,4 +1,4 @@
-"""Panels of a dashboard and the PromQL in them, made of metrics of SMetric's table: names, labels, units, sentences.
+"""Dashboard panels and their PromQL, built from SMetric's table of metrics: names, labels, units, descriptions.
 
 Which panels there are is in `rows.py`, how they become Grafana's JSON in `generate.py`.
 """
@@ -15,7 +15,7 @@ ALWAYS = ('job=~"$job"', 'router=~"$router"')
 
 @dataclass(frozen=True)
 class Line:
-    """One query: an expression, and the legend of each of its series."""
+    """Query: an expression and the legend of its series."""
 
     expr: str
     legend: str
@@ -23,7 +23,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel: Grafana's type and unit, a sentence, its queries, and its size on a grid 24 wide."""
+    """Panel: Grafana's type and unit, a description, queries, and the size on a grid of width 24."""
 
     title: str
     doc: str
@@ -37,7 +37,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A row with a title; folded until it is clicked."""
+    """Row with a title, folded by default."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -45,45 +45,45 @@ class Row:
 
 
 def series(metric: Metric, *matchers: str, suffix: str = "") -> str:
-    """*metric* of the chosen routers and, where it has them, instances."""
+    """Return the selector of *metric* for the chosen routers and, if it has that label, instances."""
     chosen = ('instance=~"$instance"',) if "instance" in metric.labels else ()
     return f"{metric.name}{suffix}{{{', '.join((*ALWAYS, *chosen, *matchers))}}}"
 
 
 def rate(metric: Metric, *matchers: str, suffix: str = "") -> str:
-    """How fast a counter grows, a second."""
+    """Return a counter's rate per second."""
     return f"rate({series(metric, *matchers, suffix=suffix)}[$__rate_interval])"
 
 
 def summed(metric: Metric, by: tuple[str, ...], *matchers: str) -> str:
-    """A counter's growth a second, in sums by labels."""
+    """Return a counter's rate per second, summed by labels."""
     return f"sum by ({', '.join(by)}) ({rate(metric, *matchers)})"
 
 
 def increase(metric: Metric, by: tuple[str, ...], *matchers: str) -> str:
-    """By how much a counter grew between two points, in sums by labels."""
+    """Return a counter's increase between two points, summed by labels."""
     return f"sum by ({', '.join(by)}) (increase({series(metric, *matchers)}[$__rate_interval]))"
 
 
 def share(metric: Metric, by: tuple[str, ...], *matchers: str) -> str:
-    """The share of what *matchers* choose in a counter's growth; 0 where nothing was counted of it yet."""
+    """Return the share of a counter's rate that *matchers* select; 0 if it has no samples yet."""
     part, whole = summed(metric, by, *matchers), summed(metric, by)
     return f"({part} or 0 * {whole}) / {whole}"
 
 
 def quantile(metric: Metric, q: float, by: tuple[str, ...] = ()) -> str:
-    """A histogram's quantile."""
+    """Return a histogram's quantile."""
     labels = ", ".join((*by, "le"))
     return f"histogram_quantile({q}, sum by ({labels}) ({rate(metric, suffix='_bucket')}))"
 
 
 def legend(by: tuple[str, ...]) -> str:
-    """The labels of a series, one after the other."""
+    """Return a legend of the series' labels."""
     return " ".join(f"{{{{{label}}}}}" for label in by)
 
 
 def unit_of(metric: Metric) -> str:
-    """Grafana's unit, by the unit in the metric's name; a counter's is that of its growth."""
+    """Return Grafana's unit for the unit in the metric's name; for a counter, the unit of its rate."""
     name = metric.name.removesuffix("_total")
     if metric.kind == "counter":
         return {"requests": "reqps"}.get(name.rpartition("_")[2], "cps")
@@ -91,21 +91,21 @@ def unit_of(metric: Metric) -> str:
 
 
 def counter(metric: Metric, title: str, by: tuple[str, ...] | None = None, *matchers: str) -> Panel:
-    """A counter's growth, by some of its labels or all, stacked."""
+    """Return a panel of a counter's rate, stacked by some or all of its labels."""
     labels = metric.labels if by is None else by
     lines = (Line(summed(metric, labels, *matchers), legend(labels) or title.lower()),)
     return Panel(title, metric.doc, unit_of(metric), lines, is_stacked=True)
 
 
 def gauge(metric: Metric, title: str, unit: str = "") -> Panel:
-    """A gauge as it is, of each router."""
+    """Return a panel of a gauge, per router."""
     return Panel(
         title, metric.doc, unit or unit_of(metric), (Line(series(metric), legend((*metric.labels, "router"))),)
     )
 
 
 def histogram(metric: Metric, title: str, by: tuple[str, ...] = ()) -> Panel:
-    """Median, 90th and 99th percentile; with *by* the 99th of each."""
+    """Return a panel of the median, 90th and 99th percentile; with *by*, the 99th of each label value."""
     if by:
         lines = (Line(quantile(metric, 0.99, by), f"p99 {legend(by)}"),)
     else:
@@ -114,23 +114,23 @@ def histogram(metric: Metric, title: str, by: tuple[str, ...] = ()) -> Panel:
 
 
 def figure(title: str, doc: str, unit: str, expr: str) -> Panel:
-    """One number."""
+    """Return a panel with a single number."""
     return Panel(title, doc, unit, (Line(expr, ""),), kind="stat", width=3, height=4)
 
 
 def heat_map(metric: Metric, title: str) -> Panel:
-    """A gauge of instances as colours, a line for each instance; routers are summed up."""
+    """Return a panel of a gauge as colours, one line per instance, summed over routers."""
     line = Line(f"sum by (instance) ({series(metric)})", "{{instance}}")
     return Panel(title, metric.doc, "short", (line,), kind="status-history")
 
 
 def shares(title: str, doc: str, *lines: Line) -> Panel:
-    """Shares of a whole over time."""
+    """Return a panel of shares over time."""
     return Panel(title, doc, "percentunit", lines)
 
 
 def default(metric: Metric) -> Panel:
-    """The panel of a metric that no row places."""
+    """Return the panel of a metric that no row contains."""
     title = metric.name.removeprefix("smetric_").removesuffix("_total").replace("_", " ").capitalize()
     if metric.kind == "counter":
         return counter(metric, title)

@@ -1,4 +1,4 @@
-"""What the dashboard shows, row by row; metrics that no row places get a panel in the last one."""
+"""Rows of the dashboard; metrics that no row contains get a panel in the last one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from smetric.names import Metric
 
 
 def _hits(metric: Metric) -> str:
-    """Its share of the prompt tokens routed."""
+    """Return the share of the routed prompt tokens."""
     return f"sum({rate(metric)}) / sum({rate(names.PROMPT_TOKENS_TOTAL)})"
 
 
@@ -240,7 +240,7 @@ PLACED = (GLANCE, PAPER, REQUESTS, DECISIONS, INSTANCES, KNOWLEDGE, SHADOWS, ROU
 
 
 def rows() -> tuple[Row, ...]:
-    """All rows; the last has what none of the others shows."""
+    """Return all rows; the last one contains all other metrics."""
     shown = " ".join(line.expr for row in PLACED for panel in row.panels for line in panel.lines)
     rest = [one for one in names.METRICS if not any(f"{one.name}{end}{{" in shown for end in ("", "_bucket"))]
     return (*PLACED, Row("Everything else", tuple(map(default, rest))))

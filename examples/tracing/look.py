@@ -1,4 +1,4 @@
-"""Shows decisions in a tracing UI: Phoenix, emulated engines, a router with a shadow, and traffic with a hot spot.
+"""Show decisions in a tracing UI: Phoenix, emulated engines, a router with a shadow, and traffic with a hot spot.
 
 python examples/tracing/look.py [--port 6006]
 
@@ -23,12 +23,12 @@ from examples.tracing.phoenix import Found, export_to, find, phoenix, set_up
 from examples.tracing.router import router
 from examples.tracing.traffic import HotSpot, engines, play
 
-#: Seconds for a decision to be found after its request has ended: it is exported every five, then stored.
+#: Seconds until a finished request's decision can be found: spans are exported every five seconds, then stored.
 _FOUND_S = 30.0
 
 
 async def look(port: int, work: Path) -> None:
-    """Start everything, play, print, stay."""
+    """Start everything, send the traffic, print the pages, and wait for Ctrl-C."""
     grpc_port, data, admin = free_ports(3)
     print("starting Phoenix …", flush=True)
     with ExitStack() as stack:
@@ -43,7 +43,7 @@ async def look(port: int, work: Path) -> None:
 
 
 def told(ui: str, seen: HotSpot, admin: str, url: str) -> str:
-    """Which page answers which question."""
+    """Print the page that answers each question."""
     stayed, moved = (decision_page(ui, one.decision, "route") for one in (seen.stayed, seen.moved))
     shadow = find(ui, f"trace_id == '{moved.trace_id}' and 'shadow' in name")[0]
     return "\n".join(
@@ -65,7 +65,7 @@ def told(ui: str, seen: HotSpot, admin: str, url: str) -> str:
 
 
 def decision_page(ui: str, decision: str, name: str) -> Found:
-    """The span of a decision, once Phoenix has it.
+    """Return the span of a decision once Phoenix has stored it.
 
     Raises:
         RuntimeError: it did not come in time.
@@ -80,14 +80,14 @@ def decision_page(ui: str, decision: str, name: str) -> Found:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody has just now."""
+    """Return free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in sockets]
 
 
 def main() -> None:
-    """Until Ctrl-C."""
+    """Wait for Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=6006, help="where Phoenix shows its pages (default: 6006)")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Arize Phoenix as a process of its own, on loopback, telling nobody that it runs; and what it was sent, asked back."""
+"""Arize Phoenix as a process on loopback, without telemetry of its own, and queries for the spans it stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from examples.tracing.process import serving
 
 SETUP = Path(__file__).parent / "setup_phoenix.sh"
-#: The project its pages show; Phoenix reads it from the resource of the spans.
+#: Project under which Phoenix shows the spans; it reads the name from their resource.
 PROJECT = "smetric"
 _SPANS = """query($name: String!, $condition: String) {
   getProjectByName(name: $name) {
@@ -27,24 +27,24 @@ _SPANS = """query($name: String!, $condition: String) {
     }
   }
 }"""
-#: Seconds until it answers; the first start of a new database takes the longest.
+#: Longest start, seconds; the first start creates a database.
 READY_S = 180.0
-#: Seconds it may take to end.
+#: Longest end, seconds.
 END_S = 20.0
 
 
 def folder() -> Path:
-    """Where `setup_phoenix.sh` puts it."""
+    """Return the folder that `setup_phoenix.sh` installs into."""
     return Path(os.environ.get("PHOENIX_FOLDER", Path(tempfile.gettempdir()) / "smetric-phoenix"))
 
 
 def set_up() -> None:
-    """Install it, unless it is there."""
+    """Install Phoenix if it is missing."""
     subprocess.run([SETUP, folder()], env={"PYTHON": sys.executable} | os.environ, check=True)
 
 
 def export_to(url: str) -> dict[str, str]:
-    """The `OTEL_…` variables with which a router's traces go to the Phoenix at *url*."""
+    """Return the `OTEL_…` variables that send a router's traces to the Phoenix at *url*."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": url,
         "OTEL_SERVICE_NAME": "smetric",
@@ -54,7 +54,7 @@ def export_to(url: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Found:
-    """A span as Phoenix has it: its attributes as the tree it makes of dotted names, and the page that shows it."""
+    """Span as Phoenix stores it: attributes as a tree of dotted names, and the page that shows it."""
 
     name: str
     trace_id: str
@@ -63,7 +63,7 @@ class Found:
 
 
 def find(url: str, condition: str = "") -> list[Found]:
-    """The newest 500 spans that fulfil a filter of Phoenix's search box, newest first; none in an unknown project.
+    """Return the newest 500 spans that match a filter of Phoenix's search box; none for an unknown project.
 
     Spans take a second or more from the exporter to the database: ask again.
 
@@ -93,7 +93,7 @@ def find(url: str, condition: str = "") -> list[Found]:
 
 @contextmanager
 def phoenix(work: Path, *, port: int, grpc_port: int) -> Iterator[str]:
-    """A Phoenix that answers, by its URL; it ends with the block.
+    """Run Phoenix within the block and yield its URL once it answers.
 
     Args:
         work: a folder for its database and its log.

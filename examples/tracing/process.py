@@ -1,4 +1,4 @@
-"""A server as a process that ends with a block, and is waited for until it answers."""
+"""Server process that runs for the length of a block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def serving(
     ready_s: float,
     end_s: float,
 ) -> Iterator[None]:
-    """*command* runs and answers at the URL *ready* within the block; it is told to end behind it.
+    """Run *command* within the block, from when it answers at the URL *ready*; end it afterwards.
 
     Args:
         command: the program and its arguments.
@@ -57,6 +57,6 @@ def _wait(process: subprocess.Popen[bytes], url: str, ready_s: float, log: Path)
                 break
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.2)
-    # What answers may be another process, on a port that this one wanted and did not get.
+    # The answer may come from another process that holds the port.
     if process.poll() is not None or time.monotonic() >= deadline:
         raise RuntimeError(f"nothing answers at {url}, or not this process; see {log}")

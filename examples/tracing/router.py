@@ -1,4 +1,4 @@
-"""`smetric serve` as a process in front of given engines, its traces going to a tracing UI."""
+"""`smetric serve` as a process in front of given engines, with traces sent to a tracing UI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from examples.tracing.process import serving
 
-#: Seconds until it serves, and until it has sent its spans.
+#: Longest start, and longest end including the export of spans, seconds.
 READY_S = END_S = 60.0
 
 
@@ -26,7 +26,7 @@ def router(
     ui: str,
     policy: str = "smetric",
 ) -> Iterator[str]:
-    """A router that serves, by its URL; Bailian is its shadow. It ends with the block, and has sent its spans then.
+    """Run a router with Bailian in shadow within the block and yield its URL; its spans are sent at the end.
 
     Args:
         engines: their URLs; they are called vllm-1, vllm-2 and so on.

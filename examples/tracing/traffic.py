@@ -1,4 +1,4 @@
-"""A hot spot, played: an instance gets so many requests of its sessions that one more of them is sent away from it.
+"""Traffic with a hot spot: an instance gets so many requests of its sessions that the next one moves elsewhere.
 
 Engines are the emulated ones, so all texts are filler. Where the requests go is the router's to say.
 """
@@ -19,25 +19,25 @@ from smetric.lab.engine import EngineConfig
 
 MODEL = "emulated"
 INSTANCES = 4
-#: Sessions; each instance becomes the home of a quarter of them.
+#: Number of sessions; each instance becomes the home of a quarter of them.
 SESSIONS = 48
-#: Long answers that each instance is busy with, and how many more the hot one gets before it has more than twice the
-#: mean: with 2 everywhere it has 3, 4, 5, 6, 7, and 7 > 2 × 3.25.
+#: Long answers on every instance, and further ones on the hot instance until it exceeds twice the mean: with 2
+#: everywhere it gets 3, 4, 5, 6, 7, and 7 > 2 × 3.25.
 BUSY, MORE = 2, 5
-#: All requests of one play: first turns, one that stays, those that keep instances busy, one that is moved.
+#: Number of requests: first turns, one that stays, long answers, one that moves.
 REQUESTS = SESSIONS + 1 + BUSY * INSTANCES + MORE + 1
 _LONG, _SHORT = 300, 8
 
 
 def engines() -> EmulatedFleet:
-    """Four emulated engines with room for all sessions; they listen while entered."""
+    """Run four emulated engines with room for all sessions within the block."""
     config = EngineConfig(block_size=16, blocks=8192, max_model_len=32768)
     return EmulatedFleet(INSTANCES, InstanceSettings(model=MODEL, engine=config))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the response's headers say: the decision's id, the instance, the rule; and the text."""
+    """Answer: decision id, instance and rule from the headers, and the text."""
 
     decision: str
     instance: str
@@ -47,14 +47,14 @@ class Answer:
 
 @dataclass
 class Session:
-    """One conversation: an agent's system prompt, which all share, and a task of its own."""
+    """Conversation: a system prompt that all conversations share, and a task of its own."""
 
     number: int
     home: str = ""
     messages: list[dict[str, str]] = field(default_factory=list)
 
     async def ask(self, client: aiohttp.ClientSession, router: str, tokens: int) -> Answer:
-        """The next turn, answered with *tokens* tokens and streamed."""
+        """Send the next turn; the answer is streamed and has *tokens* tokens."""
         if not self.messages:
             self.messages.append({"role": "system", "content": reply.text(0, 300)})
         self.messages.append({"role": "user", "content": reply.text(1 + self.number, 60 if self.home else 800)})
@@ -77,7 +77,7 @@ class Session:
 
 @dataclass(frozen=True)
 class HotSpot:
-    """What came of it: a later turn that returned to its cache, and one that was sent away from a hot instance."""
+    """Result: a later turn that returned to its cache, and one that moved away from a hot instance."""
 
     stayed: Answer
     moved: Answer
@@ -85,7 +85,7 @@ class HotSpot:
 
 
 async def play(router: str) -> HotSpot:
-    """Play it through the router at URL *router*; takes a few seconds.
+    """Send the traffic through the router at URL *router*; takes a few seconds.
 
     Raises:
         aiohttp.ClientError: a request was not answered.
@@ -111,7 +111,7 @@ async def play(router: str) -> HotSpot:
 
 
 async def _known(client: aiohttp.ClientSession, router: str) -> None:
-    """Wait until the router has read what its engines serve: it names no model in traces that it has not heard of."""
+    """Wait until the router knows its engines' models; traces name only known models."""
     for _ in range(100):
         async with client.get(f"{router}/v1/models") as response:
             if response.status == 200 and (await response.json())["data"]:
