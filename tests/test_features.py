@@ -1,4 +1,4 @@
-"""The feature table is complete and agrees with what reads it."""
+"""The feature table is complete, and agrees with its readers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from smetric.policy.vocabulary import Kind, Unknown
 from smetric.request.request import InferenceRequest
 
 
-def test_every_feature_is_filled_by_something_and_everything_filled_is_a_feature() -> None:
+def test_features_are_those_that_sources_and_fleet_fill() -> None:
     by_sources = {name for name, feature in VOCABULARY.features.items() if feature.lookup or feature.measured}
     assert by_sources | set(SCRAPED) | set(CERTAIN) == set(VOCABULARY.features)
 
 
-def test_every_request_field_is_an_attribute_of_a_request() -> None:
+def test_request_fields_are_attributes_of_a_request() -> None:
     request = InferenceRequest()
     assert [name for name in VOCABULARY.request if not hasattr(request, name)] == []
 
 
 @pytest.mark.parametrize("name", VOCABULARY.features)
-def test_a_feature_says_in_one_sentence_what_it_is_who_fills_it_and_how_old_it_may_be(name: str) -> None:
+def test_feature_has_doc_source_and_staleness(name: str) -> None:
     feature = VOCABULARY.features[name]
     assert feature.name == name
     assert feature.doc.endswith(".")
@@ -30,7 +30,7 @@ def test_a_feature_says_in_one_sentence_what_it_is_who_fills_it_and_how_old_it_m
 
 
 @pytest.mark.parametrize("name", VOCABULARY.features)
-def test_the_value_of_an_unknown_cell_has_the_features_kind_and_range(name: str) -> None:
+def test_feature_default_has_its_kind_and_range(name: str) -> None:
     feature = VOCABULARY.features[name]
     if feature.kind is Kind.NUMBER:
         assert isinstance(feature.default, float)
@@ -39,7 +39,7 @@ def test_the_value_of_an_unknown_cell_has_the_features_kind_and_range(name: str)
         assert isinstance(feature.default, {Kind.BOOL: bool, Kind.STRING: str, Kind.SET: frozenset}[feature.kind])
 
 
-def test_not_knowing_never_makes_an_instance_attractive() -> None:
+def test_unknown_cell_never_attracts() -> None:
     features = VOCABULARY.features
     assert features["hit_len"].fill([None, 512.0]) == ([0.0, 512.0], [False, True])
     for repels in ("requests", "running", "waiting", "kv_usage"):
@@ -53,5 +53,5 @@ def test_turn_and_expected_hit_may_be_unknown() -> None:
     assert {name for name, field in VOCABULARY.request.items() if field.may_be_unknown} == {"turn", "est_hit"}
 
 
-def test_a_hit_is_bounded_by_the_prompt() -> None:
+def test_hit_is_bounded_by_the_prompt() -> None:
     assert VOCABULARY.features["hit_len"].at_most in VOCABULARY.request

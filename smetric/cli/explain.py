@@ -19,8 +19,9 @@ from smetric.features import VOCABULARY
 from smetric.files import read_once
 from smetric.policy import Decision, Feature, Kind, PolicyError, RequestField, Vocabulary
 from smetric.policy.explain import explain as explanation
-from smetric.policy.flip import lead, smallest_changes
+from smetric.policy.explain import lead
 from smetric.policy.testing import Situation
+from smetric.tools.flip import smallest_changes
 
 if TYPE_CHECKING:
     from smetric.records.reader import Recorded

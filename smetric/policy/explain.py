@@ -160,8 +160,6 @@ def _mark(i: int, chosen: int, filters: Sequence[FilterTrace]) -> str:
 #
 # Numbers, names of the policy and ids of instances only: no string of a request is ever printed.
 
-__all__ = ["explain", "guard_numbers", "rules", "summary", "table"]
-
 #: Candidates that the full account lists in their own order; of more, the best.
 _ROWS = 32
 #: A comparison as the text shows it where it held, and what it turned out to be where it failed.
@@ -178,6 +176,17 @@ def summary(decision: Decision) -> str:
     steps = decision.policy.plan.steps[: decision.step_index]
     reasons = [_failure(decision, at) for at, step in enumerate(steps) if not step.kind.is_filter]
     return "; ".join([_result(decision), *reasons])
+
+
+def lead(decision: Decision) -> str:
+    """By how much the chosen instance is ahead of the next, or behind it, in words; empty where it was not compared."""
+    margin, runner_up = decision.margin, decision.runner_up
+    if margin is None or runner_up is None:
+        return ""
+    if margin == 0:
+        return f"{clipped(runner_up)} ties by {score_name(decision)}"
+    where = "behind" if decision.is_behind else "ahead of"
+    return f"{figure(margin)} of {score_name(decision)} {where} {clipped(runner_up)}"
 
 
 def explain(decision: Decision) -> str:

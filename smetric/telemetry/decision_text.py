@@ -11,8 +11,7 @@ import orjson
 
 from smetric import names
 from smetric.policy import explain
-from smetric.policy.explain import foremost
-from smetric.policy.flip import lead
+from smetric.policy.explain import foremost, lead
 from smetric.policy.types import clipped, figure
 
 if TYPE_CHECKING:

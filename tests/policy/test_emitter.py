@@ -1,11 +1,11 @@
-"""What expressions compute, and how often."""
+"""Values of expressions, and choices of picks."""
 
 from __future__ import annotations
 
 import pytest
 
-from smetric.policy import Snapshot
-from tests.policy.deciding import COLUMNS, decide, snapshot
+from smetric.policy import Decision, Snapshot
+from tests.policy.deciding import COLUMNS, decide, policy, request, snapshot
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ from tests.policy.deciding import COLUMNS, decide, snapshot
         ("requests * hit_len[argmax(hit_len)]", [2400, 600, 1800]),
     ],
 )
-def test_an_expression_has_the_value_the_manual_says(expression: str, score: list[float]) -> None:
+def test_expression_has_the_value_of_the_manual(expression: str, score: list[float]) -> None:
     assert decide(f"route argmin({expression})").score == pytest.approx(score)
 
 
-def test_a_definition_sees_names_above_it_and_its_arguments_hide_names_of_the_file() -> None:
+def test_definition_sees_names_above_it_and_its_arguments_hide_them() -> None:
     decision = decide(
         """
         let l = requests
@@ -56,7 +56,7 @@ def test_a_definition_sees_names_above_it_and_its_arguments_hide_names_of_the_fi
     assert decision.score == [22, 10, 30]
 
 
-def test_a_let_is_over_the_candidates_left_on_its_line() -> None:
+def test_let_reduces_over_the_candidates_left_on_its_line() -> None:
     decision = decide(
         """
         let before = mean(requests)
@@ -69,7 +69,7 @@ def test_a_let_is_over_the_candidates_left_on_its_line() -> None:
     assert decision.score[0] == pytest.approx(8 / 3 - 2)
 
 
-def test_picks_reductions_and_norm_see_survivors_only() -> None:
+def test_pick_reduction_and_scale_see_survivors_only() -> None:
     body = "keep healthy\nlet n = norm(unprefilled)\nroute argmax(n * max(unprefilled))"
     decision = decide(body)
     assert decision.instance == "a"
@@ -79,14 +79,14 @@ def test_picks_reductions_and_norm_see_survivors_only() -> None:
 
 
 @pytest.mark.parametrize("part", ["norm(requests)", "share(requests)", "rank(requests)"])
-def test_those_whom_a_filter_removed_stay_within_what_the_checker_promised(part: str) -> None:
+def test_scale_of_removed_candidates_stays_within_its_checked_interval(part: str) -> None:
     upper = 2 if part.startswith(("norm", "share")) else 1e6 + 1
     for far in range(2, 40):
         decision = decide(f"keep healthy\nroute argmax(1 / ({upper} - {part}))", snapshot(requests=[1, 3, far]))
         assert decision.instance == "b"
 
 
-def test_a_let_is_computed_once_whichever_way_leads_to_it() -> None:
+def test_let_is_set_on_each_path_that_reads_it() -> None:
     body = """
     let heavy = max(hit_len) / 100
     route argmin(requests) when req.turn > 3 and heavy > 99 as one
@@ -98,7 +98,7 @@ def test_a_let_is_computed_once_whichever_way_leads_to_it() -> None:
     assert decide(body, turn=9).rule == "three"
 
 
-def test_known_age_and_fresh_follow_what_a_value_is_computed_from() -> None:
+def test_known_age_and_fresh_follow_the_features_of_a_value() -> None:
     snap = Snapshot(
         ["a", "b", "c"],
         {name: list(cells) for name, cells in COLUMNS.items()},
@@ -112,6 +112,55 @@ def test_known_age_and_fresh_follow_what_a_value_is_computed_from() -> None:
     assert decide(body.format("(1 if fresh(l, 2s) else 0)"), snap).score == [1, 0, 0]
 
 
-def test_names_that_mean_something_in_python_are_ordinary_names() -> None:
+def test_python_names_are_ordinary_names() -> None:
     body = "let lambda = requests\nlet zip = lambda + running\nlet len = count()\nroute argmin(zip * len + max(zip))"
     assert decide(body).score == [6 * 3 + 6, 2 * 3 + 6, 6 * 3 + 6]
+
+
+# ── picks ────────────────────────────────────────────────────────────────────
+
+
+def test_first_takes_the_first_pick_with_a_candidate() -> None:
+    body = "route first(argmin(requests where {0}), argmax(kv_usage where {1}), argmin(kv_usage))"
+    assert decide(body.format("waiting > 9", "healthy")).instance == "a"
+    assert decide(body.format("waiting > 9", "waiting > 9")).instance == "b"
+    assert decide(body.format("not healthy", "healthy")).instance == "c"
+
+
+def test_pick_chosen_by_if_has_the_score_and_cursor_of_the_branch_taken() -> None:
+    body = "let s = argmin(requests) if req.turn > 3 else rr_argmin(kv_usage)\nroute s when requests[s] < 9\nroute s"
+    early, late = decide(body, turn=1), decide(body, turn=4)
+    assert (early.score, early.cursors) == (COLUMNS["kv_usage"], {"s.2": "b"})
+    assert (late.score, late.cursors) == (COLUMNS["requests"], {})
+
+
+def test_then_breaks_ties_in_order() -> None:
+    snap = snapshot(requests=[1, 1, 1], waiting=[0, 0, 5], kv_usage=[0.9, 0.1, 0.0])
+    assert decide("route argmin(requests, then: waiting, then: kv_usage)", snap).instance == "b"
+
+
+def test_rotation_follows_the_order_of_ids() -> None:
+    snap = snapshot(requests=[1, 2, 1])
+    got = [decide("route rr_argmin(requests)", snap, last=last).instance for last in ("a", "b", "c", "aa", "z")]
+    assert got == ["c", "c", "a", "c", "a"]
+
+
+def test_cursor_is_named_after_its_rule_or_let() -> None:
+    body = "let s = rr_argmin(requests)\nroute s when req.turn > 3\nroute rr_argmin(0) as around"
+    assert decide(body, turn=4).cursors == {"s": "b"}
+    assert decide(body, turn=0).cursors == {"around": "a"}
+
+
+def test_draw_depends_on_seed_and_pick_but_not_on_edits_elsewhere() -> None:
+    def draws(body: str) -> list[str | None]:
+        loaded, snap = policy(body), snapshot(requests=[1, 1, 1])
+        decisions = [loaded.decide(snap, request(), {}, seed) for seed in range(60)]
+        return [decision.instance for decision in decisions if isinstance(decision, Decision)]
+
+    body = "route argmin(requests) as even"
+    drawn = draws(body)
+    assert set(drawn) == {"a", "b", "c"}
+    edited = "let busy = max(waiting)\nroute argmin(kv_usage) when busy > 9\n\n\n" + body
+    assert draws(edited) == drawn
+    renamed = body.replace("even", "other")
+    assert draws(renamed) != drawn

@@ -1,4 +1,4 @@
-"""Sentences, tables and accounts of decisions, as people read them."""
+"""Explanations of decisions: account, sentence, table, lead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, Snapshot, load
-from smetric.policy.explain import explain, summary, table
+from smetric.policy.explain import explain, lead, summary, table
 from smetric.policy.snapshot import Origins
 
 SMETRIC = load((Path(__file__).parents[2] / "policies" / "smetric.policy").read_text(), VOCABULARY)
@@ -29,7 +29,7 @@ def decide(policy: Policy | str, snapshot: Snapshot, seed: int = 1, **fields: An
 HOT = Snapshot(IDS, {"hit_len": [9000, 512, 512], "requests": [20, 4, 3]})
 
 
-def test_the_account_of_a_hot_instance_that_sheds_a_session() -> None:
+def test_account_of_a_hot_instance_that_sheds_a_session() -> None:
     assert explain(decide(SMETRIC, HOT, turn=3, est_hit=9500)) == "\n".join(
         [
             "smetric: route to gpu-2",
@@ -43,7 +43,7 @@ def test_the_account_of_a_hot_instance_that_sheds_a_session() -> None:
     )
 
 
-def test_the_account_of_a_rule_that_fires_shows_what_held() -> None:
+def test_account_of_a_rule_that_fires() -> None:
     account = explain(
         decide(SMETRIC, Snapshot(IDS, {"hit_len": [9000, 0, 0], "requests": [4, 4, 4]}), turn=1, est_hit=9000)
     )
@@ -53,27 +53,26 @@ def test_the_account_of_a_rule_that_fires_shows_what_held() -> None:
     )
 
 
-def test_an_unknown_cell_is_marked_beside_the_value_used() -> None:
+def test_account_marks_an_unknown_cell() -> None:
     snapshot = Snapshot(IDS, HOT.columns, known={"hit_len": [True, False, True]})
     lines = explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()
     assert lines[5] == "    gpu-1         ? 512           4"
 
 
-def test_the_source_that_gave_all_cells_of_a_look_up_is_named_below_the_rows() -> None:
-    snapshot = Snapshot(
-        IDS, HOT.columns, {"hit_len": [True, False, True]}, {}, {"hit_len": ["lmcache:host", "", "lmcache:host"]}
-    )
-    lines = explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()
-    assert lines[-1] == "    hit_len from lmcache:host"
+@pytest.mark.parametrize(
+    ("origins", "last"),
+    [
+        (["lmcache:host", "", "lmcache:host"], "hit_len from lmcache:host"),
+        (["kv_events", "lmcache:host", "kv_events"], "hit_len from kv_events (gpu-0, gpu-2), lmcache:host (gpu-1)"),
+    ],
+)
+def test_account_names_the_sources_of_a_lookup(origins: list[str], last: str) -> None:
+    known: dict[str, list[bool] | None] = {"hit_len": [bool(origin) for origin in origins]}
+    snapshot = Snapshot(IDS, HOT.columns, known, {}, {"hit_len": origins})
+    assert explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()[-1] == f"    {last}"
 
 
-def test_of_several_sources_each_names_the_candidates_it_knew() -> None:
-    snapshot = Snapshot(IDS, HOT.columns, {}, {}, {"hit_len": ["kv_events", "lmcache:host", "kv_events"]})
-    lines = explain(decide(SMETRIC, snapshot, turn=3, est_hit=9500)).splitlines()
-    assert lines[-1] == "    hit_len from kv_events (gpu-0, gpu-2), lmcache:host (gpu-1)"
-
-
-def test_how_old_measured_values_are_is_said_below_the_rows() -> None:
+def test_account_has_the_ages_of_measured_values() -> None:
     for stamps, said in (
         ({"requests": [99.6, 97.5, None]}, "requests 0.4 to 2.5 s old"),
         ({"requests": [99.6, 97.5, 98.5]}, "requests 1.5 s old on gpu-2, 0.4 to 2.5 s on all"),
@@ -86,7 +85,7 @@ def test_how_old_measured_values_are_is_said_below_the_rows() -> None:
     assert explain(decide(body, snapshot)).splitlines()[-1] == "    requests, kv_usage 0.4 s old"
 
 
-def test_a_feature_that_was_not_looked_up_has_no_column() -> None:
+def test_account_has_no_column_of_a_feature_that_was_not_looked_up() -> None:
     lines = explain(decide(SMETRIC, Snapshot(IDS, {"requests": [3, 2, 1]}), turn=0)).splitlines()
     assert lines[3:] == [
         "                requests",
@@ -96,7 +95,7 @@ def test_a_feature_that_was_not_looked_up_has_no_column() -> None:
     ]
 
 
-def test_a_computed_score_has_a_column_of_its_own_name() -> None:
+def test_account_has_a_column_of_a_computed_score() -> None:
     body = "let f = requests * 1.5\nroute argmin({})"
     assert explain(decide(body.format("f"), HOT)).splitlines()[2:] == [
         "                requests      f",
@@ -107,7 +106,7 @@ def test_a_computed_score_has_a_column_of_its_own_name() -> None:
     assert "f + 1" in table(decide(body.format("f  +  1"), HOT))
 
 
-def test_filters_say_whom_they_left_and_mark_those_they_left_out() -> None:
+def test_account_of_filters_marks_the_candidates_removed() -> None:
     body = """
     keep   requests < 9            as calm
     prefer requests > 99           as busy
@@ -127,7 +126,7 @@ def test_filters_say_whom_they_left_and_mark_those_they_left_out() -> None:
     ]
 
 
-def test_a_rejected_request_is_explained_too() -> None:
+def test_account_and_sentence_of_a_request_that_is_not_routed() -> None:
     decision = decide('reject 429 "full" when min(requests) > 2 as shed\nroute argmin(requests)', HOT)
     assert summary(decision) == "shed: rejected with 429"
     assert explain(decision).startswith("p: reject 429, full\n  → shed    ✓ min(requests) > 2 (3 > 2)\n")
@@ -180,20 +179,20 @@ def test_a_rejected_request_is_explained_too() -> None:
         ({"turn": 3, "est_hit": 9000}, [0, 9000, 0], "stick: gpu-1 has the highest hit_len (9000)"),
     ],
 )
-def test_a_sentence_has_the_numbers_that_settled_it(fields: dict[str, Any], hits: list[float], sentence: str) -> None:
+def test_sentence_has_the_decisive_numbers(fields: dict[str, Any], hits: list[float], sentence: str) -> None:
     snapshot = Snapshot(IDS, {"hit_len": hits, "requests": [20, 4, 3]})
     assert summary(decide(SMETRIC, snapshot, **fields)) == sentence
 
 
 @pytest.mark.parametrize("pick", ["sample(hit_len)", "rr_argmax(hit_len, within: 9000 tokens)"])
-def test_a_sentence_does_not_call_the_best_who_was_drawn_or_had_its_turn(pick: str) -> None:
+def test_sentence_does_not_call_a_drawn_or_rotated_candidate_the_best(pick: str) -> None:
     body = f"let s = {pick}\nroute s when hit_len[s] > 9999 as full\nroute argmin(requests)"
     assert summary(decide(body, Snapshot(IDS, {"hit_len": [8, 0, 0], "requests": [20, 4, 3]}))) == (
         "route_2: gpu-2 has the fewest requests (3); gpu-0, with hit_len 8, failed hit_len[s] > 9999 (8 ≤ 9999)"
     )
 
 
-def test_a_sentence_says_how_a_tie_was_settled() -> None:
+def test_sentence_says_how_a_tie_was_broken() -> None:
     even = Snapshot(IDS, {"hit_len": [0, 0, 0], "requests": [2, 2, 2]})
     assert summary(decide("route rr_argmin(requests)", even)) == (
         "route_1: gpu-0 has the fewest requests (2), as have 2 more: it is next in the rotation"
@@ -227,7 +226,7 @@ def test_a_sentence_says_how_a_tie_was_settled() -> None:
         ((2.0, 3.0, 4.0), "2 < 3"),
     ],
 )
-def test_a_comparison_is_printed_in_as_many_figures_as_make_it_true(loads: tuple[float, ...], said: str) -> None:
+def test_comparison_has_as_many_digits_as_make_it_true(loads: tuple[float, ...], said: str) -> None:
     failing = {"<": ">=", ">": "<="}
     for sign in (said.split()[1], failing[said.split()[1]]):
         body = f"route argmin(requests) when requests[argmax(hit_len)] {sign} mean(requests)\nroute argmax(requests)"
@@ -235,12 +234,12 @@ def test_a_comparison_is_printed_in_as_many_figures_as_make_it_true(loads: tuple
         assert f"({said})" in explain(decision).splitlines()[1]
 
 
-def test_a_pick_that_found_nobody_is_told() -> None:
+def test_sentence_names_a_rule_that_found_no_candidate() -> None:
     sentence = summary(decide("route argmin(requests where hit_len > 9999) as roomy\nroute argmin(requests)", HOT))
     assert sentence == "route_2: gpu-2 has the fewest requests (3); roomy found nobody"
 
 
-def test_a_request_of_unknown_history_is_explained_behind_a_filter_that_reads_it() -> None:
+def test_sentence_of_an_unknown_history_that_a_filter_reads() -> None:
     body = "prefer hit_len >= 0.5 * req.est_hit\nroute argmin(requests where healthy)\nroute argmin(requests)"
     snapshot = Snapshot(IDS, {**HOT.columns, "healthy": [True, True, True]})
     decision = decide(body, snapshot, est_hit=None)
@@ -249,17 +248,17 @@ def test_a_request_of_unknown_history_is_explained_behind_a_filter_that_reads_it
     assert "prefer_1    left 3 of 3" in explain(decision)
 
 
-def test_strings_of_a_request_are_never_printed() -> None:
+def test_explanations_never_print_strings_of_a_request() -> None:
     body = 'route argmin(requests) when req.session == "other" as mine\nroute argmax(requests) as rest'
     decision = decide(body, HOT, session="secret-session", tenant="secret-tenant")
     for text in (summary(decision), explain(decision), table(decision), repr(decision)):
         assert "secret" not in text
 
 
-# ── the table is bounded ─────────────────────────────────────────────────────
+# ── the table ────────────────────────────────────────────────────────────────
 
 
-def test_the_table_has_the_chosen_first_then_the_best_and_counts_the_rest() -> None:
+def test_table_has_the_chosen_first_then_the_best_and_counts_the_rest() -> None:
     ids = [f"gpu-{i}" for i in range(40)]
     snapshot = Snapshot(ids, {"requests": [39 - i for i in range(40)]})
     lines = table(decide("route argmin(requests)", snapshot), top=3).splitlines()
@@ -269,7 +268,7 @@ def test_the_table_has_the_chosen_first_then_the_best_and_counts_the_rest() -> N
 
 
 @pytest.mark.parametrize("limit", [0, 50, 300, 1900])
-def test_the_table_never_exceeds_its_bytes(limit: int) -> None:
+def test_table_never_exceeds_its_bytes(limit: int) -> None:
     ids = [f"an-instance-with-a-name-as-long-as-a-sentence-which-is-cut-{i}" for i in range(64)]
     origins: dict[str, Origins] = {"hit_len": [f"source-{i % 3}" for i in range(64)]}
     snapshot = Snapshot(ids, {"requests": [5] * 64, "hit_len": [7] * 64}, origins=origins)
@@ -278,20 +277,39 @@ def test_the_table_never_exceeds_its_bytes(limit: int) -> None:
     assert "\n" in text or limit < 300
 
 
-def test_the_account_of_a_large_fleet_lists_the_best() -> None:
+def test_account_of_a_large_fleet_lists_the_best() -> None:
     ids = [f"gpu-{i}" for i in range(200)]
     lines = explain(decide("route argmin(requests)", Snapshot(ids, {"requests": list(range(200))}))).splitlines()
     assert lines[-1] == "    … and 168 more"
     assert lines[3].split()[0] == "gpu-0"
 
 
-# ── what a decision knows of its pick ────────────────────────────────────────
+# ── the pick ─────────────────────────────────────────────────────────────────
 
 
-def test_runner_up_margin_and_ties_count_candidates_only() -> None:
+def test_runner_up_margin_and_ties_are_of_candidates_only() -> None:
     snapshot = Snapshot(["a", "b", "c", "d"], {"requests": [1, 2, 5, 2], "hit_len": [0, 9, 9, 9]})
     decision = decide("keep hit_len > 0\nroute argmin(requests where requests < 5)\nroute argmin(requests)", snapshot)
     assert (decision.tied, decision.margin, list(decision.candidates)) == (2, 0, [1, 3])
     assert {decision.instance, decision.runner_up} == {"b", "d"}
     best = decide("route argmax(requests)", snapshot)
     assert (best.instance, best.runner_up, best.margin, best.direction, best.tied) == ("c", "b", 3, "max", 1)
+
+
+@pytest.mark.parametrize(
+    ("rules", "cells", "said"),
+    [
+        ("route argmin(requests)", {"requests": [5.0, 3.0, 9.0]}, "2 of requests ahead of gpu-0"),
+        ("let f = requests * 2\nroute argmax(f)", {"requests": [5.0, 3.0, 9.0]}, "8 of f ahead of gpu-0"),
+        ("route rr_argmin(requests)", {"requests": [3.0, 3.0]}, "gpu-1 ties by requests"),
+        ("route rr_argmin(requests, within: 2 requests)", {"requests": [5.0, 3.0]}, "2 of requests behind gpu-1"),
+        ("route rr_argmax(requests, within: 2 requests)", {"requests": [3.0, 5.0]}, "2 of requests behind gpu-1"),
+        ("route rr_argmin(requests, within: 2 requests)", {"requests": [3.0, 5.0]}, "2 of requests ahead of gpu-1"),
+        ("route argmin(requests)", {"requests": [5.0]}, ""),
+        ("route rr_argmin(0)", {"requests": [5.0, 1.0]}, ""),
+        ("keep requests > 9\nroute argmin(requests)", {"requests": [5.0, 1.0]}, ""),
+    ],
+)  # fmt: skip
+def test_lead_is_the_margin_over_the_runner_up(rules: str, cells: dict[str, list[Any]], said: str) -> None:
+    ids = IDS[: len(cells["requests"])]
+    assert lead(decide(rules, Snapshot(ids, cells))) == said

@@ -1,4 +1,4 @@
-"""What a loaded policy is called and reads."""
+"""Loaded policies: parameters, reads and digest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from smetric.policy import Decision
 from tests.policy.deciding import policy, request, snapshot
 
 
-def test_parameters_are_constants_and_may_name_a_feature() -> None:
+def test_parameter_is_a_constant_and_may_name_a_feature() -> None:
     body = "param LOAD = requests in {requests, unprefilled}\nparam K = 2\nroute argmin(LOAD * K)"
     first = policy(body).decide(snapshot(), request(), {}, 1)
     second = policy(body, LOAD="unprefilled", K=3).decide(snapshot(), request(), {}, 1)
@@ -17,7 +17,7 @@ def test_parameters_are_constants_and_may_name_a_feature() -> None:
     assert policy(body, LOAD="unprefilled").reads == {"unprefilled"}
 
 
-def test_the_digest_is_of_the_source() -> None:
+def test_digest_is_of_the_source() -> None:
     one, two = policy("route argmin(requests)"), policy("route argmin(running)")
     assert len(one.digest) == 12
     assert one.digest == policy("route argmin(requests)").digest != two.digest

@@ -1,4 +1,4 @@
-"""How far ahead a pick is, and the smallest changes of one input that flip it."""
+"""Smallest changes of one input that flip a decision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, load
-from smetric.policy.explain import explain, summary
-from smetric.policy.flip import Change, lead, smallest_changes
+from smetric.policy.explain import explain, lead, summary
 from smetric.policy.testing import Situation
+from smetric.tools.flip import Change, smallest_changes
 from tests.policy.author import VOCABULARY as WORDS
 from tests.policy.author import Author
 
@@ -32,25 +32,7 @@ def flips(decision: Decision) -> list[str]:
     return [str(change) for change in smallest_changes(decision, VOCABULARY)]
 
 
-@pytest.mark.parametrize(
-    ("rules", "cells", "said"),
-    [
-        ("route argmin(requests)", {"requests": [5.0, 3.0, 9.0]}, "2 of requests ahead of gpu-0"),
-        ("let f = requests * 2\nroute argmax(f)", {"requests": [5.0, 3.0, 9.0]}, "8 of f ahead of gpu-0"),
-        ("route rr_argmin(requests)", {"requests": [3.0, 3.0]}, "gpu-1 ties by requests"),
-        ("route rr_argmin(requests, within: 2 requests)", {"requests": [5.0, 3.0]}, "2 of requests behind gpu-1"),
-        ("route rr_argmax(requests, within: 2 requests)", {"requests": [3.0, 5.0]}, "2 of requests behind gpu-1"),
-        ("route rr_argmin(requests, within: 2 requests)", {"requests": [3.0, 5.0]}, "2 of requests ahead of gpu-1"),
-        ("route argmin(requests)", {"requests": [5.0]}, ""),
-        ("route rr_argmin(0)", {"requests": [5.0, 1.0]}, ""),
-        ("keep requests > 9\nroute argmin(requests)", {"requests": [5.0, 1.0]}, ""),
-    ],
-)  # fmt: skip
-def test_the_lead_is_what_the_runner_up_lacks(rules: str, cells: dict[str, list[Any]], said: str) -> None:
-    assert lead(decide(rules, cells)) == said
-
-
-def test_a_load_flips_where_it_would_tie_or_pass() -> None:
+def test_load_flips_where_it_ties_or_passes() -> None:
     cells = {"requests": [6.0, 3.0], "waiting": [0.0, 1.0]}
     assert flips(decide("route argmin(requests, then: waiting)", cells)) == [
         "3 fewer requests on gpu-0 → gpu-0",
@@ -62,14 +44,14 @@ def test_a_load_flips_where_it_would_tie_or_pass() -> None:
     ]
 
 
-def test_a_guard_flips_at_its_threshold() -> None:
+def test_guard_flips_at_its_threshold() -> None:
     decision = decide(SMETRIC, HOT, turn=3.0, est_hit=9500.0)
     assert decision.instance == "gpu-2"
     assert flips(decision)[:2] == ["1 more request on gpu-2 → gpu-1", "1 fewer request on gpu-1 → gpu-1"]
     assert "6 fewer requests on gpu-0 → gpu-0" in [str(each) for each in smallest_changes(decision, VOCABULARY, 9)]
 
 
-def test_what_flips_is_what_the_policy_then_decides() -> None:
+def test_flip_is_the_decision_of_the_policy_and_one_step_back_is_not() -> None:
     decision = decide(SMETRIC, HOT, turn=3.0, est_hit=9500.0)
     found = smallest_changes(decision, VOCABULARY, most=9)
     assert found
@@ -89,26 +71,26 @@ def _nearer(before: float, after: float) -> float:
     return after - 1 if after > before else after + 1
 
 
-def test_fields_of_the_request_flip_too() -> None:
+def test_request_field_flips() -> None:
     decision = decide(
         "route argmin(requests) when req.turn > 4\nroute argmax(requests)", {"requests": [2.0, 7.0]}, turn=2.0
     )
     assert "req.turn 5 instead of 2 → gpu-0" in flips(decision)
 
 
-def test_shares_change_in_hundredths_and_end_at_their_range() -> None:
+def test_share_changes_in_hundredths_within_its_range() -> None:
     decision = decide("route argmin(kv_usage)", {"kv_usage": [0.5, 0.25]})
     assert {said.split()[-1] for said in flips(decision)} == {"gpu-0"}
     assert flips(decision)[0].split()[0] in ("0.25", "0.26")
     assert flips(decide("keep kv_usage <= 1\nroute argmax(kv_usage)", {"kv_usage": [1.0]})) == []
 
 
-def test_other_ends_of_a_decision_are_named() -> None:
+def test_flip_to_a_rejection_names_the_rule() -> None:
     rules = 'reject 429 "full" when min(requests) > 5 as shed\nroute argmin(requests)'
     assert flips(decide(rules, {"requests": [5.0]})) == ["1 more request on gpu-0 → reject by shed"]
 
 
-def test_the_mean_in_place_of_an_unknown_load_follows_a_change() -> None:
+def test_mean_in_place_of_an_unknown_load_follows_a_change() -> None:
     cells = {"requests": [3.0, 5.0, 7.0, None]}
     found = [str(each) for each in smallest_changes(decide("route argmin(requests)", cells), VOCABULARY, 9)]
     assert "2 more requests on gpu-0 → gpu-1" in found  # at 5 it ties with gpu-1, and the mean is 5.7
@@ -116,7 +98,7 @@ def test_the_mean_in_place_of_an_unknown_load_follows_a_change() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_decision_is_explained_and_each_flip_named_is_what_is_then_decided(seed: int) -> None:
+def test_random_decisions_are_explained_and_their_flips_are_true(seed: int) -> None:
     rng = random.Random(seed)
     loaded = load(Author(rng, settled=seed % 2 == 1).policy(), WORDS)
     for _ in range(4):
@@ -144,7 +126,7 @@ def test_every_decision_is_explained_and_each_flip_named_is_what_is_then_decided
         'reject 429 "full" when min(near) > 4\nroute rr_argmin(near)',
     ],
 )
-def test_whatever_one_load_alone_changes_is_found(rules: str) -> None:
+def test_flip_by_one_load_is_found_if_there_is_one(rules: str) -> None:
     loaded, rng = load(f"policy p\n{rules}\n", WORDS), random.Random(7)
     for _ in range(25):
         ids = [f"gpu-{i}" for i in range(rng.randint(1, 4))]
@@ -164,7 +146,7 @@ def test_whatever_one_load_alone_changes_is_found(rules: str) -> None:
         assert {(each.name, each.instance): abs(each.after - each.before) for each in found} == nearest
 
 
-def test_what_stands_in_for_an_unknown_value_follows_a_change() -> None:
+def test_stand_in_of_an_unknown_value_follows_a_change() -> None:
     rules = "route argmin(hit_len / prefill_rate + unprefilled / fetch_rate)"
     cells: dict[str, list[Any]] = {
         "hit_len": [0.0, 900.0],
@@ -177,7 +159,7 @@ def test_what_stands_in_for_an_unknown_value_follows_a_change() -> None:
     assert "12 more prefill_rate on gpu-0 → gpu-0" in [str(each) for each in smallest_changes(decision, VOCABULARY, 9)]
 
 
-def test_a_change_stays_possible_beside_what_else_is_known_of_the_request() -> None:
+def test_change_stays_within_the_bounds_of_the_request() -> None:
     cells = {"hit_len": [880.0, 0.0], "requests": [3.0, 0.0]}
     decision = decide(
         load(SOURCE, VOCABULARY, settings={"FLOOR": 9.0}), cells, turn=3.0, est_hit=900.0, prompt_len=1000.0
@@ -210,7 +192,7 @@ def _changed(situation: Situation, change: Change) -> Situation:
     return replace(situation, cells={**situation.cells, change.name: column})
 
 
-def test_what_nobody_knows_or_the_decision_did_without_is_not_changed() -> None:
+def test_change_is_of_known_inputs_that_were_read() -> None:
     assert flips(decide("route argmin(requests)", {"requests": [None, None]})) == []
     first = decide(SMETRIC, {"requests": [4.0, 2.0]}, turn=0.0)
     assert all("hit_len" not in said for said in flips(first))
@@ -225,7 +207,7 @@ def test_what_nobody_knows_or_the_decision_did_without_is_not_changed() -> None:
         ("route argmin(requests)", {"requests": [0.0, 0.0]}, "1 more request on"),
     ],
 )
-def test_a_change_is_said_in_the_unit_of_its_feature(rules: str, cells: dict[str, list[Any]], said: str) -> None:
+def test_change_has_the_unit_of_its_feature(rules: str, cells: dict[str, list[Any]], said: str) -> None:
     more = {"requests": [float(i) for i in range(2)]} if "requests" not in cells else {}
     found = [str(change) for change in smallest_changes(decide(rules, {**more, **cells}), VOCABULARY, 9)]
     assert any(change.startswith(said) for change in found), found

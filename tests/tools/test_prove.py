@@ -1,4 +1,4 @@
-"""Counterexamples are found where there are some, made small, and written as tests that fail."""
+"""Counterexamples: search, reduction, their form as tests, and declared properties."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def search(rules: str, name: str) -> Counterexample | None:
         ("kept", "keep healthy\nkeep role in {\"decode\", \"both\"}\nroute argmin(requests)"),
     ],
 )  # fmt: skip
-def test_what_holds_has_no_counterexample(name: str, rules: str) -> None:
+def test_property_that_holds_has_no_counterexample(name: str, rules: str) -> None:
     assert search(rules, name) is None
 
 
@@ -59,7 +59,7 @@ def test_what_holds_has_no_counterexample(name: str, rules: str) -> None:
         ("monotone", "route argmin(abs(requests - 3))", "with 1 more requests", 2),
     ],
 )
-def test_what_does_not_hold_has_a_small_one(name: str, rules: str, why: str, size: int) -> None:
+def test_counterexample_is_small(name: str, rules: str, why: str, size: int) -> None:
     if "hit_len" in rules:
         rules += " when requests[argmax(hit_len)] >= 0\nroute argmin(requests)"
     found = search(rules, name)
@@ -68,7 +68,7 @@ def test_what_does_not_hold_has_a_small_one(name: str, rules: str, why: str, siz
     assert len(found.broken.situation.ids) == size
 
 
-def test_a_counterexample_is_a_test_that_fails_until_the_policy_is_mended() -> None:
+def test_counterexample_is_a_test_that_fails_until_the_policy_is_fixed() -> None:
     wrong, right = "route argmax(requests)", "route argmin(requests)"
     found = search(wrong, "balanced")
     assert found is not None
@@ -77,29 +77,29 @@ def test_a_counterexample_is_a_test_that_fails_until_the_policy_is_mended() -> N
     assert [result.passed for result in suite_of(f"policy p\n{right}\n\n{test}\n", VOCABULARY).run()] == [True]
 
 
-def test_no_counterexample_needs_memories_that_no_test_can_give() -> None:
+def test_counterexample_needs_one_last_winner_at_most() -> None:
     rules = "let s = rr_argmin(0)\nroute rr_argmin(0) when requests[s] == 0 as x\nroute argmin(requests)"
     assert search(rules, "balanced") is None  # it takes two rotations of which each had a winner of its own
 
 
-def test_the_search_is_the_same_each_time() -> None:
+def test_search_is_the_same_each_time() -> None:
     first, second = (search("route argmax(hit_len, then: requests)", "balanced") for _ in range(2))
     assert first is not None
     assert second is not None
     assert first.as_test() == second.as_test()
 
 
-def test_no_situation_is_tried_that_cannot_be() -> None:
+def test_search_tries_possible_situations_only() -> None:
     never = "route argmax(requests) when req.est_hit > req.prompt_len\nroute argmin(requests)"
     assert search(never, "balanced") is None
 
 
-def test_a_filter_that_a_parameter_opens_to_all_removes_nobody() -> None:
+def test_kept_holds_for_a_filter_that_a_parameter_opens() -> None:
     assert search("param OPEN = true\nkeep OPEN or healthy\nroute argmin(requests)", "kept") is None
 
 
-def test_a_filter_that_the_pick_ignored_would_be_found() -> None:
-    """`kept` holds by construction; here the decision is made to say otherwise."""
+def test_kept_finds_a_filter_that_the_pick_ignored() -> None:
+    # `kept` holds by construction, so the mask of the plan is replaced after compilation.
     loaded = policy("keep healthy\nroute argmin(requests)")
     lying = policy("keep not healthy or requests > 1\nroute argmin(requests)")
     situation = Situation(["a", "b"], {"healthy": [True, True], "requests": [2.0, 1.0]})
@@ -131,11 +131,11 @@ def test_a_filter_that_the_pick_ignored_would_be_found() -> None:
         (Situation(["a"], {}), ["a"], 'test "t"\n  instance | healthy\n  a        |       ?\n  expect a'),
     ],
 )  # fmt: skip
-def test_situations_are_written_as_tests(situation: Situation, instead: list[str], text: str) -> None:
+def test_situation_is_written_as_a_test(situation: Situation, instead: list[str], text: str) -> None:
     assert test_of("t", situation, instead) == text
 
 
-def test_small_fleets_are_made_of_what_the_policy_names() -> None:
+def test_small_fleets_use_the_constants_of_the_policy() -> None:
     rules = (
         'keep role in {"decode", "both"} and pool != "spare"\nkeep req.lora in loras\n'
         "route argmin(requests) when max(requests) > 64 requests\nroute argmax(hit_len)"
@@ -151,34 +151,37 @@ def test_small_fleets_are_made_of_what_the_policy_names() -> None:
     )  # fmt: skip
 
 
-# ── what a policy promises ───────────────────────────────────────────────────
+# ── declared properties ──────────────────────────────────────────────────────
 
 
 def names(found: Policy, wanted: Collection[str] = ()) -> list[str]:
     return [each.name for each in promised(found, VOCABULARY, wanted)]
 
 
-def test_a_policy_declares_its_promises_in_its_documentation() -> None:
+def test_policy_declares_properties_in_its_documentation() -> None:
     doc = "## Fewest requests.\n## Holds: balanced, monotone.\n## Source: none.\n"
     assert declared(policy("route argmin(requests)", doc)) == ["balanced", "monotone"]
     assert names(policy("route argmin(requests)", doc)) == ["balanced", "monotone", "symmetric"]
     assert names(policy("keep healthy\nroute argmin(requests)")) == ["symmetric", "kept"]
 
 
-@pytest.mark.parametrize("doc", ["## Fewest. Holds: balanced.\n", "## Holds: balanced. Not monotone, by design.\n"])
-def test_a_promise_is_a_sentence_wherever_it_stands(doc: str) -> None:
-    assert declared(policy("route argmin(requests)", doc)) == ["balanced"]
+@pytest.mark.parametrize(
+    ("doc", "found"),
+    [
+        ("## Fewest. Holds: balanced.\n", ["balanced"]),
+        ("## Holds: balanced. Not monotone, by design.\n", ["balanced"]),
+        ("## Holds: balanced,\n## monotone.\n", ["balanced", "monotone"]),
+        ("## Holds: balanced. Holds: monotone.\n", ["balanced", "monotone"]),
+    ],
+)
+def test_declaration_is_a_sentence(doc: str, found: list[str]) -> None:
+    assert declared(policy("route argmin(requests)", doc)) == found
 
 
-@pytest.mark.parametrize("doc", ["## Holds: balanced,\n## monotone.\n", "## Holds: balanced. Holds: monotone.\n"])
-def test_no_promise_is_left_out_for_where_a_line_or_a_sentence_ends(doc: str) -> None:
-    assert declared(policy("route argmin(requests)", doc)) == ["balanced", "monotone"]
-
-
-def test_a_property_that_says_nothing_of_a_policy_is_left_out() -> None:
+def test_property_that_does_not_apply_is_left_out() -> None:
     assert names(policy("route rr_argmin(0)"), ["balanced", "kept", "symmetric"]) == ["symmetric"]
 
 
-def test_an_unknown_property_is_named() -> None:
+def test_unknown_property_is_named() -> None:
     with pytest.raises(UnknownProperty, match="ballanced"):
         promised(policy("route rr_argmin(0)", "## Holds: ballanced.\n"), VOCABULARY)

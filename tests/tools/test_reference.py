@@ -1,4 +1,4 @@
-"""The reference holds the whole language, in every format, and stays short."""
+"""Reference of the language: complete in every format, and short."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from smetric.tools.reference import MAX_LINES, REFERENCE_FORMATS, chapters, unkn
 
 
 @pytest.mark.parametrize("form", REFERENCE_FORMATS)
-def test_every_word_operator_built_in_unit_feature_and_field_is_there(form: str) -> None:
+def test_reference_has_every_word_operator_builtin_unit_feature_and_field(form: str) -> None:
     text = REFERENCE_FORMATS[form]()
     if form == "json":
         text = "\n".join(str(chapter) for chapter in json.loads(text).values())
@@ -35,18 +35,18 @@ def test_every_word_operator_built_in_unit_feature_and_field_is_there(form: str)
 
 
 @pytest.mark.parametrize("form", ["text", "markdown"])
-def test_it_is_short_enough_for_a_prompt(form: str) -> None:
+def test_reference_is_short_enough_for_a_prompt(form: str) -> None:
     assert REFERENCE_FORMATS[form]().count("\n") + 1 < MAX_LINES
 
 
-def test_its_example_is_a_policy_that_passes_its_tests_and_is_laid_out() -> None:
+def test_reference_example_passes_its_tests_and_is_formatted() -> None:
     (code,) = [chapter.code for chapter in chapters() if chapter.code]
     load(code, VOCABULARY)
     assert [result.failure for result in suite_of(code, VOCABULARY).run()] == [""]
     assert format_text(code) == code
 
 
-def test_json_names_the_columns_of_each_row() -> None:
+def test_reference_in_json_names_the_columns_of_each_row() -> None:
     found = json.loads(REFERENCE_FORMATS["json"]())
     rows = {row["feature"]: row for row in found["features"]["rows"]}
     assert rows["hit_len L"]["unit"] == "tokens"
@@ -55,7 +55,7 @@ def test_json_names_the_columns_of_each_row() -> None:
     assert rows["healthy"]["range"] == "bool"
 
 
-def test_markdown_escapes_bars_in_tables() -> None:
+def test_reference_in_markdown_escapes_bars_in_tables() -> None:
     text = REFERENCE_FORMATS["markdown"]()
     assert "`instance \\| hit_len \\| age(requests)`" in text
     tables = re.findall(r"(?:^\|.*\n?)+", text, re.M)
@@ -65,7 +65,7 @@ def test_markdown_escapes_bars_in_tables() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SCRAPED if VOCABULARY.features[name].unknown is Unknown.MEAN])
-def test_what_stands_for_a_load_that_nobody_knows_is_what_the_fleet_takes(name: str) -> None:
+def test_reference_states_the_value_that_the_fleet_takes_for_an_unknown_load(name: str) -> None:
     fleet = Fleet([Instance("a", "http://a")], VOCABULARY)
     fleet["a"].charge(3, 10)
     told = unknown_of(VOCABULARY.features[name])

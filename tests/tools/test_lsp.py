@@ -1,11 +1,18 @@
-"""What a text under way says to an editor; `|` in a text is where the cursor stands."""
+"""Language server: documents, and the protocol over standard input and output. `‖` in a text is the cursor."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from lsprotocol import types
+from pygls.lsp.client import LanguageClient
 
+from smetric.cli import main
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.lexer import KEYWORDS, STATEMENTS
@@ -38,7 +45,7 @@ test "one"
 
 
 def at(place: str, *, text: str = TEXT) -> tuple[Document, int]:
-    """The document, and the offset of the `|` in *place*, which is a piece of its text with a cursor in it."""
+    """The document, and the offset of the cursor in *place*, a piece of its text."""
     offset = text.index(place.replace("‖", "")) + place.index("‖")
     return Document(text, "mine.policy"), offset
 
@@ -50,19 +57,19 @@ def hover(place: str) -> tuple[str, str] | None:
 
 
 def completed(text: str) -> dict[str, WordKind]:
-    """What completes at the `‖` of *text*."""
+    """The completions at the cursor of *text*."""
     document = Document(text.replace("‖", ""), "mine.policy")
     return {word.text: word.kind for word in document.completions(text.index("‖"))}
 
 
-def test_errors_come_all_at_once_and_with_their_places() -> None:
+def test_document_has_all_errors_with_their_places() -> None:
     document = Document("policy p\nlet a = reqests\nroute argmin(requests", "p.policy")
     found = document.diagnostics()
     assert [(each.code, each.severity.value) for each in found] == [("unknown-name", "error"), ("bracket", "error")]
     assert document.text[found[0].span.start : found[0].span.end] == "reqests"
 
 
-def test_warnings_come_when_there_is_no_error() -> None:
+def test_document_has_warnings_if_there_is_no_error() -> None:
     (found,) = Document("policy p\nparam A = 1\nroute rr_argmin(0)", "p.policy").diagnostics()
     assert (found.severity.value, "never used" in found.message) == ("warning", True)
     assert Document("policy p\nroute rr_argmin(0)", "p.policy").diagnostics() == ()
@@ -71,7 +78,7 @@ def test_warnings_come_when_there_is_no_error() -> None:
 @pytest.mark.parametrize(
     "text", ["", "\n\n", "polic", '"', "policy p\nroute argmin(\x00)", "policy p #" + "x" * 70_000]
 )
-def test_any_text_is_answered(text: str) -> None:
+def test_document_answers_on_any_text(text: str) -> None:
     document = Document(text, "p.policy")
     assert document.diagnostics() != ()
     assert document.layout() is None
@@ -80,7 +87,7 @@ def test_any_text_is_answered(text: str) -> None:
         assert document.word_at(offset) is None or text.startswith("policy")
 
 
-def test_a_text_is_answered_wherever_it_breaks_off() -> None:
+def test_document_answers_wherever_its_text_breaks_off() -> None:
     for end in range(0, len(TEXT), 23):
         document = Document(TEXT[:end], "p.policy")
         for offset in (end // 2, end):
@@ -89,12 +96,12 @@ def test_a_text_is_answered_wherever_it_breaks_off() -> None:
             assert found is None or found[0].text == TEXT[found[1].start : found[1].end]
 
 
-def test_tests_whose_policy_is_not_there_say_which_is_missing(tmp_path: Path) -> None:
+def test_document_of_tests_names_its_missing_policy(tmp_path: Path) -> None:
     (found,) = Document('policy p\ntest "t"\n', str(tmp_path / "p.test.policy")).diagnostics()
     assert found.message == "p.policy, whose tests these are: No such file or directory"
 
 
-def test_the_layout_is_that_of_smetric_fmt() -> None:
+def test_layout_is_that_of_smetric_fmt() -> None:
     assert Document("policy p route rr_argmin( 0 )", "p.policy").layout() == "policy p\n\nroute rr_argmin(0)\n"
     assert Document(TEXT, "p.policy").layout() == TEXT
 
@@ -115,7 +122,7 @@ def test_the_layout_is_that_of_smetric_fmt() -> None:
         ("age(hit_‖len)", "hit_len: tokens 0..req.prompt_len per instance", "Looked up when evaluation reaches it."),
     ],
 )
-def test_hovers_say_what_a_word_is(place: str, form: str, doc: str) -> None:
+def test_hover_explains_a_word(place: str, form: str, doc: str) -> None:
     found = hover(place)
     assert found is not None
     assert found[0] == form
@@ -123,17 +130,17 @@ def test_hovers_say_what_a_word_is(place: str, form: str, doc: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["policy mi‖ne", "as sti‖ck\n", "2‖.0", "!‖=", "a ‖       |        1"])
-def test_hovers_are_silent_where_nothing_is_known(place: str) -> None:
+def test_hover_is_absent_on_a_word_without_meaning(place: str) -> None:
     assert hover(place) is None
 
 
-def test_a_line_begins_with_a_statement() -> None:
+def test_completion_of_a_line_is_a_statement() -> None:
     assert completed("‖") == {"policy": WordKind.KEYWORD, "library": WordKind.KEYWORD}
     assert list(completed("policy p\n\n‖")) == list(STATEMENTS)
     assert list(completed("policy p\n\nrou‖\nroute rr_argmin(0)")) == list(STATEMENTS)
 
 
-def test_an_expression_takes_names_features_functions_and_operators() -> None:
+def test_completion_of_an_expression() -> None:
     found = completed("policy p\nlet load = requests\ndef f(one, two) = lo‖\nlet later = 1")
     assert found["load"] is WordKind.NAME
     assert found["one"] is WordKind.NAME
@@ -145,24 +152,31 @@ def test_an_expression_takes_names_features_functions_and_operators() -> None:
     assert "route" not in found
 
 
-def test_after_req_come_its_fields_and_nothing_else() -> None:
+def test_completion_after_req_is_a_field() -> None:
     for text in ("policy p\nroute argmin(requests) when req.‖", "policy p\nroute argmin(requests) when req.tu‖ != 0"):
         assert set(completed(text)) == set(VOCABULARY.request)
 
 
-def test_after_a_number_come_units() -> None:
+def test_completion_after_a_number_is_a_unit() -> None:
     found = completed("policy p\nparam LOAD = requests in {requests}\nparam FLOOR = 0 ‖")
     assert found["tokens"] is WordKind.UNIT
     assert found["LOAD"] is WordKind.NAME
     assert "hit_len" not in found
 
 
-NEW = ["let ‖", "param A‖", "route argmin(requests) as st‖", "let a = 1 # com‖", 'reject 429 "fu‖ll"', "let a = 1‖"]
-NEW += ['reject 429 "fu‖', 'keep pool == "‖']
+NEW_NAMES = [
+    "let ‖",
+    "param A‖",
+    "route argmin(requests) as st‖",
+    "let a = 1 # com‖",
+    'reject 429 "fu‖ll"',
+    "let a = 1‖",
+]
+NEW_NAMES += ['reject 429 "fu‖', 'keep pool == "‖']
 
 
-@pytest.mark.parametrize("text", NEW)
-def test_nothing_is_proposed_for_new_names_and_in_comments_strings_and_numbers(text: str) -> None:
+@pytest.mark.parametrize("text", NEW_NAMES)
+def test_completion_is_empty_for_new_names_comments_strings_and_numbers(text: str) -> None:
     assert completed(f"policy p\n{text}") == {}
 
 
@@ -181,13 +195,13 @@ def test_nothing_is_proposed_for_new_names_and_in_comments_strings_and_numbers(t
         ("  instance | requests\n  one | 1\n  expect one failing ‖", {"busy"}),
     ],
 )
-def test_in_a_test_each_part_has_its_own_words(line: str, some: set[str]) -> None:
+def test_completion_in_a_test_depends_on_the_part(line: str, some: set[str]) -> None:
     found = set(completed(f'{TEXT}\ntest "two"\n{line}'))
     assert some <= found
     assert not found & {"argmin", "route"}
 
 
-def test_names_that_are_taken_are_those_of_their_library(tmp_path: Path) -> None:
+def test_document_knows_the_names_of_a_library(tmp_path: Path) -> None:
     (tmp_path / "common.policy").write_text(
         "library common\n## How much.\nparam FAR = 0.9 in 0..1\ndef near(x) = 1 - x\n"
     )
@@ -200,7 +214,7 @@ def test_names_that_are_taken_are_those_of_their_library(tmp_path: Path) -> None
     assert [word.text for word in document.completions(len(text))] == ["FAR"]
 
 
-def test_in_a_file_of_tests_the_names_are_those_of_its_policy(tmp_path: Path) -> None:
+def test_document_of_tests_knows_the_names_of_its_policy(tmp_path: Path) -> None:
     (tmp_path / "mine.policy").write_text(TEXT)
     for line, some in (
         ("with ", {"OVERLOAD", "LIMIT"}),
@@ -210,3 +224,99 @@ def test_in_a_file_of_tests_the_names_are_those_of_its_policy(tmp_path: Path) ->
         text = f'policy mine\ntest "two"\n  instance | requests\n  a | 1\n  {line}'
         found = Document(text, str(tmp_path / "mine.test.policy")).completions(len(text))
         assert {word.text for word in found} == some
+
+
+# ── the server ───────────────────────────────────────────────────────────────
+
+URI = "file:///fleet/mine.policy"
+#: The letter 𝛌 takes two units of UTF-16, in which editors count unless they say otherwise.
+SHOWN = 'policy mine\n\nkeep pool != "𝛌" and reqests > 3\nroute rr_argmin( 0 )\n'
+
+
+class Editor(LanguageClient):
+    """A client that keeps the diagnostics it receives."""
+
+    def __init__(self) -> None:
+        super().__init__("editor", "1")
+        self.published: asyncio.Queue[types.PublishDiagnosticsParams] = asyncio.Queue()
+        self.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(lambda params: self.published.put_nowait(params))
+
+    async def shows(self, text: str, version: int) -> list[types.Diagnostic]:
+        """Open a text, or change it; return its diagnostics."""
+        if version == 1:
+            item = types.TextDocumentItem(URI, "smetric-policy", version, text)
+            self.text_document_did_open(types.DidOpenTextDocumentParams(item))
+        else:
+            changed = types.VersionedTextDocumentIdentifier(version, URI)
+            change = types.TextDocumentContentChangeWholeDocument(text)
+            self.text_document_did_change(types.DidChangeTextDocumentParams(changed, [change]))
+        return list((await asyncio.wait_for(self.published.get(), 30)).diagnostics)
+
+
+@pytest.fixture
+async def editor() -> AsyncIterator[Editor]:
+    client = Editor()
+    await client.start_io(sys.executable, "-m", "smetric", "lsp", "--stdio")  # as many clients start it
+    # A server that does not start answers nothing.
+    await asyncio.wait_for(client.initialize_async(types.InitializeParams(types.ClientCapabilities())), 30)
+    client.initialized(types.InitializedParams())
+    yield client
+    await asyncio.wait_for(client.shutdown_async(None), 30)
+    client.exit(None)
+    await asyncio.wait_for(client.stop(), 30)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.slow
+async def test_server_publishes_diagnostics_hovers_completions_and_layout(editor: Editor) -> None:
+    (wrong,) = await editor.shows(SHOWN, 1)
+    assert wrong.message == "unknown name `reqests`\nhelp: did you mean `requests`?"
+    assert (wrong.code, wrong.source, wrong.severity) == ("unknown-name", "smetric", types.DiagnosticSeverity.Error)
+    start = SHOWN.splitlines()[2].index("reqests") + 1  # one unit more, for the letter before it
+    assert wrong.range == types.Range(types.Position(2, start), types.Position(2, start + 7))
+
+    document = types.TextDocumentIdentifier(URI)
+    shown = await editor.text_document_hover_async(types.HoverParams(document, types.Position(3, 8)))
+    assert shown is not None
+    assert isinstance(shown.contents, types.MarkupContent)
+    assert "rr_argmin(v" in shown.contents.value
+    assert shown.range == types.Range(types.Position(3, 6), types.Position(3, 15))
+    assert await editor.text_document_hover_async(types.HoverParams(document, types.Position(99, 0))) is None
+
+    found = await editor.text_document_completion_async(types.CompletionParams(document, types.Position(2, start + 2)))
+    assert isinstance(found, list)
+    kinds = {item.label: item.kind for item in found}
+    assert kinds["requests"] == types.CompletionItemKind.Field
+    assert kinds["argmin"] == types.CompletionItemKind.Function
+
+    assert await editor.shows(SHOWN.replace("reqests", "requests"), 2) == []
+    options = types.FormattingOptions(tab_size=2, insert_spaces=True)
+    (edit,) = await editor.text_document_formatting_async(types.DocumentFormattingParams(document, options)) or []
+    assert edit.range == types.Range(types.Position(0, 0), types.Position(4, 0))
+    laid_out = 'policy mine\n\nkeep pool != "𝛌" and requests > 3\nroute rr_argmin(0)\n'
+    assert edit.new_text == laid_out
+    assert await editor.shows(laid_out, 3) == []
+    assert not await editor.text_document_formatting_async(types.DocumentFormattingParams(document, options))
+
+    editor.text_document_did_close(types.DidCloseTextDocumentParams(document))
+    assert not (await asyncio.wait_for(editor.published.get(), 30)).diagnostics
+
+
+@pytest.mark.slow
+async def test_server_has_the_messages_of_smetric_check(editor: Editor) -> None:
+    text = "policy p\nlet a = (requests\nparam B = 1 in 2..\nroute argmin(reqests) when 1 < req.turn < 3\n"
+
+    shown = await editor.shows(text, 1)
+
+    report = CliRunner().invoke(main, ["check", "-"], input=text).output
+    said = [line for line in report.splitlines() if line.startswith("error: ") or " = help: " in line]
+    assert [line for each in shown for line in f"error: {each.message}".splitlines()] == [
+        line.strip().removeprefix("= ") for line in said
+    ]
+
+
+def test_lsp_command_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "smetric.tools.lsp", raising=False)
+    monkeypatch.setitem(sys.modules, "pygls.lsp.server", None)
+    result = CliRunner().invoke(main, ["lsp"])
+    assert result.exit_code == 2
+    assert "pip install 'smetric-router[lsp]'" in result.stderr

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from smetric.policy.decision import Decision, Need
-from smetric.policy.explain import score_name
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.types import BASES, clipped, figure
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Vocabulary
@@ -61,17 +60,6 @@ class Change:
         if amount == "1":
             name = name.replace(self.unit, self.unit.removesuffix("s")) if counted else name
         return f"{amount} {word} {name} on {clipped(self.instance)} → {self.becomes}"
-
-
-def lead(decision: Decision) -> str:
-    """By how much the chosen instance is ahead of the next, or behind it, in words; empty where it was not compared."""
-    margin, runner_up = decision.margin, decision.runner_up
-    if margin is None or runner_up is None:
-        return ""
-    if margin == 0:
-        return f"{clipped(runner_up)} ties by {score_name(decision)}"
-    where = "behind" if decision.is_behind else "ahead of"
-    return f"{figure(margin)} of {score_name(decision)} {where} {clipped(runner_up)}"
 
 
 def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) -> list[Change]:

@@ -1,4 +1,4 @@
-"""Made-up fleets, and the time of single calls."""
+"""Cost of decisions on synthetic fleets."""
 
 from smetric.features import VOCABULARY
 from smetric.policy import load
@@ -7,7 +7,7 @@ from smetric.tools.bench import HELD, REQUESTS, SIZES, costs, figures, fleet
 FEATURES = VOCABULARY.features
 
 
-def test_a_fleet_is_the_same_whenever_it_is_made_and_within_the_ranges_of_its_features() -> None:
+def test_fleet_is_reproducible_and_within_the_ranges_of_its_features() -> None:
     first, second = (fleet(32, FEATURES.values()) for _ in range(2))
     assert first.columns == second.columns
     assert set(first.columns) == set(FEATURES)
@@ -21,12 +21,12 @@ def test_a_fleet_is_the_same_whenever_it_is_made_and_within_the_ranges_of_its_fe
     assert not any(first.columns["draining"])
 
 
-def test_loads_differ_unless_they_are_to_be_equal() -> None:
+def test_fleet_has_equal_loads_on_request() -> None:
     assert len(set(fleet(32, [FEATURES["requests"]]).columns["requests"])) > 2
     assert len(set(fleet(32, [FEATURES["requests"]], equal=True).columns["requests"])) == 1
 
 
-def test_every_call_is_measured_and_slow_ones_cost_more() -> None:
+def test_costs_measure_every_call() -> None:
     calls = {"fast": 0, "slow": 0}
 
     def fast() -> None:
@@ -42,7 +42,7 @@ def test_every_call_is_measured_and_slow_ones_cost_more() -> None:
     assert all(cost.p99 >= cost.p50 for cost in found.values())
 
 
-def test_a_policy_has_a_figure_for_every_size_and_request_with_the_rule_that_decided() -> None:
+def test_figures_cover_every_size_and_request_and_name_the_rule() -> None:
     policy = load(
         "policy p\n"
         "keep healthy and not draining\n"

@@ -1,4 +1,4 @@
-"""Peers' formulas in plain Python: their values on one known state, and our files against them on random ones."""
+"""Policies of peers against their formulas in plain Python, on one known state and on random states."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def llmd(state: State, length: int) -> list[float]:
 
 
 def bailian_sampled(state: State, alpha: float, beta: float, gamma: float) -> list[float]:
-    """What an instance's chance is in proportion to."""
+    """The weight of each instance."""
     hits, loads, tokens = (min_max(state[name]) for name in ("hit_len", "requests", "inflight_tokens"))
     return [alpha * h + beta * (1 - n) + gamma * (1 - t) for h, n, t in zip(hits, loads, tokens, strict=True)]
 
@@ -105,7 +105,7 @@ def bailian(state: State, length: int, weight: float = 0.7) -> list[float]:
 
 
 def sglang(state: State, length: int, absolute: float, relative: float, threshold: float) -> set[int]:
-    """Whom cache_aware may take: the shortest queues where loads diverge or nothing matches, else the best match."""
+    """The choices of cache_aware: the shortest queues if loads diverge or nothing matches, else the best match."""
     loads, hits = state["requests"], state["hit_len"]
     shortest = {i for i, load in enumerate(loads) if load == min(loads)}
     if max(loads) - min(loads) > absolute and max(loads) > relative * min(loads):
@@ -117,7 +117,7 @@ def sglang(state: State, length: int, absolute: float, relative: float, threshol
 
 
 def aibrix(state: State) -> set[int]:
-    """Whom prefix-cache may take: of the calm ones the best match, then the least loaded."""
+    """The choices of prefix-cache: among calm instances the best match, then the least loaded."""
     running, hits = state["running"], state["hit_len"]
     left = list(range(len(running)))
     if max(running) - min(running) > 8:
@@ -132,7 +132,7 @@ def aibrix(state: State) -> set[int]:
 
 
 def kvaware(state: State, length: int) -> set[int]:
-    """Whom kvaware may take by its gate: at most 2,000 tokens are missing."""
+    """The choices of kvaware's gate: at most 2,000 tokens are missing."""
     return {i for i, hit in enumerate(state["hit_len"]) if hit >= max(length - 2000, 0)}
 
 
@@ -168,7 +168,7 @@ LENGTH = 4096
 REQUEST = InferenceRequest(turn=1, prompt_len=LENGTH, est_hit=3500)
 
 
-def test_the_peers_formulas_give_the_peers_values() -> None:
+def test_formulas_give_the_values_of_the_peers() -> None:
     assert lmetric(STATE, LENGTH) == [21168, 10716, 4096]
     assert vllm_default(STATE) == [10, 2, 0]
     assert dynamo(STATE, LENGTH) == [1089, 523.25, 256]
@@ -210,21 +210,19 @@ def test_the_peers_formulas_give_the_peers_values() -> None:
         ("tenants", {}, 2, "balance"),
     ],
 )
-def test_each_policy_picks_its_own_instance_on_that_state(
-    name: str, settings: dict[str, Any], pick: int, rule: str
-) -> None:
+def test_policy_picks_its_instance_on_that_state(name: str, settings: dict[str, Any], pick: int, rule: str) -> None:
     policy = shipped(name, **settings)
     for seed in range(20):
         decision = decide(policy, STATE, REQUEST, seed)
         assert (decision.index, decision.rule) == (pick, rule)
 
 
-def test_smetric_finds_the_warm_instance_of_that_state_overloaded_by_requests_and_by_tokens() -> None:
+def test_smetric_finds_the_warm_instance_overloaded_by_requests_and_by_tokens() -> None:
     for settings in ({}, {"LOAD": "unprefilled"}):
         assert decide(shipped("smetric", **settings), STATE, REQUEST).failed_guard == "not_overloaded"
 
 
-def test_bailian_tells_how_far_ahead_its_pick_is() -> None:
+def test_bailian_has_score_runner_up_and_margin() -> None:
     decision = decide(shipped("bailian"), STATE, REQUEST)
     assert decision.score == pytest.approx([0.475, 0.625, 0.70])
     assert decision.runner_up == "i1"
@@ -252,7 +250,7 @@ def test_bailian_sampled_draws_in_proportion_to_the_peers_values(
 
 
 def random_state(rng: random.Random) -> tuple[State, InferenceRequest]:
-    """Loads close together or far apart, hits of nobody, some or all."""
+    """Loads close together or far apart; hits on no, some or all instances."""
     size = rng.randint(1, 7)
     length = rng.choice([1, 100, 4096])
     most = rng.choice([1, 4, 12, 200])
@@ -294,7 +292,7 @@ ORACLES: dict[str, tuple[dict[str, Any], Callable[[State, int], set[int]]]] = {
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_a_policy_is_its_peers_formula_on_random_states(name: str) -> None:
+def test_policy_is_its_formula_on_random_states(name: str) -> None:
     settings, oracle = ORACLES[name]
     policy = shipped(name, **settings)
     rng = random.Random(name)
@@ -304,7 +302,7 @@ def test_a_policy_is_its_peers_formula_on_random_states(name: str) -> None:
         assert decision.index in oracle(state, request.prompt_len), state
 
 
-def test_kvaware_takes_who_is_past_its_gate_on_random_states() -> None:
+def test_kvaware_takes_an_instance_past_its_gate_on_random_states() -> None:
     policy = shipped("production_stack_kvaware")
     rng = random.Random(3)
     gated = 0
@@ -316,3 +314,118 @@ def test_kvaware_takes_who_is_past_its_gate_on_random_states() -> None:
         gated += bool(covered)
         assert not covered or decision.index in covered
     assert 100 < gated < 800
+
+
+# ── policies in seconds, and LMetric's guard ──────────────────────────────────
+
+
+def random_costs(rng: random.Random) -> tuple[State, InferenceRequest]:
+    """A state with rates, costs and the hits of a shared store."""
+    state, request = random_state(rng)
+    size, length = len(state["hit_len"]), request.prompt_len
+    stored = rng.choice([0, length // 2, length])
+    more: dict[str, list[Any]] = {
+        **state,
+        "unprefilled_cost": [rng.choice([0, rng.randint(0, 60_000)]) for _ in range(size)],
+        "prefill_rate": [rng.choice([5_000.0, 10_000.0, 20_000.0]) for _ in range(size)],
+        "fetch_rate": [rng.choice([20_000.0, 100_000.0])] * size,
+        "store_hit_len": [stored] * size,
+    }
+    request.turn = rng.choice([0, 1, 3])
+    request.est_hit = rng.choice([0, length // 2, length])
+    return more, request
+
+
+def prefill(new: float, length: int, equal: float) -> float:
+    """Cost of computing the last *new* of *length* tokens, attention included."""
+    return new + new * (length - new / 2) / equal
+
+
+def smetric_slo(state: State, request: InferenceRequest) -> tuple[str, set[int]]:
+    """The revised SMetric: the rule, and the instances it allows."""
+    length, hits = request.prompt_len, state["hit_len"]
+    loads = [c + prefill(length - h, length, 6923) for c, h in zip(state["unprefilled_cost"], hits, strict=True)]
+    target = 1.0 + 62.5e-6 * length
+    meets = [load / rate <= target for load, rate in zip(loads, state["prefill_rate"], strict=True)]
+    warmest = [i for i, hit in enumerate(hits) if hit == max(hits)]
+    home = min(warmest, key=lambda i: loads[i])
+    assert request.est_hit is not None
+    if request.turn and hits[home] > 0.5 * request.est_hit and (meets[home] or not any(meets)):
+        return "stick", {i for i in warmest if loads[i] == loads[home]}
+    return "balance", lowest([load * n for load, n in zip(loads, state["requests"], strict=True)])
+
+
+def least_delay(state: State, request: InferenceRequest) -> set[int]:
+    """The instances within 0.6 s of the least added delay."""
+    delays, length = [], request.prompt_len
+    for hit, store, cost, n, rate, fetch in zip(
+        *(state[name] for name in ("hit_len", "store_hit_len", "unprefilled_cost", "requests")),
+        *(state[name] for name in ("prefill_rate", "fetch_rate")),
+        strict=True,
+    ):
+        have = max(hit, store)
+        own = prefill(max(length - have, 1), length, 7800) / rate + (have - hit) / fetch
+        delays.append(cost / rate + own * (1 + 0.5 * n) + 12 * (length - hit) / fetch)
+    return {i for i, delay in enumerate(delays) if delay <= min(delays) + 0.6 + 1e-9}
+
+
+def guarded(state: State, request: InferenceRequest) -> tuple[str, set[int]]:
+    """LMetric's hot-spot guard: the rule, and the instances it allows."""
+    scores, hits = lmetric(state, request.prompt_len), state["hit_len"]
+    holders = [i for i, hit in enumerate(hits) if hit > 0]
+    rest = [i for i, hit in enumerate(hits) if hit == 0]
+    share = request.class_share
+    floods = bool(rest) and (share == 1 or share / (1 - share) > len(holders) / len(rest))
+    if holders and floods and request.class_streak >= 2 * len(holders):
+        least = lowest([scores[i] for i in rest])
+        return "spread", {rest[i] for i in least}
+    return "product", lowest(scores)
+
+
+def test_smetric_slo_is_its_formula() -> None:
+    policy, rng = shipped("smetric_slo"), random.Random(21)
+    seen = {"stick": 0, "balance": 0}
+    for _ in range(1500):
+        state, request = random_costs(rng)
+        rule, allowed = smetric_slo(state, request)
+        decision = decide(policy, state, request, rng.getrandbits(63))
+        assert (decision.rule, decision.index in allowed) == (rule, True), state
+        seen[rule] += 1
+    assert min(seen.values()) > 100
+
+
+def test_least_delay_is_its_formula() -> None:
+    policy, rng = shipped("least_delay"), random.Random(22)
+    several = 0
+    for _ in range(1500):
+        state, request = random_costs(rng)
+        allowed = least_delay(state, request)
+        several += 1 < len(allowed) < len(state["hit_len"])
+        assert decide(policy, state, request, rng.getrandbits(63)).index in allowed, state
+    assert several > 100
+
+
+def test_lmetric_guarded_is_its_formula() -> None:
+    policy, rng = shipped("lmetric_guarded"), random.Random(23)
+    seen = {"spread": 0, "product": 0}
+    for _ in range(1500):
+        state, request = random_state(rng)
+        request.class_share = rng.choice([0.0, 0.2, 0.5, 0.9, 1.0])
+        request.class_streak = float(rng.randint(0, 8))
+        rule, allowed = guarded(state, request)
+        decision = decide(policy, state, request, rng.getrandbits(63))
+        assert (decision.rule, decision.index in allowed) == (rule, True), state
+        seen[rule] += 1
+    assert min(seen.values()) > 100
+
+
+def test_prefix_hash_and_bounded_hash_keep_their_bounds() -> None:
+    rng = random.Random(24)
+    for name in ("prefix_hash", "bounded_hash"):
+        policy = shipped(name)
+        for _ in range(500):
+            state, request = random_state(rng)
+            loads = state["requests"]
+            decision = decide(policy, state, request, rng.getrandbits(63))
+            bound = fmean(loads) if name == "prefix_hash" else (sum(loads) + 1) / len(loads)
+            assert loads[decision.index] <= max(1.25 * bound, min(loads)) + 1e-9

@@ -1,4 +1,4 @@
-"""Every block of the page for beginners is run, in order, and prints what the page says."""
+"""Page "Your first policy": every block is run, in order, and prints the output on the page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request.request import InferenceRequest
-from tests.test_policies import figure_13
+from tests.integration.test_policies import figure_13
 from tests.walkthrough import Command, steps
 
-PAGE = Path(__file__).parents[1] / "docs" / "start" / "first-policy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "first-policy.md"
 
 
 @pytest.fixture
 def walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a reader who has done all that the page says."""
+    """The folder of a reader who has followed the page."""
     monkeypatch.chdir(tmp_path)
     for step in steps(PAGE.read_text(), tmp_path):
         if isinstance(step, Command):
@@ -27,24 +27,24 @@ def walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_command_of_the_page_prints_what_the_page_says(walked: Path) -> None:
+def test_first_policy_page_shows_the_output_of_its_commands(walked: Path) -> None:
     assert (walked / "mine.policy").exists()
 
 
-def test_each_step_shows_one_mistake_and_the_message_that_mends_it() -> None:
+def test_first_policy_page_has_a_mistake_and_its_fix_in_each_step() -> None:
     sections = re.split(r"\n## (?=\d )", PAGE.read_text())[1:]
     assert len(sections) == 7
     for section in sections:
         assert ("error: " in section and "= help: " in section) or "FAILED " in section, section
 
 
-def test_it_ends_with_figure_13_of_the_paper(walked: Path) -> None:
+def test_first_policy_page_ends_with_figure_13_of_the_paper(walked: Path) -> None:
     policy = load((walked / "mine.policy").read_text(), VOCABULARY)
     assert _differences(policy, random.Random(13)) == []
 
 
 def _differences(policy: Policy, rng: random.Random) -> list[tuple[Snapshot, InferenceRequest]]:
-    """Random situations that *policy* decides unlike the figure."""
+    """Random situations in which *policy* and the figure differ."""
     found = []
     for _ in range(1500):
         ids = [f"gpu-{i}" for i in rng.sample(range(40), k=rng.randint(1, 9))]

@@ -1,7 +1,4 @@
-"""The shipped policies: their own tests, Figure 13 as an oracle, and what they look up.
-
-What peers' formulas say on one state, and on random ones, is in `test_policies_peers.py`.
-"""
+"""Shipped policies: their own tests, Figure 13 as an oracle, and their look-ups; see also `test_peer_policies.py`."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def decided(decision: Decision | Need) -> Decision:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_policy_passes_its_own_tests_which_show_all_of_it(path: Path) -> None:
+def test_policy_passes_its_own_tests_with_full_coverage(path: Path) -> None:
     beside = further_tests(path)
     suite = suite_of(path.read_text(), VOCABULARY, path=str(path), libraries=libraries_beside(path), beside=beside)
     results = suite.run()
@@ -51,14 +48,14 @@ def test_a_policy_passes_its_own_tests_which_show_all_of_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_keeps_what_its_documentation_promises(name: str) -> None:
+def test_policy_has_its_declared_properties(name: str) -> None:
     policy = POLICIES[name]
     broken = [counterexample(policy, VOCABULARY, each, situations=300) for each in promised(policy, VOCABULARY)]
     assert [found.as_test() for found in broken if found is not None] == []
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_shipped_policy_is_named_like_its_file_documented_and_tested(name: str) -> None:
+def test_policy_is_named_like_its_file_documented_and_tested(name: str) -> None:
     policy = POLICIES[name]
     assert policy.name == name
     assert "Source:" in policy.doc
@@ -68,7 +65,7 @@ def test_a_shipped_policy_is_named_like_its_file_documented_and_tested(name: str
             assert before.startswith("##"), f"{line} says neither what it is nor where its default comes from"
 
 
-def test_exactly_the_policies_of_this_version_are_shipped() -> None:
+def test_policies_of_this_version_are_shipped() -> None:
     assert set(POLICIES) == {
         *("admission", "aibrix_prefix_sigma", "bailian", "bailian_sampled", "bounded_hash", "canary", "decode"),
         *("dualmap", "dynamo", "dynamo_new_tokens", "least_delay", "least_load", "llmd_weighted", "lmetric"),
@@ -91,7 +88,7 @@ def figure_13(
     overload: float = 2.0,
     hit_ratio: float = 0.5,
 ) -> tuple[str, set[str]]:
-    """The paper's figure in plain Python: the rule, and the instances it allows where the paper leaves a tie open."""
+    """Figure 13 in plain Python: the rule, and the instances it allows where the paper leaves a tie open."""
     if turn is not None and turn != 0:
         # Line 5: the highest KV$ hit; ties to the least loaded, then open.
         hottest = [i for i in range(len(ids)) if c[i] == max(c)]
@@ -109,7 +106,7 @@ def random_cells(rng: random.Random, size: int, highest: int) -> list[float | No
     return [None if rng.random() < unknown else rng.randint(0, highest) for _ in range(size)]
 
 
-def test_smetric_is_figure_13_on_thousands_of_random_snapshots_with_unknown_cells() -> None:
+def test_smetric_is_figure_13_on_random_snapshots() -> None:
     rng = random.Random(13)
     seen = {"stick": 0, "balance": 0}
     variants: list[tuple[dict[str, Any], str]] = [
@@ -151,7 +148,7 @@ def test_smetric_is_figure_13_on_thousands_of_random_snapshots_with_unknown_cell
     assert min(seen.values()) > 500
 
 
-def test_ties_among_the_warmest_are_drawn_evenly() -> None:
+def test_smetric_draws_evenly_among_the_warmest() -> None:
     ids = ["a", "b", "c", "d"]
     snapshot = Snapshot(ids, {"hit_len": [500, 500, 500, 500], "requests": [1, 1, 1, 5]})
     request = InferenceRequest(turn=1, est_hit=600, prompt_len=1000)
@@ -164,7 +161,7 @@ def test_ties_among_the_warmest_are_drawn_evenly() -> None:
     assert all(850 < wins[id] < 1150 for id in "abc")
 
 
-def test_balanced_requests_go_around_whatever_sticks_in_between() -> None:
+def test_smetric_rotates_first_turns_whatever_sticks_in_between() -> None:
     policy = POLICIES["smetric"]
     snapshot = Snapshot(["a", "b", "c"], {"hit_len": [500, 0, 0], "requests": [1, 1, 1]})
     cursors: dict[str, str] = {}
@@ -178,18 +175,32 @@ def test_balanced_requests_go_around_whatever_sticks_in_between() -> None:
     assert chosen == ["a", "b", "c", "a", "b", "c"]
 
 
-# ── what costs a look-up ─────────────────────────────────────────────────────
+# ── look-ups ─────────────────────────────────────────────────────────────────
+
+
+#: Policies that look nothing up.
+WITHOUT_LOOKUPS = {
+    "load_only",
+    "round_robin",
+    "two_choices",
+    "least_load",
+    "session",
+    "prefix_hash",
+    "bounded_hash",
+    "canary",
+    "decode",
+    "admission",
+}
 
 
 @pytest.mark.parametrize(
     ("name", "lookups", "always"),
     [
+        *((name, {}, set()) for name in sorted(WITHOUT_LOOKUPS)),
         ("smetric", {"hit_len": ("not_overloaded",)}, set()),
         ("smetric_basic", {"hit_len": ("stick",)}, set()),
         ("bailian", {"hit_len": ("route_1",)}, {"hit_len"}),
         ("lmetric", {"hit_len": ("route_1",)}, {"hit_len"}),
-        ("load_only", {}, set()),
-        ("round_robin", {}, set()),
         ("tenants", {"hit_len": ("req.priority > 0 or not overloaded", "stick")}, set()),
         ("sglang_cache_aware", {"hit_len": ("max(matched) > CACHE_THRESHOLD",)}, set()),
         ("smetric_slo", {"hit_len": ("still_there", "balance")}, {"hit_len"}),
@@ -210,26 +221,16 @@ def test_balanced_requests_go_around_whatever_sticks_in_between() -> None:
             {"hit_len": ("route_1",), "store_hit_len": ("route_1",)},
             {"hit_len", "store_hit_len"},
         ),
-        ("two_choices", {}, set()),
-        ("least_load", {}, set()),
-        ("session", {}, set()),
-        ("prefix_hash", {}, set()),
-        ("bounded_hash", {}, set()),
-        ("canary", {}, set()),
-        ("decode", {}, set()),
-        ("admission", {}, set()),
     ],
 )
-def test_what_a_policy_looks_up_and_what_asks_for_it(
-    name: str, lookups: dict[str, tuple[str, ...]], always: set[str]
-) -> None:
+def test_policy_has_these_lookups(name: str, lookups: dict[str, tuple[str, ...]], always: set[str]) -> None:
     policy = POLICIES[name]
     assert {feature: lookup.asked_by for feature, lookup in policy.lookups.items()} == lookups
     assert policy.lookups_always == always
 
 
 @pytest.mark.parametrize("name", ["smetric", "smetric_basic"])
-def test_a_first_turn_causes_no_look_up(name: str) -> None:
+def test_policy_looks_nothing_up_for_a_first_turn(name: str) -> None:
     snapshot = Snapshot(["a", "b"], {"requests": [2, 1]})
     decision = decided(POLICIES[name].decide(snapshot, InferenceRequest(turn=0), {}, 1))
     assert (decision.rule, decision.instance) == ("balance", "b")
@@ -248,7 +249,7 @@ def plain() -> Application:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-async def test_a_policy_decides_on_what_a_plain_router_knows(name: str, plain: Application) -> None:
+async def test_policy_decides_in_a_router_without_sources(name: str, plain: Application) -> None:
     routes = routes_by(shipped_policies()[name])
     router = Router(plain.fleet, routes, plain.knows.sources)
     text = Prompt([b"x" * 4000], 4.0)
