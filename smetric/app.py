@@ -177,7 +177,7 @@ class Application:
     def _swapped(self) -> None:
         self.router.follow(self.policies.observed)
         self.records.follow(self.policies.recorded)
-        self.admission.queue.reloaded()
+        self.admission.room.policy_changed()
 
     def _restarted(self, instance: Instance) -> None:
         self.fleet.health.restarted(instance)
@@ -273,7 +273,7 @@ class Application:
         self._ending.set()
         drain = self.settings.drain
         # Who is held is decided by then, and has the other half of the time for its answer.
-        self.admission.queue.end_by(asyncio.get_running_loop().time() + (drain.announce + drain.deadline) / 2)
+        self.admission.room.end_by(asyncio.get_running_loop().time() + (drain.announce + drain.deadline) / 2)
         notify(self._environ, "STOPPING=1")
 
     async def stop(self) -> None:

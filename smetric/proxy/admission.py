@@ -1,4 +1,8 @@
-"""Admission: waiting room, places, body bytes."""
+"""Admission: which requests are let in, which of them wait, and for what.
+
+A request that was let in waits for one of two reasons: a rule of the policy holds it, or none of the slots that
+`overload.in_flight` allows is free. The load of the router itself is measured in `overload.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum
+from itertools import chain
+from operator import attrgetter
 from time import perf_counter
 
 from smetric import names
@@ -22,327 +29,316 @@ from smetric.routing.router import Router, Routing
 from smetric.telemetry.gauges import OverloadFigures
 from smetric.telemetry.metrics import Metrics
 
-# The one queue: requests that a policy's `hold` keeps back, and those for which `overload.in_flight` leaves no place.
-#
-# Bounded in number and in bytes. Who waits is decided again by whoever holds the place; that, and the limit of requests
-# under way, are in `admission.py`.
+#: Shortest time between two wake-ups of the head of a lane, seconds.
+WAKE_INTERVAL_S = 0.01
+#: A request waits for a slot if its expected wait is at most this share of the longest wait. The expectation is a mean,
+#: and few requests should time out.
+MAX_WAIT_FRACTION = 0.5
+#: While the rate at which slots come free is unknown, as many requests may wait as there are slots, and at least these.
+LEAST_QUEUED = 4
+#: Number of handovers of slots that the rate is computed from: this many for each slot, as many requests may end at
+#: once, within these bounds.
+HANDOVERS_PER_SLOT = 4
+LEAST_HANDOVERS, MOST_HANDOVERS = 16, 1024
+#: A body counts from the start with its announced length but no more than this, and grows in steps of this size.
+STEP_BYTES = 256 * 1024
+#: Number of times that rules may hold a request while the waiting room is full, each for longer than the one before.
+MOST_HOLDS = 16
 
-#: Least time between two times that the first of a lane is woken to be decided again, seconds.
-SPACING_S = 0.01
+#: The retry count that the clients of OpenAI and Anthropic send.
+RETRY_COUNT = b"x-stainless-retry-count"
+#: Priority of a request before its body is read. A lower number is more urgent, as for the engines.
+PRIORITY = b"x-vllm-priority"
+LENGTH = b"content-length"
+_READ = frozenset({LENGTH, RETRY_COUNT, PRIORITY})
+
+_REFUSAL_TEXTS = {
+    "in_flight": "as many requests are under way as may be (setting overload.in_flight), and the wait is too long",
+    "queue": "too many requests wait (settings overload.queue, overload.queue_bytes)",
+    "bytes": "the bodies of the requests under way take all the memory for them (setting overload.bodies)",
+    "lag": "the router is overloaded",
+    "memory": "the router is short of memory",
+    "files": "the router is short of file descriptors",
+}
+
+#: Position in a lane or in the queue for slots: higher priority first, then arrival.
+Rank = tuple[float, float]
+_rank_of = attrgetter("rank")
 
 
-#: A model's lane, or that of those who wait for a place, whatever they are for.
-Lane = str | None
-
-
-class Queue:
-    """Lanes of waiting requests, each by priority, then by arrival.
-
-    Requests for different models have lanes of their own, so that none waits behind one that needs other instances. The
-    lane None is not woken by a change of load: whoever gives a place up hands it to the first there.
+class PermitState(Enum):
+    """State of an admitted request. The waiting room counts by it.
 
     Args:
-        most: requests that may wait, in all lanes together.
-        most_bytes: bytes of their bodies.
+        has_slot: it counts against `overload.in_flight`.
+        needs_slot: it is in the queue for slots.
+        is_held: it is in the lane of its model, since a rule of the policy held it.
+        has_ended: it counts nowhere.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self.most = most
+    #: Its body is read, or it needs no slot.
+    ADMITTED = (False, False, False, False)
+    #: It is decided or served.
+    SERVED = (True, False, False, False)
+    #: It waits for a slot.
+    QUEUED = (False, True, False, False)
+    #: It waits until its rule holds it no longer.
+    HELD = (False, False, True, False)
+    #: It was held, and waits for a slot to be decided again.
+    REQUEUED = (False, True, True, False)
+    #: It was held, and is decided again. It keeps its place in the waiting room in case it is held once more.
+    REDECIDED = (True, False, True, False)
+    ENDED = (False, False, False, True)
+
+    def __init__(self, has_slot: bool, needs_slot: bool, is_held: bool, has_ended: bool) -> None:
+        self.has_slot = has_slot
+        self.needs_slot = needs_slot
+        self.is_held = is_held
+        self.has_ended = has_ended
+        #: It is in the waiting room.
+        self.is_waiting = needs_slot or is_held
+
+
+class WaitingRoom:
+    """Waiting room: one entry for each request, which waits for its rule, for a slot, or for one after the other.
+
+    Requests that a rule holds have a lane for each model, so that none waits behind one that needs other instances.
+    Requests without a slot have one queue. A slot that comes free goes to the head of the queue at once: a newcomer
+    cannot overtake it, and no slot stays free while a request waits.
+
+    Args:
+        slots: most requests that have a slot at a time; 0 for no limit.
+        wait_s: longest wait for a slot, seconds.
+        most: most requests in the room.
+        most_bytes: most bytes of their bodies.
+    """
+
+    def __init__(self, *, slots: int, wait_s: float, most: int, most_bytes: int) -> None:
+        self.slots = slots or math.inf
+        self._wait_s = wait_s
+        self._most = most
         self._most_bytes = most_bytes
-        self._lanes: dict[Lane, list[Place]] = {}
+        self._lanes: dict[str, list[Permit]] = {}
+        self._queue: list[Permit] = []
         self._arrivals = 0
         self._woken_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
-        #: Nobody waits beyond this time of the loop's clock.
+        #: No wait is longer than until this time of the loop's clock.
         self._end = math.inf
-        #: How many wait, and the bytes of their bodies.
+        #: Times at which slots were handed over since the queue was last empty.
+        handovers = min(max(LEAST_HANDOVERS, HANDOVERS_PER_SLOT * slots), MOST_HANDOVERS)
+        self._handovers: deque[float] = deque(maxlen=handovers)
+        self._freed_at = -math.inf
+        #: A request has waited for the longest time, and no slot has come free since its arrival.
+        self._is_stalled = False
+        #: Requests in the room, bytes of their bodies, and slots taken. `_move` alone changes them.
         self.size = 0
         self.bytes = 0
+        self.slots_taken = 0
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait for a slot."""
+        return len(self._queue)
 
     def has_room(self, size: int) -> bool:
-        """Whether a request of *size* bytes may wait too."""
-        return self.size < self.most and self.bytes + size <= self._most_bytes
+        """Return whether a request of *size* bytes may wait too."""
+        return self.size < self._most and self.bytes + size <= self._most_bytes
 
-    def enter(self, lane: Lane, priority: float, size: int, *, again: bool = False) -> Place | None:
-        """A place for a request of *size* bytes, behind those of its lane with its *priority* or more; None if full.
+    def expected_wait_s(self, rank: Rank = (0.0, math.inf)) -> float:
+        """Return the seconds until a request of *rank* would get a slot, by the latest handovers; 0 while unknown."""
+        handovers = self._handovers
+        if self.slots_taken < self.slots or len(handovers) < 2:
+            return 0.0
+        interval_s = (asyncio.get_running_loop().time() - handovers[0]) / len(handovers)
+        return self._ahead(rank) * interval_s
 
-        One that is here *again*, as it has a place in another lane, counts once, and has room.
-        """
-        if again:
-            size = 0
-        elif not self.has_room(size):
-            return None
+    def may_enter(self, size: int, priority: float = 0.0) -> bool:
+        """Return whether a new request of *size* bytes would get a slot, now or after a wait."""
+        if self.slots_taken < self.slots:
+            return True
+        return self.has_room(size) and self._is_worth_waiting((-priority, math.inf))
+
+    def _is_worth_waiting(self, rank: Rank) -> bool:
+        """Return whether a request of *rank* is likely to get a slot in time."""
+        if self._is_stalled:
+            return False
+        if len(self._handovers) < 2:
+            return self._ahead(rank) < max(LEAST_QUEUED, self.slots)
+        return self.expected_wait_s(rank) <= MAX_WAIT_FRACTION * self._wait_s
+
+    def _ahead(self, rank: Rank) -> int:
+        return bisect_left(self._queue, rank, key=_rank_of)
+
+    def arrive(self, priority: float) -> Rank:
+        """Return the rank of a new request."""
         self._arrivals += 1
-        place = Place(self, lane, -priority, self._arrivals, size, 0 if again else 1)
-        insort(self._lanes.setdefault(lane, []), place)
-        self.size += place.count
-        self.bytes += size
-        return place
+        return (-priority, self._arrivals)
 
-    def ahead(self, lane: Lane, priority: float = -math.inf) -> int:
-        """How many would be in front of a newcomer of *priority*, by default one of the least."""
-        places = self._lanes.get(lane)
-        return bisect_left(places, (-priority, math.inf), key=lambda place: place.rank) if places else 0
+    def take_slot(self, permit: Permit) -> bool:
+        """Give *permit* a slot if it has one already or one is free; return whether it has one."""
+        if not permit.state.has_slot:
+            if self.slots_taken >= self.slots:
+                return False
+            self._grant_slot(permit)
+        return True
 
-    def first(self, lane: Lane) -> Place | None:
-        """Whose turn is next in *lane*."""
-        places = self._lanes.get(lane)
-        return places[0] if places else None
+    def _grant_slot(self, permit: Permit) -> None:
+        permit.is_outdated = False  # its decision starts now
+        self._move(permit, PermitState.REDECIDED if permit.state.is_held else PermitState.SERVED)
 
-    def changed(self) -> None:
-        """The load of an instance has changed: wake the first of each lane, now or when that may be again."""
+    async def wait_for_slot(self, permit: Permit) -> bool:
+        """Wait for a slot, if that is worth it and the room has space; return whether *permit* has one."""
+        has_room = permit.state.is_waiting or self.has_room(permit.size)
+        if not has_room or not self._is_worth_waiting(permit.rank):
+            return False
+        self._move(permit, PermitState.REQUEUED if permit.state.is_held else PermitState.QUEUED)
+        since = asyncio.get_running_loop().time()
+        await permit.wait(since + self._wait_s, self._end)
+        has_slot = permit.state.has_slot  # also if its time was up in the tick of the handover
+        self._is_stalled = not has_slot and self._freed_at < since
+        return has_slot
+
+    def hold(self, permit: Permit) -> bool:
+        """Put *permit* into the lane of its model; return False if the room is full. Its slot comes free either way."""
+        if not permit.state.is_held:
+            # A queued request may take the slot, and then leaves room for this one.
+            self._move(permit, PermitState.ADMITTED)
+            if not self.has_room(permit.size):
+                return False
+        self._move(permit, PermitState.HELD)
+        return True
+
+    async def wait_for_change(self, permit: Permit, deadline: float) -> bool:
+        """Wait until *permit* is to be decided again; return False if *deadline* on the loop's clock came first."""
+        if permit.is_outdated:
+            return True
+        return await permit.wait(deadline, self._end)
+
+    def leave(self, permit: Permit) -> None:
+        """Take *permit* out of the room; it keeps a slot that it has."""
+        self._move(permit, PermitState.SERVED if permit.state.has_slot else PermitState.ADMITTED)
+
+    def end(self, permit: Permit) -> None:
+        """Count *permit* no longer."""
+        self._move(permit, PermitState.ENDED)
+
+    def load_changed(self) -> None:
+        """The load of an instance has changed: wake the head of each lane, now or as soon as it may be woken again."""
         if not self._lanes or self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        due = self._woken_at + SPACING_S
+        due = self._woken_at + WAKE_INTERVAL_S
         if loop.time() >= due:
-            self._wake_first()
+            self._wake_heads()
         else:
-            self._timer = loop.call_at(due, self._wake_first)
+            self._timer = loop.call_at(due, self._wake_heads)
 
-    def reloaded(self) -> None:
-        """Another policy acts: wake all. Each has waited as long as it has."""
-        for lane, places in self._lanes.items():
-            for place in places if lane is not None else ():
-                place.wake()
-
-    def end_by(self, at: float) -> None:
-        """Let nobody wait beyond *at* on the loop's clock: the router ends."""
-        self._end = at
-        for places in self._lanes.values():
-            for place in places:
-                place.shorten()
-
-    def until(self, at: float) -> float:
-        """*at*, or the end of all waiting if that comes first."""
-        return min(at, self._end)
-
-    def leave(self, place: Place) -> None:
-        """Take *place* out, if it has not been; the one behind it may be luckier."""
-        if not place.is_in:
-            return
-        place.is_in = False
-        places = self._lanes[place.lane]
-        places.pop(bisect_left(places, place.rank, key=lambda other: other.rank))
-        if not places:
-            del self._lanes[place.lane]
-        self.size -= place.count
-        self.bytes -= place.size
-        self.changed()
-
-    def _wake_first(self) -> None:
+    def _wake_heads(self) -> None:
         self._timer = None
         self._woken_at = asyncio.get_running_loop().time()
-        for lane, places in self._lanes.items():
-            if lane is not None:
-                places[0].wake()
+        for lane in self._lanes.values():
+            lane[0].decide_again()
+
+    def policy_changed(self) -> None:
+        """Another policy acts: have all held requests decided again. Their deadlines stay."""
+        for permit in chain.from_iterable(self._lanes.values()):
+            permit.decide_again()
+
+    def end_by(self, at: float) -> None:
+        """The router stops: let no request wait beyond *at* on the loop's clock."""
+        self._end = at
+        for permit in chain(self._queue, *self._lanes.values()):
+            permit.shorten(at)
+
+    def _move(self, permit: Permit, to: PermitState) -> None:
+        """Change the state of *permit*. All counts, lanes and the queue follow from states, here and nowhere else."""
+        before, permit.state = permit.state, to
+        if to.is_waiting is not before.is_waiting:
+            sign = 1 if to.is_waiting else -1
+            self.size += sign
+            self.bytes += sign * permit.size
+        if to.needs_slot is not before.needs_slot:
+            _put(permit, self._queue, is_in=to.needs_slot)
+        if to.is_held is not before.is_held:
+            lane = self._lanes.setdefault(permit.model, [])
+            _put(permit, lane, is_in=to.is_held)
+            if not lane:
+                del self._lanes[permit.model]
+            if not to.is_held:
+                self.load_changed()  # the next one may be luckier
+        if to.has_slot is not before.has_slot:
+            self.slots_taken += 1 if to.has_slot else -1
+            if not to.has_slot and self.slots < math.inf:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the slot that has come free to the head of the queue."""
+        self._freed_at, self._is_stalled = asyncio.get_running_loop().time(), False
+        if self._queue:
+            head = self._queue[0]
+            self._handovers.append(self._freed_at)
+            self._grant_slot(head)
+            head.wake()
+        else:
+            self._handovers.clear()
 
 
-class Place:
-    """One request's place.
-
-    Args:
-        queue: where it is.
-        lane: which of its lanes.
-        urgency: the lower the sooner.
-        number: of its arrival.
-        size: bytes of the body that waits with it.
-        count: requests that it counts as.
-    """
-
-    __slots__ = ("_deadline", "_queue", "_timer", "_turn", "count", "is_in", "is_woken", "lane", "rank", "size")
-
-    def __init__(self, queue: Queue, lane: Lane, urgency: float, number: int, size: int, count: int) -> None:
-        self._queue = queue
-        self._turn: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline = math.inf
-        self.lane = lane
-        self.rank = (urgency, number)
-        self.size = size
-        self.count = count
-        #: It has not been taken out.
-        self.is_in = True
-        #: Its turn has come, and it does not know yet.
-        self.is_woken = False
-
-    def __lt__(self, other: Place) -> bool:
-        return self.rank < other.rank
-
-    async def turn(self, deadline: float) -> bool:
-        """Wait to be woken, or for *deadline* on the loop's clock; whether it was woken."""
-        if not self.is_woken:  # while it was being decided
-            loop = asyncio.get_running_loop()
-            self._deadline = deadline
-            self._turn = loop.create_future()
-            self._timer = loop.call_at(self._queue.until(deadline), self._time_is_up)
-            try:
-                await self._turn
-            finally:
-                self._timer.cancel()
-                self._turn = None
-        is_woken, self.is_woken = self.is_woken, False
-        return is_woken
-
-    def wake(self) -> bool:
-        """Its turn has come; whether that is news to it, for it may have given up in this very moment."""
-        if self._turn is not None:
-            if self._turn.done():
-                return False
-            self._turn.set_result(None)
-        self.is_woken = True
-        return True
-
-    def shorten(self) -> None:
-        """The queue's own end may come before its deadline."""
-        if self._turn is not None and self._timer is not None:
-            self._timer.cancel()
-            at = self._queue.until(self._deadline)
-            self._timer = asyncio.get_running_loop().call_at(at, self._time_is_up)
-
-    def _time_is_up(self) -> None:
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(None)
-
-
-# The places for requests under way, where their number is limited: who finds none waits, if that is worth it.
-#
-# The queue itself is in `queue.py`; how the refused are answered in `admission.py`.
-
-#: Share of the longest wait that a newcomer may expect to wait: what is expected is a mean, and few should be late.
-_HOPE = 0.5
-#: While it is not known how long a place is taken, so many may wait, or as many as there are places.
-_FIRST = 4
-#: Places handed on that are remembered, for each place there is: requests may end many at a time. And in all.
-_ROUNDS = 4
-_MOST_REMEMBERED = 1024
-
-
-class Slots:
-    """Hands out places.
-
-    A place that is given up while somebody waits is handed to the first of them: nobody who comes in that moment is
-    quicker, and none stays empty.
-
-    Args:
-        most: how many requests may be under way.
-        wait_s: longest wait for a place.
-        queue: where requests wait.
-    """
-
-    def __init__(self, most: int, wait_s: float, queue: Queue) -> None:
-        self.most = most
-        self._wait_s = wait_s
-        self._queue = queue
-        #: When the last places were handed on, on the loop's clock, while somebody waited without a break.
-        self._handed: deque[float] = deque(maxlen=min(max(16, _ROUNDS * most), _MOST_REMEMBERED))
-        self.taken = 0
-        #: When a place was last given up; and whether somebody has since waited as long as one may, for none.
-        self._given_up_at = 0.0
-        self._is_vain = False
-
-    def expected_wait_s(self, priority: float = 0.0) -> float:
-        """Seconds that a newcomer of *priority* would have to wait behind others, as places came free lately."""
-        if self.taken < self.most:
-            return 0.0
-        return self._queue.ahead(None, priority) * self._interval_s()
-
-    def is_worth_waiting(self, size: int, priority: float = 0.0, *, again: bool = False) -> bool:
-        """Whether a newcomer of *size* bytes may hope for a place; *again*: it is in the queue already."""
-        if self.taken < self.most:
-            return True
-        if self._is_vain or not (again or self._queue.has_room(size)):
-            return False
-        if len(self._handed) < 2:
-            return self._queue.ahead(None, priority) < max(_FIRST, self.most)
-        return self.expected_wait_s(priority) <= _HOPE * self._wait_s
-
-    def take_free(self) -> bool:
-        """Take a place if one is free."""
-        is_free = self.taken < self.most
-        self.taken += is_free
-        return is_free
-
-    async def take(self, size: int, priority: float, *, again: bool = False) -> bool:
-        """Take a place for a request of *size* bytes, perhaps after a wait; whether there was one in time.
-
-        *again*: it is in the queue already.
-        """
-        if self.take_free():
-            return True
-        if not self.is_worth_waiting(size, priority, again=again):
-            return False
-        place = self._queue.enter(None, priority, size, again=again)
-        assert place is not None, "there is room"
-        loop = asyncio.get_running_loop()
-        since = loop.time()
-        try:
-            is_mine = await place.turn(since + self._wait_s)
-            self._is_vain = not is_mine and self._given_up_at < since
-            return is_mine
-        except asyncio.CancelledError:
-            if place.is_woken:  # its client left while it was handed a place
-                self.give_up()
-            raise
-        finally:
-            self._queue.leave(place)
-
-    def give_up(self) -> None:
-        """A request that had a place has ended."""
-        self._given_up_at, self._is_vain = asyncio.get_running_loop().time(), False
-        while (first := self._queue.first(None)) is not None:
-            self._queue.leave(first)
-            if first.wake():
-                self._handed.append(asyncio.get_running_loop().time())
-                return
-        self._handed.clear()
-        self.taken -= 1
-
-    def _interval_s(self) -> float:
-        """Mean of the seconds between two places that were handed on lately; 0 while unknown."""
-        handed = self._handed
-        if len(handed) < 2:
-            return 0.0
-        return (asyncio.get_running_loop().time() - handed[0]) / len(handed)
-
-
-# One request that was let in: what its body counts with, its place among those under way, its time in the queue.
-#
-# Who is let in is decided in `admission.py`.
-
-#: A body counts from the start with what is announced of it but no more than this, and grows in steps of as much.
-STEP_BYTES = 256 * 1024
-#: Times that a rule may hold a request for which the queue has no room, each for longer than the one before.
-MOST_HOLDS = 16
+def _put(permit: Permit, line: list[Permit], *, is_in: bool) -> None:
+    """Insert *permit* into *line*, or remove it."""
+    if is_in:
+        insort(line, permit, key=_rank_of)
+    else:
+        del line[bisect_left(line, permit.rank, key=_rank_of)]
 
 
 class Permit:
-    """What a request takes of the router; `end` gives it back, once, whoever calls it.
+    """An admitted request: its entry in the waiting room, its slot and the bytes of its body.
+
+    `end` gives all of it back, once, however often it is called.
 
     Args:
-        admission: who let it in.
+        admission: what let it in.
         size: bytes that its body counts with.
     """
 
-    __slots__ = ("_admission", "_has_ended", "_has_slot", "held", "size", "waited_s")
+    __slots__ = (
+        "_admission",
+        "_deadline",
+        "_timer",
+        "_waiter",
+        "held",
+        "is_outdated",
+        "model",
+        "rank",
+        "size",
+        "state",
+        "waited_s",
+    )
 
     def __init__(self, admission: Admission, size: int) -> None:
         admission.under_way += 1
         admission.bytes += size
         self._admission = admission
-        self._has_slot = False
-        self._has_ended = False
         #: Bytes that the body counts with.
         self.size = size
-        #: Of the last call of `route`: seconds in the queue, and how a rule last held it there; None if none did.
+        self.state = PermitState.ADMITTED
+        self.model = ""
+        self.rank: Rank = (0.0, math.inf)
+        #: The load or the policy has changed since its decision began.
+        self.is_outdated = False
+        self._waiter: asyncio.Future[bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = math.inf
+        #: Of the last call of `route`: seconds in the waiting room, and the last decision that held it, if one did.
         self.waited_s = 0.0
         self.held: Routing | None = None
 
     def grow(self, received: int) -> None:
-        """*received* bytes of the body have come.
+        """Count a body of which *received* bytes have come, and more will.
 
         Raises:
-            Overloaded: it has become more than there is room for.
+            Overloaded: the bodies of all requests exceed their bound.
         """
         if received > self.size:
             step = max(STEP_BYTES, received - self.size)
@@ -351,48 +347,55 @@ class Permit:
             self.settle(self.size + step)
 
     def settle(self, size: int) -> None:
-        """The body is known to take *size* bytes, or 0 as it is let go."""
-        if not self._has_ended:
+        """Count the body with *size* bytes: when it is complete, and with 0 when it is let go. Not called in a wait."""
+        if not self.state.has_ended:
             self._admission.bytes += size - self.size
             self.size = size
 
     def end(self) -> None:
-        """The request has ended, however it ended."""
-        if not self._has_ended:
-            self._has_ended = True
+        """The request has ended."""
+        if not self.state.has_ended:
+            self._admission.room.end(self)
             self._admission.bytes -= self.size
             self._admission.under_way -= 1
-            self._give_up_slot()
 
     async def route(
         self, router: Router, request: InferenceRequest, *, exclude: Collection[Instance], leased: bool
     ) -> Routing:
-        """Route *request*, after some time in the queue where no place is free for it or a rule of the policy holds it.
+        """Route *request*. It waits while it has no slot, and while a rule of the policy holds it.
 
         Args:
             router: decides.
-            request: what is to be routed.
-            exclude: instances that have failed it.
-            leased: it counts as load, and needs a place.
+            request: the request.
+            exclude: instances on which it has failed.
+            leased: it counts as load, and needs a slot.
 
         Raises:
-            Overloaded: no place came free in time, or rules went on to hold it though the queue is full.
+            Overloaded: no slot came free in time, or rules went on holding it although the waiting room is full.
         """
+        room = self._admission.room
         self.waited_s = 0.0
         self.held = None
-        if leased and self._needs_slot():
-            with self._timed():
-                await self._wait_for_slot(request)
-        routing = await router.route(request, exclude=exclude, leased=leased)
-        if routing.outcome == names.HELD:
-            with self._timed():
-                routing = await self._hold(router, request, exclude, routing)
-        return routing
+        self.model = request.model
+        if self.rank[1] == math.inf:
+            self.rank = room.arrive(request.priority)
+        try:
+            if leased and not room.take_slot(self):
+                with self._timed():
+                    await self._wait_for_slot()
+            routing = await router.route(request, exclude=exclude, leased=leased)
+            if routing.outcome == names.HELD:
+                with self._timed():
+                    routing = await self._hold(router, request, exclude, routing)
+            return routing
+        finally:
+            if self.state.is_waiting:
+                room.leave(self)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """What is done within is waiting."""
-        began = perf_counter()  # uvloop's own time is in whole milliseconds
+        """Count the time within as waiting."""
+        began = perf_counter()  # the clock of uvloop counts whole milliseconds
         try:
             yield
         finally:
@@ -400,87 +403,84 @@ class Permit:
             self.waited_s += seconds
             self._admission.on_waited(seconds)
 
+    async def _wait_for_slot(self) -> None:
+        if not await self._admission.room.wait_for_slot(self):
+            raise self._admission.refusal("in_flight")
+
     async def _hold(
         self, router: Router, request: InferenceRequest, exclude: Collection[Instance], routing: Routing
     ) -> Routing:
-        """Wait, and decide again, until the decision is another one.
+        """Wait and decide again until the decision is not to hold.
 
-        A rule whose time is up, or for which the queue has no room, counts as failed: `req.held` is then what it asks
-        for, whatever the time.
+        A rule whose time is up, or for which the waiting room is full, counts as failed: `req.held` then has the value
+        that the rule asks for.
         """
-        clock, queue = asyncio.get_running_loop().time, self._admission.queue
+        clock, room = asyncio.get_running_loop().time, self._admission.room
         since = clock() - request.held
-        place = None
         times_full = 0
+        while routing.outcome == names.HELD:
+            assert routing.decision is not None
+            patience_s = routing.decision.wait_s
+            if room.hold(self):
+                self.held = routing
+                is_early = await room.wait_for_change(self, since + patience_s)
+                request.held = max(request.held, clock() - since if is_early else patience_s)
+            elif times_full < MOST_HOLDS:
+                times_full += 1
+                request.held = max(request.held, patience_s)
+            else:
+                raise self._admission.refusal("queue")
+            if not room.take_slot(self):
+                await self._wait_for_slot()
+            routing = await router.route(request, exclude=exclude)
+        return routing
+
+    # Called by the waiting room.
+
+    async def wait(self, deadline: float, end: float) -> bool:
+        """Wait for `wake`, or until *deadline* or *end* on the loop's clock; return False if the time was up first."""
+        loop = asyncio.get_running_loop()
+        self._deadline = deadline
+        self._waiter = loop.create_future()
+        self._timer = loop.call_at(min(deadline, end), self._resume, False)
         try:
-            while routing.outcome == names.HELD:
-                assert routing.decision is not None
-                patience_s = routing.decision.wait_s
-                self._give_up_slot()
-                place = place or queue.enter(request.model, request.priority, self.size)
-                if place is None:
-                    times_full += 1
-                    if times_full > MOST_HOLDS:
-                        raise self._admission.refusal("queue")
-                    request.held = max(request.held, patience_s)
-                else:
-                    self.held = routing
-                    is_woken = await place.turn(since + patience_s)
-                    request.held = max(request.held, clock() - since if is_woken else patience_s)
-                if self._needs_slot():
-                    await self._wait_for_slot(request, again=place is not None)
-                routing = await router.route(request, exclude=exclude)
-            return routing
+            return await self._waiter
         finally:
-            if place is not None:
-                queue.leave(place)
+            self._timer.cancel()
+            self._waiter = self._timer = None
 
-    def _needs_slot(self) -> bool:
-        """Whether it has to wait for a place under way; takes one that is free."""
-        slots = self._admission.slots
-        if slots is None or self._has_slot:
-            return False
-        self._has_slot = slots.take_free()
-        return not self._has_slot
+    def wake(self) -> None:
+        """End its wait."""
+        self._resume(True)
 
-    async def _wait_for_slot(self, request: InferenceRequest, *, again: bool = False) -> None:
-        slots = self._admission.slots
-        assert slots is not None
-        self._has_slot = await slots.take(self.size, request.priority, again=again)
-        if not self._has_slot:
-            raise self._admission.refusal("in_flight")
+    def decide_again(self) -> None:
+        """Have a held request decided again: now, or after its current decision if that holds it too."""
+        if self.state is PermitState.HELD:
+            self.wake()
+        else:
+            self.is_outdated = True
 
-    def _give_up_slot(self) -> None:
-        slots = self._admission.slots
-        if slots is not None and self._has_slot:
-            self._has_slot = False
-            slots.give_up()
+    def shorten(self, end: float) -> None:
+        """Let its wait end at *end* on the loop's clock, or at its deadline if that comes first."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(min(self._deadline, end), self._resume, False)
 
-
-# Who is let in, before a body is kept: by the bytes of the bodies there are, by free places, by how the router is.
-#
-# What is watched of the router is in `overload.py`; what a request that was let in takes, and its waits, in
-# `permit.py`.
-
-#: What the clients of OpenAI and Anthropic call a request that they send again, with how many times they have.
-RETRY_COUNT = b"x-stainless-retry-count"
-#: Where a request says before its body how urgent it is: the lower the number the more, as for the engines.
-PRIORITY = b"x-vllm-priority"
-LENGTH = b"content-length"
-_READ = frozenset({LENGTH, RETRY_COUNT, PRIORITY})
+    def _resume(self, is_woken: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(is_woken)
 
 
 class Admission:
-    """Lets requests in.
+    """Admission control: bounds on bodies, slots and the load of the router itself, before a body is read.
 
     Args:
-        most_bytes: bytes of bodies that may be kept at once.
-        queue: where requests wait.
-        overload: how the router itself is.
-        slots: places for requests under way; None: as many as come.
-        on_refused: told the reason of each refusal (`names.REFUSALS`).
-        on_retry: told of each request that a client sends again, and whether it was let in.
-        on_waited: told the seconds of each wait in the queue that has ended.
+        most_bytes: most bytes of bodies kept at once.
+        room: where admitted requests wait.
+        overload: load of the router.
+        on_refused: called with the reason of each refusal (`names.REFUSALS`).
+        on_retry: called for each request that a client sends again, with whether it was let in.
+        on_waited: called with the seconds of each wait that has ended.
         rng: spreads the times at which refused clients come back.
     """
 
@@ -488,18 +488,16 @@ class Admission:
         self,
         *,
         most_bytes: int,
-        queue: Queue,
+        room: WaitingRoom,
         overload: Overload,
-        slots: Slots | None = None,
         on_refused: Callable[[str], object] = lambda _: None,
         on_retry: Callable[[bool], object] = lambda _: None,
         on_waited: Callable[[float], object] = lambda _: None,
         rng: random.Random | None = None,
     ) -> None:
         self.most_bytes = most_bytes
-        self.queue = queue
+        self.room = room
         self.overload = overload
-        self.slots = slots
         self._on_refused = on_refused
         self._on_retry = on_retry
         self.on_waited = on_waited
@@ -507,64 +505,63 @@ class Admission:
         #: Requests let in and not ended, and bytes of their bodies.
         self.under_way = 0
         self.bytes = 0
-        #: The overload for which `_most` holds: as many as were under way when it began.
-        self._time = 0
-        self._most = 0
+        #: Number of the current overload, and the requests that were under way when it began.
+        self._overload_number = 0
+        self._most_under_way = 0
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], *, leased: bool = True) -> Permit:
         """Let a request in.
 
         Args:
-            headers: its head's.
-            leased: it will count as load, and need a place.
+            headers: its header fields.
+            leased: it will count as load, and need a slot.
 
         Raises:
-            Overloaded: there is no room for it.
+            Overloaded: a bound is reached.
         """
-        length, retry, priority = 0, False, 0.0
+        length, is_retry, priority = 0, False, 0.0
         for name, value in headers:
             if name in _READ:
                 if name == LENGTH:
                     length = int(value)
                 elif name == RETRY_COUNT:
-                    retry = value.strip() not in (b"", b"0")
+                    is_retry = value.strip() not in (b"", b"0")
                 else:
                     priority = _priority(value)
         try:
             if self.overload.level:
-                self._spare(retry=retry)
+                self._check_overload(is_retry=is_retry)
             if self.bytes + length > self.most_bytes:
                 raise self.refusal("bytes")
-            if leased and self.slots is not None and not self.slots.is_worth_waiting(length, priority):
+            if leased and not self.room.may_enter(length, priority):
                 raise self.refusal("in_flight")
         except Overloaded:
-            if retry:
+            if is_retry:
                 self._on_retry(False)
             raise
-        if retry:
+        if is_retry:
             self._on_retry(True)
-        return Permit(self, length if length < STEP_BYTES else STEP_BYTES)
+        return Permit(self, min(length, STEP_BYTES))
 
-    def _spare(self, *, retry: bool) -> None:
-        """Refuse what the router's own state forbids. Where nothing is under way one is let in, come what may."""
+    def _check_overload(self, *, is_retry: bool) -> None:
+        """Refuse what the router's own load forbids. One request is let in if none is under way."""
         overload = self.overload
-        if self._time != overload.times:
-            self._time, self._most = overload.times, self.under_way
-        most = 1 if overload.level is Level.HARD else max(1, self._most)
-        if self.under_way >= most or (retry and self.under_way):
+        if self._overload_number != overload.times:
+            self._overload_number, self._most_under_way = overload.times, self.under_way
+        most = 1 if overload.level is Level.HARD else max(1, self._most_under_way)
+        if self.under_way >= most or (is_retry and self.under_way):
             raise self.refusal(overload.resource)
 
     def refusal(self, reason: str) -> Overloaded:
-        """The answer to a request that is refused for *reason*, one of `names.REFUSALS`; it is counted."""
+        """Count a refusal for *reason*, one of `names.REFUSALS`, and return its error."""
         self._on_refused(reason)
-        wait_s = self.slots.expected_wait_s() if self.slots is not None else 0.0
-        # Not all at the same time again.
-        retry_after_s = (1.0 + wait_s) * self._rng.uniform(1.0, 3.0)
-        return Overloaded(_TOLD[reason], reason=reason, retry_after_s=retry_after_s)
+        # Refused clients must not all come back at the same time.
+        retry_after_s = (1.0 + self.room.expected_wait_s()) * self._rng.uniform(1.0, 3.0)
+        return Overloaded(_REFUSAL_TEXTS[reason], reason=reason, retry_after_s=retry_after_s)
 
 
 def _priority(text: bytes) -> float:
-    """As the queue has it, higher first; what is no number is refused when the request is read."""
+    """Return the priority as `InferenceRequest` has it, higher first. `parse` refuses text that is no number."""
     try:
         return -float(text) if len(text) <= 32 else 0.0
     except ValueError:
@@ -572,47 +569,34 @@ def _priority(text: bytes) -> float:
 
 
 def admission_of(settings: Settings, fleet: Fleet, metrics: Metrics) -> Admission:
-    """What the settings say; whoever is held is woken as the load of *fleet* changes."""
-    most, wait_s = settings.overload.in_flight, settings.overload.wait
-    queue = Queue(settings.overload.queue, settings.overload.queue_bytes)
-    fleet.watch_load(queue.changed)
-    overload = Overload(
-        Thresholds(settings.overload.soft_lag, settings.overload.hard_lag),
-        Thresholds(settings.overload.soft_percent / 100, settings.overload.hard_percent / 100),
-        memory_bytes=settings.overload.memory or None,
-        on_lag=metrics.lagged,
+    """Build the admission of *settings*; changes of the load of *fleet* wake held requests."""
+    overload = settings.overload
+    room = WaitingRoom(
+        slots=overload.in_flight, wait_s=overload.wait, most=overload.queue, most_bytes=overload.queue_bytes
     )
+    fleet.watch_load(room.load_changed)
     return Admission(
-        most_bytes=settings.overload.bodies,
-        queue=queue,
-        overload=overload,
-        slots=Slots(most, wait_s, queue) if most else None,
+        most_bytes=overload.bodies,
+        room=room,
+        overload=Overload(
+            Thresholds(overload.soft_lag, overload.hard_lag),
+            Thresholds(overload.soft_percent / 100, overload.hard_percent / 100),
+            memory_bytes=overload.memory or None,
+            on_lag=metrics.lagged,
+        ),
         on_refused=metrics.refused,
         on_retry=metrics.client_retried,
         on_waited=metrics.held,
     )
 
 
-_TOLD = {
-    "in_flight": "as many requests are under way as there may be (setting overload.in_flight), and too many wait",
-    "queue": "too many requests wait (settings overload.queue, overload.queue_bytes)",
-    "bytes": "the bodies of the requests under way take all the memory for them (setting overload.bodies)",
-    "lag": "the router is overloaded",
-    "memory": "the router is short of memory",
-    "files": "the router is short of file descriptors",
-}
-
-
-# How full the instances and the router are, for autoscalers: 1 when full, more when more is asked for.
-
-
 class Saturation:
-    """Computes it when somebody asks.
+    """Saturation of the instances and of the router, for autoscalers: 1 is full, more is asked for above 1.
 
     Args:
         fleet: the instances.
-        admission: who is let in, and who waits.
-        connections: of clients: how many there are, and how many there may be.
+        admission: requests that wait and bodies that are kept.
+        connections: returns the number of client connections and the most there may be, 0 for no limit.
     """
 
     def __init__(self, fleet: Fleet, admission: Admission, connections: Callable[[], tuple[int, int]]) -> None:
@@ -621,12 +605,12 @@ class Saturation:
         self._connections = connections
 
     def instances(self) -> float | None:
-        """Of the instances: the largest of three; None where nobody knows, for who asks would take 0 for idle.
+        """Return the saturation of the instances, the largest of these; None if all are unknown, as 0 would mean idle.
 
-        - Mean share of KV blocks in use, plus requests waiting for each one running, over the instances that are not
-          drained and have been scraped lately;
-        - 1 + requests held by rules for each one under way, while there are any: what the policy calls full is full;
-        - requests under way and waiting for a place, over `overload.in_flight` where that is set.
+        - Mean share of KV blocks in use, plus waiting requests per running one, over the instances that are not
+          draining and have a fresh scrape.
+        - 1 + requests held by rules per request under way, if any is held: what the policy calls full is full.
+        - Requests that have a slot or wait for one, over `overload.in_flight` where that is set.
         """
         values: list[float] = []
         now, oldest = self._fleet.clock(), self._fleet.unknown_after_s
@@ -637,19 +621,18 @@ class Saturation:
             running = sum(scrape.running for scrape in scrapes)
             waiting = sum(scrape.waiting for scrape in scrapes)
             values.append((sum(usages) / len(usages) if usages else 0.0) + waiting / max(1.0, running))
-        queue, slots = self._admission.queue, self._admission.slots
-        for_a_place = queue.ahead(None)
-        by_rules = queue.size - for_a_place
-        if by_rules:
-            values.append(1.0 + by_rules / max(1, sum(one.own for one in self._fleet.instances)))
-        if slots is not None:
-            values.append((slots.taken + for_a_place) / slots.most)
+        room = self._admission.room
+        held = room.size - room.queued
+        if held:
+            values.append(1.0 + held / max(1, sum(one.own for one in self._fleet.instances)))
+        if room.slots < math.inf:
+            values.append((room.slots_taken + room.queued) / room.slots)
         if not values:
             return None if serving else 0.0
         return max(values)
 
     def router(self) -> float:
-        """Of the router: the largest share it has taken of a bound from which on it refuses."""
+        """Return the saturation of the router: its largest share of a bound from which on it refuses."""
         admission, (connections, most) = self._admission, self._connections()
         shares = [*admission.overload.shares.values(), admission.bytes / admission.most_bytes]
         if most:
@@ -657,12 +640,12 @@ class Saturation:
         return max(shares)
 
     def figures(self) -> OverloadFigures:
-        """All there is to show."""
+        """Return the figures of the gauges."""
         admission, instances = self._admission, self.instances()
         known = {} if instances is None else {"instances": instances}
         return OverloadFigures(
-            queue_requests=admission.queue.size,
-            queue_bytes=admission.queue.bytes,
+            queue_requests=admission.room.size,
+            queue_bytes=admission.room.bytes,
             body_bytes=admission.bytes,
             connections=self._connections()[0],
             levels={name: int(level) for name, level in admission.overload.levels.items()},

@@ -47,7 +47,7 @@ def figures(router: Running, start: str) -> dict[str, float]:
 
 def busy(router: Running) -> int:
     """How many requests are in its queue."""
-    return router.application.admission.queue.size
+    return router.application.admission.room.size
 
 
 def asked(router: Running, user: str, **fields: Any) -> asyncio.Task[Response]:

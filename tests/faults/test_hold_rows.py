@@ -304,7 +304,7 @@ async def test_a_retry_that_is_held_and_then_finds_no_place_is_told_with_what_he
         await until(lambda: busy(router) == 1)  # it is held, and has given up its place
         stay.append(asked(router, "stays"))
         await until(lambda: router.counted()[0] == 2)
-        router.application.admission.queue.reloaded()
+        router.application.admission.room.policy_changed()
         answer = await fails
         assert (answer.status, answer.body) == (500, b'{"error":{"message":"broken"}}')
         line = await told_of_giving_up(router)
