@@ -19,6 +19,7 @@ from typing import Any
 from smetric import names
 from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
+from smetric.fleet.exchange import Exchanges
 from smetric.fleet.instance import Instance
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Kind, Outcome, Policy, Snapshot, load
@@ -118,11 +119,12 @@ def written(path: Path, made: list[DecisionRecord]) -> list[int]:
         on_lines=lambda result, lines: None,
     )
     recorder = Recorder(writer)
+    exchange = Exchanges([]).begin({}, "/v1/chat/completions", trusted=True)
     taken = []
     for record in made:
         started = time.perf_counter_ns()
-        recorder.decided(record, None)
-        recorder.ended(record)
+        recorder.decided(exchange, record)
+        recorder.write(record)
         taken.append(time.perf_counter_ns() - started)
     writer.flush()
     return sorted(taken)

@@ -44,6 +44,7 @@ from smetric.request.reader import Reading
 from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
 from smetric.routing.router import Router
+from smetric.routing.shadow import ShadowJudge
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.shared.peers import MAX_BATCH_BYTES
 from smetric.sources.source import TokenIds
@@ -131,10 +132,17 @@ class Application:
             consequences=Consequences(level, self.knows.prefill_times.of, self.fleet.get),
             models=ModelLabels(self._models),
             instances=lambda: self.fleet.instances,
-            recorder=self.records.decisions,
-            traffic=self.records.traffic,
-            watcher=self.policies.guardrail,
-            answered=self.request_tokens.answered,
+            others=[
+                one
+                for one in (
+                    ShadowJudge(),
+                    self.policies.guardrail,
+                    self.records.decisions,
+                    self.records.traffic,
+                    self.request_tokens,
+                )
+                if one is not None
+            ],
         )
         self.metrics.register(
             Gauges(
@@ -203,7 +211,7 @@ class Application:
         )
         door = EndpointContext(
             plane,
-            self.telemetry,
+            self.telemetry.exchanges,
             self.admission,
             Reading(
                 block_size=settings.block_size,
@@ -225,7 +233,7 @@ class Application:
                 await self.stop()
 
         app = data_app(door, Models(plane, settings.models), self._why_unready, lifespan)
-        intake = Intake(app, _data_limits(settings), self.telemetry.refused)
+        intake = Intake(app, _data_limits(settings), self.telemetry.exchanges.unreadable)
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
         self.metrics.register(OverloadGauges(saturation.figures))
         return intake

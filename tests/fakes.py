@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 from smetric.errors import HttpError
 from smetric.features import VOCABULARY
+from smetric.fleet.exchange import Exchange, Exchanges
+from smetric.fleet.record import DecisionRecord
 from smetric.http.headers import App, Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.transaction import Transaction
@@ -411,3 +413,11 @@ async def fetch(
     async with await RawClient.connect(url) as client:
         await client.send(request(method, target, body, headers))
         return await client.response(method)
+
+
+def exchange_of(*records: DecisionRecord, arrival_ns: int = 0) -> Exchange:
+    """An exchange without listeners, with these decisions, the last one last."""
+    exchange = Exchanges(()).begin({"headers": []}, "/v1/chat/completions", trusted=True)
+    exchange.arrival_ns = arrival_ns
+    exchange.previous, exchange.record = (None, None, *records)[-2:]
+    return exchange

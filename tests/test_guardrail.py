@@ -22,7 +22,7 @@ from smetric.request.request import InferenceRequest
 from smetric.routing.guardrail import Band, Guardrail
 from smetric.routing.policy_files import Origin, PolicyFile
 from smetric.routing.routes import Match, Route, Routes
-from tests.fakes import Call, FakeEngine, healthy, until
+from tests.fakes import Call, FakeEngine, exchange_of, healthy, until
 from tests.faults.harness import Running, chat, running
 from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
@@ -79,7 +79,7 @@ class World:
         made = Fleet(random.Random(1), 2).decide(policy(GOOD), generation=generation or self.file.current.number)
         for _ in range(count):
             made.route, made.status = "r", status
-            self.guardrail.ended(made)
+            self.guardrail.ended(exchange_of(made))
 
     def pass_s(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> float:
         """Let time pass; after how many seconds a policy was restored, or the whole of it."""
@@ -320,7 +320,7 @@ def test_requests_that_no_policy_decided_do_not_count_and_those_that_it_could_no
         for _ in range(5):
             made = Fleet(random.Random(1), 2).decide(policy(GOOD), generation=world.file.current.number)
             made.route, made.status, made.decision, made.outcome = "r", 503, None, outcome
-            world.guardrail.ended(made)
+            world.guardrail.ended(exchange_of(made))
 
     world.swap(BAD)
     assert world.pass_s(60, lambda: undecided(names.NO_CANDIDATE)) == 60
@@ -372,7 +372,7 @@ class Arms(World):
         """End all requests; then let so many of each arm begin on each instance."""
         for record in self._open:
             record.status = 200
-            self.guardrail.ended(record)
+            self.guardrail.ended(exchange_of(record))
         self._open = [self._begun(arm, i) for arm in arms for i, count in enumerate(arms[arm]) for _ in range(count)]
         self.load(*(sum(counts) for counts in zip(*arms.values(), strict=True)))
 
@@ -380,7 +380,7 @@ class Arms(World):
         number = self.files.get(arm, self.file).current.number
         record = Fleet(random.Random(), 2).decide(policy(GOOD), InferenceRequest(turn=1), number)
         record.route, record.arm, record.instance = "r", arm, self.instances[at]
-        self.guardrail.decided(record, None)
+        self.guardrail.decided(exchange_of(record), record)
         return record
 
     def swap_canary(self) -> None:
@@ -460,7 +460,7 @@ def test_a_request_that_is_tried_elsewhere_counts_where_it_is(tmp_path: Path) ->
     world.put(control=EVEN, canary=(12, 0, 0, 0))
     for i, failed in enumerate(world._open[12:]):
         again = world._begun("canary", i % 4)
-        world.guardrail.decided(again, failed)
+        world.guardrail.decided(exchange_of(failed, again), again)
         world._open[12 + i] = again
     assert world.pass_s(600) == 600
 
@@ -471,8 +471,8 @@ def test_requests_that_nobody_else_may_serve_do_not_stay_where_they_have_failed(
     world.put(control=EVEN, canary=(12, 0, 0, 0))
     for failed in world._open[12:]:
         nobody = world._begun("", 0)  # no policy was asked, and so none of an arm
-        world.guardrail.decided(nobody, failed)
-        world.guardrail.ended(nobody)
+        world.guardrail.decided(exchange_of(failed, nobody), nobody)
+        world.guardrail.ended(exchange_of(nobody))
     del world._open[12:]
     assert world.pass_s(600) == 600
 
@@ -562,4 +562,3 @@ async def test_a_bad_canary_on_half_of_the_traffic_is_undone_and_the_other_arm_g
 async def test_it_can_be_turned_off() -> None:
     async with running(FakeEngine(), guardrail=GuardrailSettings(enabled=False)) as router:
         assert router.application.policies.guardrail is None
-        assert router.application.telemetry.watcher is None

@@ -31,10 +31,7 @@ EXCEPTIONS = {("doctor", "app"), ("lab", "app")}
 ALONE = {"policy": {"policy"}, "http": {"http", "errors", "files", "names", "log_limit"}}
 #: Arrows that still point up. Each one is to go; none may come.
 DEBTS = {
-    ("fleet", "telemetry"),
     ("routing", "records"),
-    ("routing", "telemetry"),
-    ("telemetry", "records"),
 }
 
 

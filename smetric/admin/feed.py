@@ -19,10 +19,9 @@ from smetric.telemetry.decision_text import summary_of
 from smetric.telemetry.decisions import Activity, DecisionLog, brief
 
 if TYPE_CHECKING:
-    from smetric.fleet.record import DecisionRecord
+    from smetric.fleet.record import DecisionRecord, Shadowed
     from smetric.policy.decision import Decision
     from smetric.policy.plan import Step
-    from smetric.telemetry.decision_text import Shadowed
 
 
 # Which decisions somebody wants to see of the stream: by outcome, rule, instance, migration, margin and text.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from smetric.policy.policy import Policy
     from smetric.policy.snapshot import Snapshot
     from smetric.request.request import InferenceRequest
-    from smetric.telemetry.decision_text import Shadowed
 
 
 # One decision and what became of it: the record that spans, metrics, the access line and `/admin/decisions` read.
@@ -76,8 +75,47 @@ class Forecast(Struct, frozen=True, omit_defaults=True):
     other_hit: int | None = None
 
 
-#: Finds out what the policies in shadow would have decided.
-Judge = Callable[["DecisionRecord"], "tuple[Shadowed, ...]"]
+@dataclass(slots=True)  # not frozen: that costs a microsecond, for each shadow of each request
+class Shadowed:
+    """Answer of a policy in shadow to one decision.
+
+    Args:
+        policy: the policy in shadow.
+        generation: its reload counter.
+        answer: one of `names.ANSWERS`.
+        decision: its decision; None without one.
+        missing: names that it reads and that had no value in time.
+        regret: how much worse than its own choice it scores the acting one, 0..1; None where it cannot tell.
+        is_new_session: it sees the first request of this conversation.
+        had_diverged: it chose otherwise for an earlier request of this conversation; None if unknown.
+        evaluate_s: seconds that it took.
+    """
+
+    policy: Policy
+    generation: int
+    answer: str
+    decision: Decision | None = None
+    missing: tuple[str, ...] = ()
+    regret: float | None = None
+    is_new_session: bool = False
+    had_diverged: bool | None = None
+    evaluate_s: float = 0.0
+
+    @property
+    def choice(self) -> str:
+        """The instance that it would have chosen, or what else it would have done, or why that is unknown."""
+        if self.decision is not None:
+            return self.decision.choice
+        return f"not answerable: {', '.join(self.missing)} not read" if self.missing else "error"
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether it would have chosen the same; None without an answer."""
+        return {names.AGREES: True, names.DIFFERS: False}.get(self.answer)
+
+
+#: Evaluates the policies in shadow on a decision.
+Judge = Callable[["DecisionRecord"], tuple[Shadowed, ...]]
 
 
 @dataclass(slots=True)

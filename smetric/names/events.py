@@ -132,6 +132,10 @@ EVENTS = {
         "Error: a record cannot be written; once, until it can be again, and ten times a minute at most."
     ),
     "smetric.record.failed": "Error: a line could not be made: a bug. Once a minute; `kept_back` counts the rest.",
+    "smetric.listener.failed": (
+        "Error: a `listener` that records requests raised: a bug, or an access line that cannot be written. It costs "
+        "that record, never the request. Once a minute for each listener; `kept_back` counts the rest."
+    ),
     "smetric.record.resumed": "Info: a record that could not be written is written again.",
     "smetric.ready": "Info: requests are served.",
     "smetric.draining": "Info: told to end; requests under way are finished.",

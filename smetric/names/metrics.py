@@ -320,6 +320,12 @@ GUARDRAIL_RESTORES = Metric(
     ("route", "reason"),
     "Times a policy was restored after a change, by what left its band: `errors` or `imbalance`.",
 )
+LISTENER_FAILURES = Metric(
+    "smetric_listener_failures_total",
+    "counter",
+    ("listener",),
+    "Exceptions raised by what records requests, by part; each costs one record, never the request.",
+)
 IMBALANCE = Metric(
     "smetric_load_imbalance_ratio",
     "gauge",

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from smetric.errors import UNREADABLE, HttpError, UpstreamError
+from smetric.fleet.exchange import Attempt, Exchange
 from smetric.fleet.health import AttemptLog
 from smetric.fleet.instance import Lease
 from smetric.fleet.record import DecisionRecord
@@ -18,7 +19,6 @@ from smetric.proxy.client import Client
 from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import error_event
 from smetric.request.request import Api, Usage
-from smetric.telemetry.exchange import Attempt, Exchange
 
 # What is learnt from an answer while its bytes pass: whether it is whole, its usage, its response id.
 #

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from smetric import names
 from smetric.config.settings import PATHS
 from smetric.config.values import Network
 from smetric.errors import HttpError, NoCandidate
+from smetric.fleet.exchange import Exchanges
 from smetric.fleet.instance import Instance
 from smetric.fleet.readiness import health_routes
 from smetric.http.answer import AnswerBroken, UpstreamFailed
@@ -34,12 +34,11 @@ from smetric.proxy.tenant_salt import TenantSalt
 from smetric.request.body import patch_model
 from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest
-from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.metrics import OTHER
 
 # Counts and logs the answers of an endpoint that concerns no instance in particular, such as the list of models.
 #
-# Requests that are decided have an exchange (`smetric.telemetry.exchange`).
+# No instance answers them, and they have no trace.
 
 
 class Counted:
@@ -48,17 +47,17 @@ class Counted:
     Args:
         app: what answers.
         route: the path template.
-        telemetry: where that is told.
+        exchanges: count and log.
     """
 
-    def __init__(self, app: App, route: str, telemetry: Telemetry) -> None:
+    def __init__(self, app: App, route: str, exchanges: Exchanges) -> None:
         self._app = app
         self._route = route
-        self._telemetry = telemetry
+        self._exchanges = exchanges
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        started = time.perf_counter()
+        exchange = self._exchanges.begin(scope, self._route, trusted=False, is_routed=False)
         status, bytes_out = 500, 0
 
         async def seen(message: Message) -> None:
@@ -72,13 +71,7 @@ class Counted:
         try:
             await self._app(scope, receive, seen)
         finally:
-            self._telemetry.answered_here(
-                self._route,
-                status,
-                duration_s=time.perf_counter() - started,
-                bytes_out=bytes_out,
-                error_type=str(status) if status >= 500 else "",
-            )
+            exchange.end(status, bytes_out=bytes_out, error_type=str(status) if status >= 500 else "")
 
 
 # `GET /v1/models`: the model lists of all instances, merged by id; cards pass with every field as it came.
@@ -224,7 +217,7 @@ class EndpointContext:
 
     Args:
         plane: routes and sends.
-        telemetry: one exchange per request.
+        exchanges: one per request.
         admission: who is let in.
         reading: how requests are read.
         trusted: peers whose trace is continued, and whose word on tenants is taken.
@@ -233,7 +226,7 @@ class EndpointContext:
     """
 
     plane: ProxyContext
-    telemetry: Telemetry
+    exchanges: Exchanges
     admission: Admission
     reading: Reading
     trusted: Sequence[Network]
@@ -272,7 +265,7 @@ class Inference:
         client, door = cast(Client, receive), self._door
         peer = scope.get("client")
         is_trusted = peer is not None and self._is_trusted(peer[0])
-        exchange = door.telemetry.begin(scope, self._route, trusted=is_trusted)
+        exchange = door.exchanges.begin(scope, self._route, trusted=is_trusted)
         door.under_way.tasks.add(client.task)
         forwarding: Forwarding | None = None
         permit: Permit | None = None
@@ -349,7 +342,7 @@ def data_app(
     """
     routes: list[Route] = [
         *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
-        Route("/v1/models", Counted(models, "/v1/models", door.telemetry), methods=["GET"]),
+        Route("/v1/models", Counted(models, "/v1/models", door.exchanges), methods=["GET"]),
         Route(COUNT_TOKENS, Inference(door, COUNT_TOKENS, Api.MESSAGES, leased=False), methods=["POST"]),
         *(Route(path, Inference(door, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(door, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
@@ -359,7 +352,7 @@ def data_app(
     # A redirect would take its host from the client.
     router = PathRouter(routes, lifespan=lifespan, redirect_slashes=False)
     posted = {route.path: route.endpoint for route in routes if route.methods == {"POST"} and "{" not in route.path}
-    return _Routed(router, posted, door.telemetry)
+    return _Routed(router, posted, door.exchanges)
 
 
 class _Routed:
@@ -370,13 +363,13 @@ class _Routed:
     Args:
         router: knows all paths.
         posted: the endpoints of fixed paths, to which nearly all requests are posted: found without asking the router.
-        telemetry: told of what has none.
+        exchanges: count and log a request that has no endpoint.
     """
 
-    def __init__(self, router: PathRouter, posted: Mapping[str, App], telemetry: Telemetry) -> None:
+    def __init__(self, router: PathRouter, posted: Mapping[str, App], exchanges: Exchanges) -> None:
         self._router = router
         self._posted = posted
-        self._telemetry = telemetry
+        self._exchanges = exchanges
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         endpoint = self._posted.get(scope["path"]) if scope.get("method") == "POST" else None
@@ -384,14 +377,12 @@ class _Routed:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # the router then raises what it cannot serve
-        started = time.perf_counter()
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
             known = {404: "this path is not served here", 405: "this path does not take this method"}
             told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
             fields = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
-            self._telemetry.answered_here(
-                OTHER, told.status, duration_s=time.perf_counter() - started, error_type=told.kind
-            )
+            exchange = self._exchanges.begin(scope, OTHER, trusted=False, is_routed=False)
+            exchange.end(told.status, error_type=told.kind)
             await send_error(send, scope["path"], told, fields)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from smetric import names
 from smetric.errors import HttpError, Overloaded, UpstreamError
+from smetric.fleet.exchange import Attempt, Exchange
 from smetric.fleet.health import AttemptLog
 from smetric.fleet.instance import Instance, Lease
 from smetric.fleet.record import DecisionRecord
@@ -20,7 +21,6 @@ from smetric.proxy.delivery import Delivery
 from smetric.proxy.error_response import send_error
 from smetric.request.request import InferenceRequest
 from smetric.routing.router import Routing
-from smetric.telemetry.exchange import Attempt, Exchange
 
 # What an attempt on an instance came to when it gave nothing that the client has seen, and whether another may do.
 

@@ -15,6 +15,7 @@ import structlog
 
 from smetric import __version__
 from smetric.config import Settings
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.record import safe
 from smetric.policy import Outcome, Policy, Snapshot
 from smetric.policy.vocabulary import pseudonym
@@ -89,7 +90,7 @@ class Lines(Protocol):
         """A line could not be made; returns how many were kept back from the log, if this one is to be logged."""
 
 
-class Recorder:
+class Recorder(Listener):
     """Writes one line for each decision.
 
     Args:
@@ -109,17 +110,22 @@ class Recorder:
         """The record is to be evaluated with *observed*, too, from now on."""
         self._observed.append((time.time_ns(), observed))
 
-    def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
-        """*record* is the newest decision of a request; *previous*, the one before it, led nowhere."""
-        if previous is not None:
-            self.ended(previous)
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Note what the policy has read of the request; write the decision before, whose attempt has failed."""
+        if exchange.previous is not None:
+            self.write(exchange.previous)
         record.asked = _read(record.request)
         since, observed = self._observed[-1]
         if record.time_ns < since:  # the clock was set back
             self._observed[-1] = record.time_ns, observed
 
-    def ended(self, record: DecisionRecord) -> None:
-        """Nothing more will become of *record*. Never raises: a request must not fail because it cannot be recorded."""
+    def ended(self, exchange: Exchange) -> None:
+        """Write the last decision of a request."""
+        if exchange.record is not None:
+            self.write(exchange.record)
+
+    def write(self, record: DecisionRecord) -> None:
+        """Write *record*, which changes no more. A line that cannot be made is counted and logged."""
         try:
             since, observed = self._observed_at(record.time_ns)
             key = record.policy, record.generation, since
@@ -318,7 +324,7 @@ def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> I
     recorder = Recorder(last, observed)
     policies: dict[int, PolicyLine] = {}
     for record in records:
-        recorder.ended(record)
+        recorder.write(record)
         taken = last.take()
         if taken is not None:
             key, policy, line = taken
@@ -330,7 +336,7 @@ def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> I
 def alone(record: DecisionRecord) -> bytes | None:
     """*record* by itself as JSON, for `smetric.records.reader.read_alone`; None where it cannot be written down."""
     last = _Last()
-    Recorder(last).ended(record)
+    Recorder(last).write(record)
     taken = last.take()
     return b'{"header":%b,"policy":%b,"decision":%b}' % (header(), *taken[1:]) if taken is not None else None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.records.writer import Writer
 from smetric.request.parts import Kind
 from smetric.request.prompt import BLOCK_BYTES
@@ -137,7 +138,7 @@ class _Glance(msgspec.Struct):
     trigger: Trigger
 
 
-class Traffic:
+class Traffic(Listener):
     """Writes one line for each inference request.
 
     Args:
@@ -154,9 +155,11 @@ class Traffic:
         self._followed: OrderedDict[int | str, tuple[str, str]] = OrderedDict()
         self._hash_id = lru_cache(_MOST_HASHES)(self._keyed)
 
-    def decided(self, record: DecisionRecord, arrival_ns: int) -> None:
-        """A request has been decided for the first time; its prompt is looked at as soon as it has been sent."""
-        request = record.request
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Look at the prompt of a request decided for the first time, as soon as it has been sent."""
+        if exchange.previous is not None or not record.is_inference:
+            return
+        request, arrival_ns = record.request, exchange.arrival_ns
         if not self._first_ms:
             self._first_ms = arrival_ns // 1_000_000
         if request.prompt is not None and request.api is not Api.OTHER:
@@ -175,13 +178,14 @@ class Traffic:
             trigger_of(prompt.last_message()),
         )
 
-    def ended(self, record: DecisionRecord, arrival_ns: int) -> None:
-        """The request of *record*, its last decision, has ended; it had arrived at *arrival_ns*."""
-        glance = self._glances.pop(id(record.request), None)
-        if glance is None:
+    def ended(self, exchange: Exchange) -> None:
+        """Write the line of a request whose prompt was looked at."""
+        record = exchange.record
+        glance = self._glances.pop(id(record.request), None) if record is not None else None
+        if record is None or glance is None:
             return
         try:
-            line = self._line(record, glance, arrival_ns)
+            line = self._line(record, glance, exchange.arrival_ns)
         except Exception:  # a request must not fail because it cannot be recorded
             if (kept_back := self._writer.spoilt()) is not None:
                 log.exception("smetric.record.failed", record="trace", kept_back=kept_back)

@@ -13,6 +13,7 @@ import structlog
 
 from smetric import names
 from smetric.config.settings import Settings
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.instance import Instance
 from smetric.fleet.record import DecisionRecord
 from smetric.routing.policy_files import NoGeneration, Origin, PolicyFile
@@ -223,7 +224,7 @@ class _Watched:
         return failed / ended if ended >= LEAST_REQUESTS else None
 
 
-class Guardrail:
+class Guardrail(Listener):
     """Watches all policies that act.
 
     Args:
@@ -301,8 +302,9 @@ class Guardrail:
             for group, own, all in self._spreads(watched)
         }
 
-    def decided(self, record: DecisionRecord, previous: DecisionRecord | None) -> None:
-        """A policy has decided on a request; *previous*, its decision before, led nowhere."""
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Count a request where it was placed, and no longer where its attempt has failed."""
+        previous = exchange.previous
         # It need not be on an arm now: where nobody else may serve it, no policy has run.
         if previous is not None and (before := self._watched.get((previous.route, previous.arm))) is not None:
             before.load.left(previous)
@@ -310,10 +312,11 @@ class Guardrail:
         if watched is not None and record.decision is not None and record.generation == watched.file.current.number:
             watched.load.placed(record)
 
-    def ended(self, record: DecisionRecord) -> None:
-        """A request that was decided has ended."""
-        watched = self._watched.get((record.route, record.arm))
-        if watched is None:
+    def ended(self, exchange: Exchange) -> None:
+        """Count the end of a decided request."""
+        record = exchange.record
+        watched = self._watched.get((record.route, record.arm)) if record is not None else None
+        if record is None or watched is None:
             return
         watched.load.left(record)
         if record.decision is None and record.outcome != names.ERROR:

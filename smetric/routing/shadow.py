@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from smetric import names
+from smetric.fleet.exchange import Exchange, Listener
+from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.log_limit import LogLimit
 from smetric.policy import Decision, Need, Outcome, Snapshot
 from smetric.records.format import ON_DEMAND
 from smetric.request.parts import Kind
 from smetric.routing.policy_files import PolicyFile
-from smetric.telemetry.decision_text import Shadowed
 
 if TYPE_CHECKING:
-    from smetric.fleet.record import DecisionRecord
     from smetric.request.request import InferenceRequest
 
 
@@ -127,6 +127,21 @@ class Shadows:
             snapshot = _with(snapshot, beside)
         session = _session_of(record.request)
         return tuple(shadow.judge(record, snapshot, session) for shadow in self._shadows)
+
+
+class ShadowJudge(Listener):
+    """Evaluates the policies in shadow, once a decision, when the answer has begun or the request has ended."""
+
+    def answering(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Evaluate them while the client reads."""
+        if record.judge is not None:
+            judge, record.judge = record.judge, None
+            record.shadowed = judge(record)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Evaluate them where there was no answer."""
+        if exchange.record is not None:
+            self.answering(exchange, exchange.record)
 
 
 def _with(snapshot: Snapshot, beside: Snapshot) -> Snapshot:

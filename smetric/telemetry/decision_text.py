@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,9 +14,8 @@ from smetric.policy.explain import foremost, lead
 from smetric.policy.types import clipped, figure
 
 if TYPE_CHECKING:
-    from smetric.fleet.record import DecisionRecord
+    from smetric.fleet.record import DecisionRecord, Shadowed
     from smetric.policy.decision import Decision
-    from smetric.policy.policy import Policy
 
 
 # The foremost candidates of a decision as JSON rows and as text, both bounded by construction.
@@ -182,45 +180,6 @@ def _short(value: Any) -> Any:
 
 #: Characters of the names and choices of several shadows in one attribute.
 _TEXT_MAX = 256
-
-
-@dataclass(slots=True)  # not frozen: that costs a microsecond, for each shadow of each request
-class Shadowed:
-    """One shadow's answer to one decision.
-
-    Args:
-        policy: the policy in shadow.
-        generation: its reload counter.
-        answer: one of `names.ANSWERS`.
-        decision: what it decided; None where it could not.
-        missing: what it would have had to read that was not there in time.
-        regret: how much worse than its own choice it finds the acting one, 0..1; None where it cannot tell.
-        is_new_session: it has seen no request of this conversation before.
-        had_diverged: it chose otherwise for an earlier request of this conversation; None where that is not known.
-        evaluate_s: seconds it took.
-    """
-
-    policy: Policy
-    generation: int
-    answer: str
-    decision: Decision | None = None
-    missing: tuple[str, ...] = ()
-    regret: float | None = None
-    is_new_session: bool = False
-    had_diverged: bool | None = None
-    evaluate_s: float = 0.0
-
-    @property
-    def choice(self) -> str:
-        """The instance it would have chosen, or what else it would have done, or why that is not known."""
-        if self.decision is not None:
-            return self.decision.choice
-        return f"not answerable: {', '.join(self.missing)} not read" if self.missing else "error"
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether it would have chosen the same; None where it has no answer."""
-        return {names.AGREES: True, names.DIFFERS: False}.get(self.answer)
 
 
 def row(shadowed: Shadowed, *, top: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.record import DecisionRecord, safe
 from smetric.policy import explain
 from smetric.telemetry import decision_text
@@ -20,7 +21,7 @@ from smetric.telemetry.decision_text import summary_of
 KEPT = 1000
 
 
-class DecisionLog:
+class DecisionLog(Listener):
     """A ring of decision records.
 
     Args:
@@ -29,11 +30,13 @@ class DecisionLog:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._records: deque[DecisionRecord] = deque(maxlen=kept)
-        #: Keep one more record and let the oldest go: called for every decision.
-        self.add = self._records.append
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Keep *record*, and let the oldest go."""
+        self._records.append(record)
 
     def get(self, id: str) -> DecisionRecord | None:
         """The decision called *id*, or None."""
@@ -126,7 +129,7 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
 MOST = 8192
 
 
-class Activity:
+class Activity(Listener):
     """Collects records between two looks.
 
     Args:
@@ -136,9 +139,17 @@ class Activity:
     def __init__(self, most: int = MOST) -> None:
         self._decided: deque[DecisionRecord] = deque(maxlen=most)
         self._ended: deque[DecisionRecord] = deque(maxlen=most)
-        #: A decision was made, a request ended: called for every request.
-        self.decided = self._decided.append
-        self.ended = self._ended.append
+
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Note a decision; the one before it, which has failed, has ended."""
+        if exchange.previous is not None:
+            self._ended.append(exchange.previous)
+        self._decided.append(record)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Note the end of a decided request."""
+        if exchange.record is not None:
+            self._ended.append(exchange.record)
 
     def take(self) -> tuple[list[DecisionRecord], list[DecisionRecord]]:
         """Decisions made and requests ended since the last call, oldest first."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 import msgspec
@@ -21,13 +21,13 @@ import structlog
 from msgspec import UNSET, Struct, UnsetType
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from smetric.errors import ConfigError
+from smetric.errors import ConfigError, HttpError, RequestError
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.record import safe
-from smetric.log_limit import LogLimit
+from smetric.log_limit import CHANGES_TOLD, LogLimit
 
 if TYPE_CHECKING:
     from smetric.fleet.record import DecisionRecord
-    from smetric.telemetry.exchange import Exchange
 
 
 # Where log lines end up: a text stream, written at once for most lines, a few times a second for those that can wait.
@@ -411,7 +411,7 @@ class AccessLine(Line):
     event: str = "request"
 
 
-class AccessLog:
+class AccessLog(Listener):
     """Writes lines the way that logging was set up when this was made: before the first request, after the settings."""
 
     def __init__(self) -> None:
@@ -420,28 +420,39 @@ class AccessLog:
         self._processors: list[Any] = structlog.get_config()["processors"]
         #: Whether lines are wanted at all; if not, none need be made.
         self.is_on: bool = self._logger.is_enabled_for(logging.INFO)
+        self._refusals = LogLimit(lines=CHANGES_TOLD)
 
-    def ended(self, exchange: Exchange, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
-        """The request of *exchange* has ended; arguments as of `Exchange.end`."""
+    def ended(self, exchange: Exchange) -> None:
+        """Write the line of a request."""
+        if not self.is_on:
+            return
         record, ttft_s = exchange.record, exchange.ttft_s
         self.write(
             AccessLine(  # by position: by name it takes twice as long
                 exchange.route,
-                status,
-                bytes_out,
-                _rounded(duration_s),
+                exchange.status,
+                exchange.bytes_out,
+                _rounded(exchange.duration_s),
                 exchange.trace_id or UNSET,
                 UNSET if ttft_s is None else _rounded(ttft_s),
-                error_type or UNSET,
+                exchange.error_type or UNSET,
                 exchange.gave_up or UNSET,
-                *(() if record is None else _of_decision(record, exchange.attempts)),
+                *(() if record is None else _of_decision(record, len(exchange.attempts))),
             )
         )
 
-    def answered_here(self, route: str, status: int, bytes_out: int, error_type: str, duration_s: float) -> None:
-        """A request that concerns no instance was answered; arguments as of `Telemetry.answered_here`."""
-        if self.is_on:
-            self.write(AccessLine(route, status, bytes_out, _rounded(duration_s), error_type=error_type or UNSET))
+    def unreadable(self, problem: HttpError, scope: Mapping[str, Any], is_seen: bool) -> None:
+        """Warn of a request that is no HTTP as served here; a broken client may send nothing else."""
+        # Refusals of other kinds say nothing of the request.
+        if isinstance(problem, RequestError) and (kept_back := self._refusals.passes(problem.message)) is not None:
+            client = scope["client"]
+            self._logger.warning(
+                "smetric.request.refused",
+                status=problem.status,
+                reason=problem.message,
+                client=client[0] if client else "",
+                kept_back=kept_back,
+            )
 
     def write(self, line: AccessLine) -> None:
         """One request."""

@@ -7,7 +7,7 @@ import platform
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
@@ -18,12 +18,12 @@ from prometheus_client.utils import floatToGoString
 
 import smetric
 from smetric import names
-from smetric.fleet.record import DecisionRecord
-from smetric.request.request import Usage
+from smetric.errors import HttpError
+from smetric.fleet.exchange import Attempt, Exchange, Listener
+from smetric.fleet.record import DecisionRecord, Shadowed
 
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
-    from smetric.telemetry.decision_text import Shadowed
 
 
 # Series that the event loop alone counts: an increment is an addition, a histogram's observation one bisection.
@@ -191,7 +191,7 @@ MOST_INSTANCES = 256
 _ALL = "all"
 
 
-class Metrics:
+class Metrics(Listener):
     """Counts and times what passes.
 
     Args:
@@ -215,8 +215,7 @@ class Metrics:
         self._request_seconds = self._histograms(names.REQUEST_SECONDS)
         self._first_chunk_seconds = self._histograms(names.FIRST_CHUNK_SECONDS)
         self._chunk_seconds = self._histograms(names.TIME_PER_CHUNK)
-        #: The first attempt of a request is about to be sent, so many seconds after its arrival.
-        self.sent = self._histograms(names.OVERHEAD_SECONDS)[()].observe
+        self._overhead_seconds = self._histograms(names.OVERHEAD_SECONDS)[()]
         self._attempts = self._counts(names.ATTEMPTS)
         self._ejections = self._counts(names.EJECTIONS)
         #: Requests in progress.
@@ -254,6 +253,7 @@ class Metrics:
         self._guardrail_restores = self._counts(names.GUARDRAIL_RESTORES)
         self._policy_errors = self._counts(names.POLICY_ERRORS)
         self._policy_reloads = self._counts(names.POLICY_RELOADS)
+        self._listener_failures = self._counts(names.LISTENER_FAILURES)
         build = self._gauge(names.BUILD_INFO)
         build.labels(smetric.__version__, platform.python_version()).set(1)
 
@@ -261,13 +261,13 @@ class Metrics:
         """Add series that are computed when somebody scrapes."""
         self.registry.register(collector)
 
-    def began(self) -> None:
-        """A request arrived."""
+    def arrived(self, exchange: Exchange) -> None:
+        """Count a request in progress."""
         self._in_progress += 1
 
-    def decided(self, record: DecisionRecord, model: str) -> None:
-        """A decision was made; *model* is its label."""
-        policy = record.policy.name
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Count a decision."""
+        policy, model = record.policy.name, exchange.model
         self._decisions[policy, record.outcome, record.reason].value += 1
         if record.outcome == names.ERROR:
             self._policy_errors[policy].value += 1
@@ -285,13 +285,19 @@ class Metrics:
             if hit is not None:
                 self._hit_tokens[model].value += hit[0]
 
-    def attempted(self, instance: str, result: str) -> None:
-        """An attempt on *instance* ended; *result* is one of `names.RESULTS`."""
-        self._attempts[self._instance(instance), result].value += 1
+    def sent(self, exchange: Exchange, attempt: Attempt) -> None:
+        """Time the router's own part of a request."""
+        if attempt.number == 1:
+            self._overhead_seconds.observe(attempt.started - exchange.started)
 
-    def retry_refused(self) -> None:
-        """A failed request was not tried elsewhere, for one of `names.NOT_RETRIED`."""
-        self._retries_refused.value += 1
+    def attempt_ended(self, exchange: Exchange, attempt: Attempt) -> None:
+        """Count an attempt by its result."""
+        instance = attempt.record.instance
+        assert instance is not None
+        label = self._instance(instance.id)
+        self._attempts[label, attempt.result].value += 1
+        if attempt.resends:
+            self._attempts[label, names.RESENT].value += attempt.resends
 
     def refused(self, reason: str) -> None:
         """A request was refused before anything was decided, for *reason*, one of `names.REFUSALS`."""
@@ -305,35 +311,38 @@ class Metrics:
         """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""
         self._ejections[self._instance(instance.id), reason].value += 1
 
-    def ended(
-        self,
-        route: str,
-        model: str,
-        *,
-        status: int,
-        duration_s: float,
-        ttft_s: float | None,
-        gap_s: float | None = None,
-        usage: Usage | None,
-        exemplar: Mapping[str, str] | None,
-    ) -> None:
-        """A request ended; *route* is a template and *model* a label. *exemplar* names a trace that is recorded.
-
-        *gap_s* are the seconds between two events of its stream, on average.
-        """
+    def ended(self, exchange: Exchange) -> None:
+        """Count and time a request."""
         self._in_progress -= 1
-        self._requests[route, str(status) if 100 <= status <= 599 else "other"].value += 1
-        self._request_seconds[route, model].observe(duration_s, exemplar)
-        if ttft_s is not None:
-            self._first_chunk_seconds[model].observe(ttft_s, exemplar)
-        if gap_s is not None:
-            self._chunk_seconds[model].observe(gap_s, exemplar)
+        status, model, usage, exemplar = exchange.status, exchange.model, exchange.usage, exchange.exemplar
+        self._requests[exchange.route, str(status) if 100 <= status <= 599 else "other"].value += 1
+        self._request_seconds[exchange.route, model].observe(exchange.duration_s, exemplar)
+        if exchange.gave_up:
+            self._retries_refused.value += 1
+        if exchange.gap_s is not None:
+            self._chunk_seconds[model].observe(exchange.gap_s, exemplar)
         if usage is not None and usage.cached_tokens is not None:
             self._actual_hit_tokens[model].value += usage.cached_tokens
+        record = exchange.record
+        if record is None:
+            return
+        if record.ttft_s is not None:
+            self._first_chunk_seconds[model].observe(record.ttft_s, exemplar)
+        for one in record.shadowed:
+            self.shadowed(one)
+        if record.arm:
+            self._arm_requests[record.route, record.arm, str(status)].value += 1
+            if record.ttft_s is not None:
+                self._arm_first_chunk_seconds[record.route, record.arm].observe(record.ttft_s)
 
-    def refused_unseen(self, status: int) -> None:
-        """A request was refused before any endpoint saw it; there is nothing to time."""
-        self._requests[OTHER, str(status)].value += 1
+    def unreadable(self, problem: HttpError, scope: Mapping[str, Any], is_seen: bool) -> None:
+        """Count a request that no endpoint has seen; there is nothing to time."""
+        if not is_seen:
+            self._requests[OTHER, str(problem.status)].value += 1
+
+    def listener_failed(self, listener: str) -> None:
+        """Count a failure of a *listener* to exchanges."""
+        self._listener_failures[listener].value += 1
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
         """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
@@ -385,7 +394,7 @@ class Metrics:
         self._guardrail_restores[route, reason].value += 1
 
     def shadowed(self, one: Shadowed) -> None:
-        """A policy in shadow was asked about a decision."""
+        """Count the answer of a policy in shadow."""
         policy = one.policy.name
         self._shadow_decisions[policy, one.answer].value += 1
         if one.decision is None:
@@ -398,13 +407,6 @@ class Metrics:
                 self._shadow_regret[policy].observe(one.regret)
             if one.had_diverged is False:
                 self._shadow_diverged[policy].value += 1
-
-    def arm_ended(self, record: DecisionRecord) -> None:
-        """A request on an arm of a canary has ended."""
-        route, arm = record.route, record.arm
-        self._arm_requests[route, arm, str(record.status)].value += 1
-        if record.ttft_s is not None:
-            self._arm_first_chunk_seconds[route, arm].observe(record.ttft_s)
 
     async def page(self, accept: str = "") -> tuple[bytes, str]:
         """The page as text or OpenMetrics, by the Accept header, at most a second old; and its content type."""

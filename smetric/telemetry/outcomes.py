@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from smetric import names
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.instance import prefill_cost, twice_attended
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.log_limit import LogLimit
@@ -273,7 +274,7 @@ class Forecasts:
 # Told of each decision, answer and end by `exchange.py`. What each of them counts is in its own file.
 
 
-class Consequences:
+class Consequences(Listener):
     """Hands what happens to those who count it.
 
     Args:
@@ -319,8 +320,8 @@ class Consequences:
             savings.forecast_seconds,
         ]
 
-    def decided(self, record: DecisionRecord) -> None:
-        """A decision was made, in the tick it was made in: what it comes to is noted in *record*."""
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Note in *record* what a decision comes to."""
         decision = record.decision
         if decision is None:
             return
@@ -338,15 +339,16 @@ class Consequences:
             self._count_hits(record)
         record.forecast = self._forecasts.of(record, runner_up)
 
-    def answering(self, record: DecisionRecord) -> None:
-        """The chosen instance has begun to answer."""
+    def answering(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Remember the instance that serves the session."""
         if record.instance is not None:
             self.sessions.served(record.request, record.instance.id, record.policy.name)
 
-    def ended(self, record: DecisionRecord, gap_s: float | None) -> None:
-        """The request has ended, *gap_s* seconds between the events of its stream on average."""
-        self._level.ended(record, gap_s)
-        self.savings.settle(record)
+    def ended(self, exchange: Exchange) -> None:
+        """Measure the service level and the savings of a decided request."""
+        if (record := exchange.record) is not None:
+            self._level.ended(record, exchange.gap_s)
+            self.savings.settle(record)
 
     def _count_hits(self, record: DecisionRecord) -> None:
         """Where the prompt's tokens are, if the policy looked."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import io
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
+import structlog
 import uvicorn
 
 from smetric.app import Application
@@ -105,6 +107,25 @@ async def test_a1_content_length_and_transfer_encoding_together_are_refused_unde
         await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + framing)
         assert (await client.response()).status == 400
         assert router.engine.calls == []
+
+
+async def test_access_line_that_cannot_be_written_costs_no_answer_under_uvicorn() -> None:
+    def render(_: object, __: str, event: MutableMapping[str, Any]) -> str:
+        if event["event"] == "request":
+            raise ValueError("I/O operation on closed file")
+        return str(event)
+
+    structlog.configure(processors=[render], logger_factory=structlog.PrintLoggerFactory(io.StringIO()))
+    try:
+        async with under_uvicorn() as router:
+            for _ in range(2):
+                assert (await fetch(router.url, "POST", "/v1/chat/completions", chat())).status == 200
+                assert (await fetch(router.url, "GET", "/v1/models")).status == 200
+            await until(router.is_idle)
+            read = router.application.metrics.registry.get_sample_value
+            assert read("smetric_listener_failures_total", {"listener": "AccessLog"}) == 4
+    finally:
+        structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: %d", b"Transfer-Encoding: chunked"], ids=["length", "chunked"])

@@ -20,7 +20,7 @@ from smetric.admin.feed import (
 from smetric.admin.figures import Figures
 from smetric.fleet.record import DecisionRecord
 from smetric.telemetry.decisions import Activity, DecisionLog
-from tests.fakes import until
+from tests.fakes import exchange_of, until
 from tests.telemetry import samples
 
 
@@ -37,8 +37,8 @@ class Desk:
     def decide(self, count: int) -> list[DecisionRecord]:
         records = [samples.record() for _ in range(count)]
         for record in records:
-            self.decisions.add(record)
-            self.activity.decided(record)
+            self.decisions.decided(exchange_of(record), record)
+            self.activity.decided(exchange_of(record), record)
         return records
 
     def look(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from smetric.config.settings import Limits
 from smetric.http.headers import VIA
-from smetric.proxy import endpoints
+from smetric.proxy import endpoints, forward
 from tests.fakes import Call, FakeEngine, RawClient, one_model, request, until
 from tests.faults.harness import chat, running
 
@@ -122,7 +122,7 @@ async def test_a_fault_of_ours_is_answered_500_in_the_apis_shape_logged_and_leav
             raise ZeroDivisionError("secret")
 
         with monkeypatch.context() as patch:
-            patch.setattr(router.application.telemetry.decisions, "add", broken)
+            patch.setattr(forward, "DecisionRecord", broken)
             answer = await router.chat()
         assert answer.status == 500
         assert orjson.loads(answer.body)["error"]["type"] == "internal_error"

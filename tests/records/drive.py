@@ -21,6 +21,7 @@ from smetric.records.recorder import Recorder, header
 from smetric.records.writer import RotatedFile, Writer
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.routing.policy_files import libraries_beside
+from tests.fakes import exchange_of
 
 _OUTCOMES = {
     Outcome.ROUTE: names.ROUTED,
@@ -148,8 +149,8 @@ def write(path: Path, records: Iterable[DecisionRecord], observed: Sequence[Poli
     writer = make_writer(path, results)
     recorder = Recorder(writer, observed)
     for record in records:
-        recorder.decided(record, None)
-        recorder.ended(settle(record))
+        recorder.decided(exchange_of(record), record)
+        recorder.write(settle(record))
     writer.flush()
     return results
 

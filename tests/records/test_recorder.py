@@ -17,6 +17,7 @@ from smetric.records.reader import Reading, find
 from smetric.records.recorder import Recorder
 from smetric.records.replay import Judge, NotRecorded
 from smetric.records.report import ending
+from tests.fakes import exchange_of
 from tests.records.drive import Fleet, make_writer, policy, settle, write
 from tests.telemetry import samples
 
@@ -158,9 +159,9 @@ def test_the_request_is_recorded_as_it_stood_when_it_was_decided(tmp_path: Path)
     record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
     recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
     record.request.held = 0.0
-    recorder.decided(record, None)
+    recorder.decided(exchange_of(record), record)
     record.request.held, record.request.prompt_len = 2.5, 1
-    recorder.ended(settle(record))
+    recorder.write(settle(record))
     writer.flush()
     (line,) = lines(tmp_path / "d.jsonl")
     assert line["request"]["held"] == 0.0
@@ -172,9 +173,9 @@ def test_each_decision_of_a_request_has_a_line_and_only_the_last_says_how_it_end
     first, second = fleet.decide(LOAD_ONLY), fleet.decide(LOAD_ONLY)
     second.rank = 1
     recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
-    recorder.decided(first, None)
-    recorder.decided(second, first)
-    recorder.ended(settle(second))
+    recorder.decided(exchange_of(first), first)
+    recorder.decided(exchange_of(first, second), second)
+    recorder.write(settle(second))
     writer.flush()
     found = lines(tmp_path / "d.jsonl")
     assert [(line["id"], line["rank"], line["status"]) for line in found] == [(first.id, 0, None), (second.id, 1, 200)]
@@ -205,8 +206,8 @@ def test_what_is_observed_now_is_recorded_where_the_clock_was_set_back_since_it_
     record = samples.record()
     record.request.tenant = "red"
     record.time_ns -= 3600 * 10**9
-    recorder.decided(record, None)
-    recorder.ended(record)
+    recorder.decided(exchange_of(record), record)
+    recorder.write(record)
     writer.flush()
     assert lines(tmp_path / "d.jsonl")[0]["request"]["tenant"] == pseudonym("red")
 
@@ -216,8 +217,8 @@ def test_policies_of_many_reloads_are_not_all_kept(tmp_path: Path) -> None:
     recorder = Recorder(writer := make_writer(tmp_path / "d.jsonl", {}))
     for generation in range(1, 301):
         record = fleet.decide(LOAD_ONLY, generation=generation)
-        recorder.decided(record, None)
-        recorder.ended(record)
+        recorder.decided(exchange_of(record), record)
+        recorder.write(record)
     writer.flush()
     assert len(recorder._generations) <= 256
     assert len(lines(tmp_path / "d.jsonl")) == 300
@@ -230,7 +231,7 @@ def test_a_line_that_cannot_be_made_is_counted_and_said_and_the_request_goes_on(
         for _ in range(3):
             record = Fleet(random.Random(1), 3).decide(LOAD_ONLY)
             record.trace_id = object()  # type: ignore[assignment]  # as a bug would have it
-            recorder.decided(record, None)
-            recorder.ended(record)
+            recorder.decided(exchange_of(record), record)
+            recorder.write(record)
     assert results == {"failed": 3}
     assert [line["event"] for line in logs] == ["smetric.record.failed"]

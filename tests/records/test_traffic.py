@@ -15,6 +15,7 @@ from smetric.records import traffic as module
 from smetric.records.traffic import TRACE_BLOCK_BYTES, Traffic
 from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, TokenRatio, Usage
+from tests.fakes import exchange_of
 from tests.records.drive import make_writer
 from tests.telemetry import samples
 
@@ -38,10 +39,10 @@ class Desk:
         record = samples.record(names.ROUTED)
         record.request = parse(Api.CHAT, body, headers, TokenRatio(), Reading())
         self.now_ns += 5_000_000
-        self.traffic.decided(record, self.now_ns)
+        self.traffic.decided(exchange_of(record, arrival_ns=self.now_ns), record)
         await asyncio.sleep(0)
         record.status, record.ttft_s, record.duration_s, record.usage = 200, 0.1, 0.2, usage
-        self.traffic.ended(record, self.now_ns)
+        self.traffic.ended(exchange_of(record, arrival_ns=self.now_ns))
         return record
 
     def lines(self) -> list[dict[str, Any]]:
@@ -71,10 +72,10 @@ async def test_times_count_from_the_first_request_also_where_a_later_one_ends_be
     first.request = parse(
         Api.CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}', [], TokenRatio(), Reading()
     )
-    desk.traffic.decided(first, desk.now_ns)
+    desk.traffic.decided(exchange_of(first, arrival_ns=desk.now_ns), first)
     await asyncio.sleep(0)
     await desk.serve("b")
-    desk.traffic.ended(first, 1_700_000_000_000_000_000)
+    desk.traffic.ended(exchange_of(first, arrival_ns=1_700_000_000_000_000_000))
     assert [line["timestamp"] for line in desk.lines()] == [5, 0]
 
 
@@ -119,9 +120,9 @@ async def test_lengths_are_the_instances_where_it_says_them(desk: Desk) -> None:
 async def test_requests_that_end_before_they_are_looked_at_are_left_out(desk: Desk) -> None:
     record = samples.record(names.REJECTED)
     record.request = parse(Api.CHAT, b'{"model":"m","messages":[]}', [], TokenRatio(), Reading())
-    desk.traffic.decided(record, desk.now_ns)
+    desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)
     record.request.let_go()
-    desk.traffic.ended(record, desk.now_ns)
+    desk.traffic.ended(exchange_of(record, arrival_ns=desk.now_ns))
     await asyncio.sleep(0)
     assert desk.lines() == []
     assert desk.traffic._glances == {}
@@ -142,8 +143,8 @@ async def test_what_is_remembered_is_bounded(desk: Desk, monkeypatch: pytest.Mon
 async def test_a_line_that_cannot_be_made_does_not_reach_the_request(desk: Desk) -> None:
     record = samples.record(names.ROUTED)
     record.request = parse(Api.CHAT, orjson.dumps({"model": "m", "messages": []}), [], TokenRatio(), Reading())
-    desk.traffic.decided(record, desk.now_ns)
+    desk.traffic.decided(exchange_of(record, arrival_ns=desk.now_ns), record)
     await asyncio.sleep(0)
     record.status = object()  # type: ignore[assignment]  # as a bug would have it
-    desk.traffic.ended(record, desk.now_ns)
+    desk.traffic.ended(exchange_of(record, arrival_ns=desk.now_ns))
     assert desk.lines() == []

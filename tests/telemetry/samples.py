@@ -9,12 +9,14 @@ from typing import Any
 
 from smetric import names
 from smetric.features import VOCABULARY
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.instance import Instance, PrefillTime, Scrape
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request.request import Api, InferenceRequest
+from smetric.routing.shadow import ShadowJudge
 from smetric.telemetry.decisions import DecisionLog
-from smetric.telemetry.exchange import Exchange, Telemetry
+from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.metrics import Metrics, ModelLabels
 from smetric.telemetry.outcomes import Consequences, ServiceLevel
 from smetric.telemetry.tracing import Tracing
@@ -119,6 +121,7 @@ def telemetry(
     *,
     instances: Callable[[], Sequence[Instance]] = fleet,
     prefill: Callable[[Instance], PrefillTime | None] = lambda _: None,
+    others: Sequence[Listener] = (),
     **options: Any,
 ) -> Telemetry:
     return Telemetry(
@@ -128,6 +131,7 @@ def telemetry(
         consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), prefill, {one.id: one for one in instances()}.get),
         models=ModelLabels(lambda: ["m"]),
         instances=instances,
+        others=[ShadowJudge(), *others],
     )
 
 

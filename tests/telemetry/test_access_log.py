@@ -6,6 +6,7 @@ import orjson
 import pytest
 import structlog
 
+from smetric.fleet.exchange import Exchanges
 from smetric.telemetry import logs
 from smetric.telemetry.logs import AccessLine, AccessLog
 
@@ -36,7 +37,7 @@ def test_the_level_leaves_it_out(out: io.StringIO) -> None:
     logs.configure("warning", "json", out)
     access = AccessLog()
     assert not access.is_on
-    access.answered_here("/v1/models", 200, 10, "", 0.1)
+    Exchanges([access]).begin({}, "/v1/models", trusted=False).end(200)
     assert out.getvalue() == ""
 
 

@@ -10,6 +10,7 @@ from smetric.fleet.record import decision_id
 from smetric.request.prompt import Prompt
 from smetric.request.request import Usage
 from smetric.telemetry.decisions import DecisionLog, brief, full
+from tests.fakes import exchange_of
 from tests.telemetry.samples import record, run_one, telemetry
 
 
@@ -26,7 +27,7 @@ def test_the_log_keeps_the_newest_and_finds_by_id() -> None:
     log = DecisionLog(kept=3)
     made = [record() for _ in range(5)]
     for each in made:
-        log.add(each)
+        log.decided(exchange_of(), each)
     assert log.recent(10) == made[:1:-1]
     assert log.recent(1) == [made[4]]
     assert log.recent(-1) == []

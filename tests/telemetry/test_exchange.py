@@ -9,12 +9,13 @@ from structlog.testing import capture_logs
 
 from smetric import names
 from smetric.features import VOCABULARY
+from smetric.fleet.exchange import Exchange
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Snapshot, load
 from smetric.request.prompt import BlockKeys, Prompt
 from smetric.request.request import Usage
 from smetric.telemetry.decisions import brief, full
-from smetric.telemetry.exchange import Exchange, Telemetry
+from smetric.telemetry.exchange import Telemetry
 from tests.telemetry.otlp_receiver import Receiver, receiving
 from tests.telemetry.samples import ROUTE, begin, fleet, record, request, run_one, scope, telemetry
 
@@ -108,7 +109,7 @@ async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], rec
     instances += fleet(5)[3:]
     instances[3].draining = True
     instances[4].spared = True
-    app.instances = lambda: instances
+    app.spans.instances = lambda: instances
     made = record(loads=(2, 30, 1))
     run_one(app, made)
     assert await app.tracing.shutdown()

@@ -8,12 +8,11 @@ from structlog.testing import capture_logs
 
 from smetric import names
 from smetric.fleet.instance import Instance, PrefillTime, PrefixTokens
-from smetric.fleet.record import DecisionRecord
+from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.request.request import Usage
 from smetric.sources.kv_events.source import CacheFigures, KvFigures
 from smetric.sources.prefix_index.index import IndexFigures
 from smetric.sources.shared.peers import PeerFigures
-from smetric.telemetry.decision_text import Shadowed
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import (
     CacheGauges,
@@ -23,6 +22,7 @@ from smetric.telemetry.gauges import (
     OverloadGauges,
 )
 from smetric.telemetry.metrics import MOST, Metrics, ModelLabels
+from tests.fakes import exchange_of
 from tests.telemetry.samples import ROUTE, begin, fleet, record, run_one, telemetry
 
 
@@ -182,7 +182,7 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app = telemetry(prefill=lambda _: PrefillTime(0.0, 0.001))
     app.metrics.register(gauges(fleet()))
     app.metrics.register(KvGauges(lambda: KvFigures(1, 1, 1, {"gpu-0": CacheFigures(True, {"ok": 1}, 0.1, 0, 0, 0)})))
-    app.consequences.answering(record())
+    app.consequences.answering(exchange_of(), record())
     run_stream(app, record(loads=(2, 30, 1), stream=True))
     seen = fleet()
     seen[0].prefix_tokens = PrefixTokens(1, 1, 1)
@@ -208,9 +208,8 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
     app.metrics.restored("default", names.ERRORS)
     made = record()
     assert made.decision is not None
-    made.arm, made.status, made.ttft_s = names.CANARY, 200, 0.1
-    app.metrics.arm_ended(made)
-    app.metrics.shadowed(
+    made.arm = names.CANARY
+    made.shadowed = (
         Shadowed(
             made.policy,
             1,
@@ -219,8 +218,10 @@ async def test_every_metric_of_the_table_is_on_the_page_and_no_other() -> None:
             regret=0.5,
             is_new_session=True,
             had_diverged=False,
-        )
+        ),
     )
+    run_one(app, made)
+    app.metrics.listener_failed("AccessLog")
     app.metrics.register(OverloadGauges(lambda: OverloadFigures(1, 1, 1, 1, {"lag": 0}, {"router": 0.5})))
     app.metrics.refused("bytes")
     app.metrics.client_retried(admitted=True)
@@ -251,7 +252,7 @@ async def test_exemplars_name_recorded_traces_in_openmetrics_only() -> None:
     assert b"trace_id" not in (await app.metrics.page("text/plain"))[0]
     await app.tracing.shutdown()
     without = telemetry({"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXEMPLAR_FILTER": "always_off"})
-    assert run_one(without, record()).server is not None
+    assert run_one(without, record()).trace.server is not None
     assert b"trace_id" not in (await without.metrics.page("application/openmetrics-text; version=1.0.0"))[0]
     await without.tracing.shutdown()
 
@@ -260,7 +261,9 @@ async def test_exemplars_name_recorded_traces_in_openmetrics_only() -> None:
 async def test_instances_are_told_apart_up_to_a_bound(count: int) -> None:
     metrics = Metrics(per_instance=count <= 256)
     metrics.register(gauges(fleet(count)))
-    metrics.attempted("gpu-0", names.OK)
+    exchange = exchange_of(record(hits=(9, 0, 0)))
+    exchange.attempt(ROUTE).result = names.OK
+    metrics.attempt_ended(exchange, exchange.attempts[0])
     read = metrics.registry.get_sample_value
     assert (read("smetric_instance_up", {"instance": "gpu-0"}) is None) == (count > 256)
     assert (

@@ -6,9 +6,9 @@ import pytest
 
 from smetric import names
 from smetric.features import VOCABULARY
-from smetric.fleet.record import DecisionRecord
+from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.policy import Decision, load
-from smetric.telemetry.decision_text import Shadowed, attributes_of, note_of, span_of
+from smetric.telemetry.decision_text import attributes_of, note_of, span_of
 from tests.telemetry.otlp_receiver import receiving
 from tests.telemetry.samples import begin, record, telemetry
 

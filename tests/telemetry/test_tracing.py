@@ -128,7 +128,7 @@ async def test_a_collector_that_refuses_changes_nothing_else(monkeypatch: pytest
         app = telemetry({"OTEL_EXPORTER_OTLP_ENDPOINT": address})
         for _ in range(3):
             exchange = run_one(app, record())
-            assert exchange.server is not None
+            assert exchange.trace.server is not None
         started = time.monotonic()
         await app.tracing.shutdown(0.5)
     assert time.monotonic() - started < 2
@@ -212,8 +212,8 @@ async def test_an_unrecorded_request_makes_no_span(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(app.tracing, "root", refuse)
     monkeypatch.setattr(app.tracing, "child", refuse)
     exchange = run_one(app, record())
-    assert exchange.server is None
-    assert begin(app).server is None
+    assert exchange.trace.server is None
+    assert begin(app).trace.server is None
     assert await app.tracing.shutdown()
 
 

@@ -17,15 +17,14 @@ from typing import Any
 from smetric import names
 from smetric.app import Application
 from smetric.config.settings import Admin, InstanceSettings, Settings
+from smetric.fleet.exchange import Exchange
 from smetric.fleet.instance import Instance, Lease, PrefixTokens, Scrape
-from smetric.fleet.record import DecisionRecord
+from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.policy.snapshot import Origins
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.telemetry import logs
-from smetric.telemetry.decision_text import Shadowed
-from smetric.telemetry.exchange import Exchange
 
 PATH = "/v1/chat/completions"
 SCOPE = {"method": "POST", "path": PATH, "headers": [], "http_version": "1.1", "scheme": "http"}

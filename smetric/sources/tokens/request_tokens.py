@@ -20,6 +20,7 @@ from msgspec import Raw
 from smetric.config import Settings
 from smetric.config.values import odd_address
 from smetric.errors import UNREADABLE, ConfigError
+from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.fleet import Fleet
 from smetric.http.addresses import resolve_unless
 from smetric.log_limit import LogLimit
@@ -237,7 +238,7 @@ def request_tokens(settings: Settings, fleet: Fleet, counts: SourceCounts) -> Re
     )
 
 
-class RequestTokens:
+class RequestTokens(Listener):
     """The `TokenIds` of the router.
 
     Args:
@@ -315,6 +316,11 @@ class RequestTokens:
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
         return request.tokenising
+
+    def ended(self, exchange: Exchange) -> None:
+        """Compare the tokens that an engine has counted with those that were known."""
+        if exchange.record is not None and exchange.usage is not None:
+            self.answered(exchange.record.request, exchange.usage)
 
     def answered(self, request: InferenceRequest, usage: Usage) -> None:
         """An engine has counted the prompt of *request*: compare, if its ids were known."""
