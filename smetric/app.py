@@ -55,7 +55,7 @@ from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.gauges import CacheGauges, Gauges, KvGauges, OverloadGauges
 from smetric.telemetry.hit_truth import CacheWatch, HitTruth
-from smetric.telemetry.logs import LogLines
+from smetric.telemetry.logs import lost_lines
 from smetric.telemetry.metrics import MOST_INSTANCES, Metrics, ModelLabels
 from smetric.telemetry.outcomes import Consequences, ServiceLevel
 from smetric.telemetry.tracing import Tracing
@@ -149,7 +149,7 @@ class Application:
                 instances=lambda: self.fleet.instances,
                 policies=self.policies.in_force,
                 dropped=lambda: self.tracing.dropped,
-                unlogged=lambda: LogLines.lost,
+                unlogged=lost_lines,
                 panics=lambda: self.fleet.panics,
                 index=self.knows.indexes.figures if self.knows.indexes else None,
                 peers=self.knows.peers.figures if self.knows.peers is not None else None,

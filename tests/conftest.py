@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from smetric.telemetry.logs import LibraryHandler
+from smetric.telemetry import logs
 
 ROWS = tomllib.loads((Path(__file__).parent / "faults" / "matrix.toml").read_text())
 
@@ -39,5 +39,4 @@ def logging_as_before() -> Iterator[None]:
     yield
     structlog.reset_defaults()
     root.setLevel(level)
-    for handler in [each for each in root.handlers if isinstance(each, LibraryHandler)]:
-        root.removeHandler(handler)
+    logs.shutdown()

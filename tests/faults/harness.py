@@ -18,6 +18,7 @@ from smetric.app import Application
 from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.sources.source import TokenIds
+from smetric.telemetry import logs
 from tests.fakes import DONE, FakeEngine, RawClient, Response, fetch, request, until
 
 #: A test's `record_property`: tells a figure of figures.toml by its name, or a part of it: `F8`, `F8 by hand`.
@@ -58,7 +59,6 @@ class Running:
     url: str
     admin_url: str
     engines: Sequence[FakeEngine]
-    #: What it has logged so far.
     log: io.StringIO
     baseline: Count | None = None
 
@@ -90,9 +90,14 @@ class Running:
         """How many attempts ended with *result*, by its own count."""
         return int(await self.figure("smetric_upstream_attempts_total{", f'result="{result}"'))
 
+    def logged(self) -> str:
+        """All that it has logged so far."""
+        logs.flush()
+        return self.log.getvalue()
+
     def lines(self, event: str) -> list[dict[str, Any]]:
         """The log lines of *event*."""
-        return [line for line in map(orjson.loads, self.log.getvalue().splitlines()) if line["event"] == event]
+        return [line for line in map(orjson.loads, self.logged().splitlines()) if line["event"] == event]
 
     def instance_of(self, engine: FakeEngine) -> Any:
         """The router's instance for *engine*."""
@@ -138,7 +143,7 @@ class Running:
         pages += [f"/admin/decisions/{decision.id}{more}" for decision in decisions for more in ("", "/account")]
         shown = [await self.admin(page) for page in pages]
         assert not any(CANARY.encode() in page.body for page in shown)
-        assert CANARY not in self.log.getvalue()
+        assert CANARY not in self.logged()
 
 
 def instances_of(engines: Sequence[FakeEngine]) -> tuple[InstanceSettings, ...]:
@@ -166,8 +171,6 @@ async def running(
 
     Where it is to end ill, *check_after* is off; where it can serve nothing as it is, *warm*.
     """
-    from smetric.telemetry import logs
-
     log = io.StringIO()
     logs.configure("debug", "json", log)
     async with asyncio.timeout(within_s), AsyncExitStack() as stack:

@@ -83,8 +83,8 @@ async def test_h7_hostile_names_and_paths_leave_one_json_line_each_and_no_series
         assert await series(router) == before
         for path in ("/v1/%0d%0aFAKE: x", "/ok%0d%0a%1b[31m"):
             assert (await router.ask("GET", path.replace(" ", "%20"))).status == 404
-        lines = router.log.getvalue().splitlines()
-        assert len([line for line in lines if orjson.loads(line)["event"] == "request"]) == len(names) + 2
+        lines = router.logged().splitlines()
+        assert len([line for line in lines if orjson.loads(line)["event"] == "request"]) == len(names) + 4
         assert all(line.isprintable() for line in lines)
         assert not any(line.startswith("FAKE") for line in lines)
 
@@ -115,7 +115,7 @@ async def test_h7_ten_thousand_names_of_models_make_no_series(status: int, count
         engine.calls.clear()
         await asyncio.sleep(1.05)  # a rendered page is shown for a second
         assert await series(router) == before
-        lines = router.log.getvalue().splitlines()
+        lines = router.logged().splitlines()
         assert sum(orjson.loads(line)["event"] == "request" for line in lines) == len(names) + 2
 
 

@@ -202,7 +202,7 @@ async def try_inputs(inputs: Mapping[str, bytes]) -> tuple[int, int]:
             while some := dict(itertools.islice(rest, AT_ONCE)):
                 passed += await compare(router, behind, beside, some)
                 read = len(beside.read)
-            assert not any('"level":"error"' in line for line in router.log.getvalue().splitlines())
+            assert not any('"level":"error"' in line for line in router.logged().splitlines())
     return passed, read
 
 

@@ -45,7 +45,7 @@ async def test_b7_a_tls_client_on_a_port_without_tls_is_told_off_at_once_and_not
             async with await RawClient.connect(url) as half:
                 await half.send(CLIENT_HELLO[:1])
                 half.reset()
-        assert not any('"level":"error"' in line or "Traceback" in line for line in router.log.getvalue().splitlines())
+        assert not any('"level":"error"' in line or "Traceback" in line for line in router.logged().splitlines())
 
 
 @dataclass

@@ -167,7 +167,7 @@ async def test_an_error_event_leaves_a_stream_shorter_than_it_announced_to_be(ro
         answer = await router.chat(stream=True)
         assert not answer.complete
         assert answer.body == delta("a") + (event if is_told else b"")
-    assert "smetric.request.failed" not in router.log.getvalue()
+    assert "smetric.request.failed" not in router.logged()
 
 
 async def test_a_stream_is_one_however_its_content_type_is_written() -> None:

@@ -1,12 +1,10 @@
-"""A failure that repeats is one line a minute."""
-
 from __future__ import annotations
 
-from smetric.log_limit import EVERY_S, MOST_KEYS, LogLimit
+from smetric.log_limit import EVERY_S, MAX_KEYS, LogLimit
 from tests.clock import Clock
 
 
-def test_one_line_a_minute_says_how_many_were_kept_back() -> None:
+def test_limit_passes_one_line_a_minute_with_the_number_suppressed() -> None:
     clock = Clock()
     limit = LogLimit(clock)
     assert [limit.passes("a") for _ in range(4)] == [0, None, None, None]
@@ -14,7 +12,7 @@ def test_one_line_a_minute_says_how_many_were_kept_back() -> None:
     assert [limit.passes("a"), limit.passes("a")] == [3, None]
 
 
-def test_some_lines_a_minute_where_each_says_something_new() -> None:
+def test_limit_passes_several_lines_a_minute_where_asked() -> None:
     clock = Clock()
     limit = LogLimit(clock, lines=2)
     assert [limit.passes("a") for _ in range(4)] == [0, 0, None, None]
@@ -22,19 +20,15 @@ def test_some_lines_a_minute_where_each_says_something_new() -> None:
     assert [limit.passes("a") for _ in range(3)] == [2, 0, None]
 
 
-def test_each_thing_that_fails_has_lines_of_its_own() -> None:
+def test_limit_bounds_its_keys_and_forgets_the_oldest() -> None:
     limit = LogLimit(Clock())
-    assert [limit.passes(key) for key in ("a", "b", "a")] == [0, 0, None]
-
-
-def test_what_is_told_apart_is_bounded() -> None:
-    limit = LogLimit(Clock())
-    for number in range(10 * MOST_KEYS):
+    for number in range(MAX_KEYS + 1):
         assert limit.passes(number) == 0
-    assert len(limit._seen) <= MOST_KEYS
+    assert [limit.passes(MAX_KEYS), limit.passes(1)] == [None, None]
+    assert limit.passes(0) == 0
 
 
-def test_a_thousand_instances_that_fail_by_turns_have_one_line_a_minute_each() -> None:
+def test_limit_counts_each_of_a_thousand_keys_apart() -> None:
     clock = Clock()
     limit = LogLimit(clock)
     for minute in range(3):
