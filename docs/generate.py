@@ -17,8 +17,9 @@ from markdown import table
 from measured import decisions, footprint, matrix, reliability, routers
 
 from smetric import names
-from smetric.config.load import SETTINGS
-from smetric.config.values import ListOf, Section
+from smetric.config import load
+from smetric.config.settings import Settings
+from smetric.config.values import Section
 from smetric.features import VOCABULARY
 from smetric.fleet import record
 from smetric.policy.diagnostic import ERRORS, WARNINGS
@@ -93,19 +94,23 @@ def findings() -> str:
 
 def settings() -> str:
     """Every setting by its full name."""
-    return table(("setting", "default", "meaning"), _settings_below(SETTINGS, ""))
+    return table(("setting", "default", "meaning"), _settings_below(Settings, ""))
 
 
-def _settings_below(section: Section[Any], prefix: str) -> Iterable[tuple[str, str, str]]:
-    for key, row in section.settings.items():
+def _settings_below(section: type[Section], prefix: str) -> Iterable[tuple[str, str, str]]:
+    for key, (kind, default) in load.fields_of(section).items():
         name = prefix + key
-        if isinstance(row.kind, Section):
-            yield from _settings_below(row.kind, f"{name}.")
+        if kind.section is not None:
+            yield from _settings_below(kind.section, f"{name}.")
             continue
-        default = None if row.default is None or row.required else row.kind.show(row.default)
-        yield f"`{name}`", "required" if row.required else _value(default), row.doc
-        if isinstance(row.kind, ListOf) and isinstance(row.kind.item, Section):
-            yield from _settings_below(row.kind.item, f"{name}[].")
+        shown = (
+            "required"
+            if default is msgspec.NODEFAULT
+            else _value(None if default is None else load.show(default, kind))
+        )
+        yield f"`{name}`", shown, kind.doc
+        if kind.item is not None and kind.item.section is not None:
+            yield from _settings_below(kind.item.section, f"{name}[].")
 
 
 def attributes() -> str:

@@ -24,7 +24,7 @@ from smetric.admin.operations import drain_routes, placement_routes, savings_rou
 from smetric.admin.policies import policy_routes
 from smetric.config import Settings
 from smetric.config.credential import credential
-from smetric.config.values import odd_address
+from smetric.config.values import networks, odd_address
 from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import fleet_of
 from smetric.fleet.instance import Instance
@@ -168,7 +168,7 @@ class Application:
         self.tokens = TokenRatio()
         self.upstream = Upstream(
             connect_timeout_s=settings.forward.connect_timeout,
-            resolve=resolve_unless(partial(odd_address, allowed=settings.instance_networks)),
+            resolve=resolve_unless(partial(odd_address, allowed=networks(settings.instance_networks))),
         )
         self.under_way = UnderWay()
         self.admission = admission_of(settings, self.fleet, self.metrics)
@@ -219,7 +219,7 @@ class Application:
                 trust_session_headers=settings.trust_session_headers,
                 aliases=settings.models,
             ),
-            settings.trusted_proxies,
+            networks(settings.trusted_proxies),
             self._salt,
             self.under_way,
         )

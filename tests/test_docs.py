@@ -6,16 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from smetric import names
 from smetric.cli import main
-from smetric.config.load import SETTINGS
+from smetric.config.load import fields_of
 from smetric.config.settings import Settings
-from smetric.config.values import ListOf, Section
+from smetric.config.values import Section
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
 from tests.test_imports import FLOORS
@@ -41,14 +40,14 @@ def undocumented(wanted: Iterable[str], name: str) -> list[str]:
     return [word for word in wanted if not re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-])", code)]
 
 
-def settings_below(section: Section[Any], prefix: str = "") -> list[str]:
+def settings_below(section: type[Section], prefix: str = "") -> list[str]:
     """Dotted names of all settings; those of a list's items under `LIST[].`."""
     found = []
-    for key, row in section.settings.items():
-        if isinstance(row.kind, Section):
-            found += settings_below(row.kind, f"{prefix}{key}.")
-        elif isinstance(row.kind, ListOf) and isinstance(row.kind.item, Section):
-            found += [prefix + key, *settings_below(row.kind.item, f"{prefix}{key}[].")]
+    for key, (kind, _) in fields_of(section).items():
+        if kind.section is not None:
+            found += settings_below(kind.section, f"{prefix}{key}.")
+        elif kind.item is not None and kind.item.section is not None:
+            found += [prefix + key, *settings_below(kind.item.section, f"{prefix}{key}[].")]
         else:
             found.append(prefix + key)
     return found
@@ -77,7 +76,7 @@ def test_language_page_documents_every_builtin_with_its_signature() -> None:
 
 
 def test_configuration_page_documents_every_setting_by_its_full_name() -> None:
-    assert undocumented(settings_below(SETTINGS), "reference/configuration") == []
+    assert undocumented(settings_below(Settings), "reference/configuration") == []
 
 
 def test_spans_page_documents_every_attribute() -> None:

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from smetric.cli import main
 from smetric.config import load_settings
-from smetric.config.load import SETTINGS, stack
+from smetric.config.load import fields_of, stack
+from smetric.config.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -91,7 +92,7 @@ def test_every_example_configuration_loads(path: Path) -> None:
 def test_settings_in_the_manual_load(path: Path, tmp_path: Path) -> None:
     """Those of other programs begin with other words."""
     for number, text in enumerate(re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S)):
-        if any(text.startswith(f"{name}:") for name in SETTINGS.settings):
+        if any(text.startswith(f"{name}:") for name in fields_of(Settings)):
             file = tmp_path / f"{number}.yaml"
             file.write_text(text)
             load_settings(file, dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "x" * 20))
@@ -143,4 +144,4 @@ def test_each_variable_of_the_manual_that_is_called_like_a_setting_is_one() -> N
     """Any other would keep a router from starting where it is set."""
     named = {name for page in PAGES for name in re.findall(r"\bSMETRIC_\w*[A-Z]\b", page.read_text())}
     assert "SMETRIC_LISTEN__PORT" in named
-    stack(None, dict.fromkeys(named, "set"), [], SETTINGS)
+    stack(None, dict.fromkeys(named, "set"), [])

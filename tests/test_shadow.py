@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from smetric import names
 from smetric.config.settings import MatchSettings, RecordSettings, RouteSettings, ShadowSettings

@@ -17,9 +17,9 @@ import click
 
 from smetric.cli.policy import PolicySource, policy_named
 from smetric.cli.serve import param_values, set_option, settings_options, settings_table
+from smetric.config import load
 from smetric.config.credential import credential
-from smetric.config.load import SETTINGS, from_table, place_of, schema
-from smetric.config.values import Scalar, Secret
+from smetric.config.values import Secret
 from smetric.doctor.examination import as_json, as_text, examine
 from smetric.errors import ConfigError
 from smetric.telemetry import logs
@@ -104,7 +104,8 @@ def _parts(admin: str) -> SplitResult:
 def _authorization() -> dict[str, str]:
     """The admin token, from where the router itself would take it."""
     variable = "SMETRIC_ADMIN__TOKEN"
-    text = Secret().parse(Scalar(text=os.environ.get(variable, ""), place=variable), "admin.token")
+    raw = load.Scalar(text=os.environ.get(variable, ""), place=variable)
+    text = load.parse(raw, load.kind_of(Secret), "admin.token")
     token = credential(f"{variable}_FILE", text, os.environ.get(f"{variable}_FILE", ""))
     return {"Authorization": f"Bearer {token.text}"} if token is not None else {}
 
@@ -287,7 +288,7 @@ def print_schema() -> None:
 
     Editors complete and check a file whose first line is `# yaml-language-server: $schema=PATH`.
     """
-    click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(load.schema(), indent=2, ensure_ascii=False))
 
 
 @config.command("show")
@@ -299,8 +300,8 @@ def show(origin: bool, config: Path | None, params: tuple[str, ...], **options: 
     They are those that `smetric serve` would use with the same options.
     """
     table = settings_table(config, params, **options)
-    shown = SETTINGS.show(from_table(table))
-    rows = [(text, place_of(table, path) if path else "") for text, path in _rows(shown, (), "")]
+    shown = load.show(load.from_table(table))
+    rows = [(text, load.place_of(table, path) if path else "") for text, path in _rows(shown, (), "")]
     width = min(60, max(len(text) for text, _ in rows))
     for text, place in rows:
         click.echo(f"{text:{width}}  # {place}" if origin and place else text)
@@ -348,7 +349,7 @@ def doctor(
     there is nothing worse than an info, 1 for errors and warnings, 2 if the settings cannot be used,
     3 if no instance answers.
     """
-    settings = from_table(settings_table(config, params, **options))
+    settings = load.from_table(settings_table(config, params, **options))
     if not settings.instances:
         raise ConfigError("no instances to examine: add `instances:` in the file of --config, or --instance URL")
     # What sources log of troubles on the way is found by the checks, with a remedy.

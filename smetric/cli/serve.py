@@ -19,8 +19,7 @@ import uvloop
 
 from smetric.app import Application
 from smetric.config import Flagged, Settings
-from smetric.config.load import SETTINGS, from_table, stack
-from smetric.config.values import Table
+from smetric.config.load import Table, from_table, stack
 from smetric.errors import ConfigError
 from smetric.http.listener import (
     ADMIN,
@@ -210,7 +209,7 @@ def settings_table(config: Path | None, params: tuple[str, ...], **options: str 
         if value not in (None, ()):
             flags.append(Flagged(option, name, value))
     flags += _param_flags(params)
-    return stack(config, os.environ, flags, SETTINGS)
+    return stack(config, os.environ, flags)
 
 
 def _param_flags(params: tuple[str, ...]) -> list[Flagged]:
@@ -226,7 +225,7 @@ def _param_flags(params: tuple[str, ...]) -> list[Flagged]:
 
 def param_values(params: tuple[str, ...]) -> Mapping[str, float | str | bool]:
     """`--set OVERLOAD=3` as values for a policy's parameters."""
-    return from_table(stack(None, {}, _param_flags(params), SETTINGS)).params
+    return from_table(stack(None, {}, _param_flags(params))).params
 
 
 # `smetric serve`: run the router.

@@ -1,50 +1,124 @@
-"""Configuration from YAML, environment and flags."""
+"""Configuration from a YAML file, `SMETRIC_…` variables and flags, each later one over the earlier.
+
+Text is first read into raw values that keep their place (`smetric.yaml:12`, `SMETRIC_LISTEN__PORT`, `--port`), then
+into the types of `smetric.config.settings`. Every error names its place, the setting, the rule and the value.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
+import msgspec
 import yaml
+from msgspec import NODEFAULT
+from msgspec.structs import replace
 
-from smetric.config.settings import LAST_ROUTE, CanarySettings, InstanceSettings, Settings
+from smetric.config.settings import LAST_ROUTE, CanarySettings, Settings
 from smetric.config.values import (
-    Items,
-    ListOf,
-    MapOf,
-    Raw,
-    Scalar,
+    ParamValue,
     Section,
-    Table,
     host_and_port,
-    lay_over,
-    odd_host,
-    says_nothing,
+    is_address,
+    networks,
+    odd_address,
+    read_quantity,
+    show_quantity,
 )
 from smetric.errors import ConfigError, closest, did_you_mean
-from smetric.files import read_once
+from smetric.files import is_policy_path, read_once
 
-# Reads YAML text into raw values with line numbers and replaces `${VAR}` and `${VAR:-default}` in them.
-#
-# A value in which something was replaced reads like one from the environment: quotes around it say nothing of its kind.
-# Nothing is typed here. Tags, merge keys and several documents are not part of a configuration.
-
+PREFIX = "SMETRIC_"
+#: Variables that Kubernetes sets in every pod of a namespace for each service called `smetric` or `smetric-…`; they are
+#: no settings. `SMETRIC_ADMIN_PORT=9464` is not one of them: there, a port is an address.
+_KUBERNETES = re.compile(
+    r"SMETRIC_([A-Z0-9]+_)*(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=(tcp|udp|sctp)://|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?=)"
+)
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000  # aliases can make a small file large
 _MOST_DEPTH = 16
+#: Most items of a list without a limit of its own, and most keys of a table with free names.
+_MOST_ITEMS = 1024
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|(\{))")
+_TRUE = frozenset({"true", "yes", "on"})
+_FALSE = frozenset({"false", "no", "off"})
+#: Bare words of YAML that are not text.
+_NOT_TEXT = re.compile(r"(?i:true|false|yes|no|on|off|null|~|[-+]?(?:[0-9][0-9_]*)?\.?[0-9_]+(?:e[-+]?[0-9]+)?)\Z")
+_INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z")
+
+
+# Raw values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """A word of configuration.
+
+    Args:
+        text: as written, `${…}` already replaced.
+        place: `smetric.yaml:12`, `SMETRIC_LISTEN__PORT` or `--port`.
+        quoted: whether it stood in quotes and is therefore text.
+        typed: whether it comes from a file, where a bare `no` is a boolean. In variables and flags all is text.
+        folder: the folder that relative paths start from; None for the working directory.
+    """
+
+    text: str
+    place: str
+    quoted: bool = False
+    typed: bool = False
+    folder: Path | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is the value of a key without one, such as a heading whose lines are all commented out."""
+        return not self.text and not self.quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list."""
+
+    items: tuple[Raw, ...]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A mapping; a value under a key has the key's place."""
+
+    entries: Mapping[str, Raw]
+    place: str
+
+
+Raw = Scalar | Items | Table
+
+
+def wrong(raw: Raw, name: str, rule: str, *, got: str | None = None) -> ConfigError:
+    """Return the error for *raw* as the value of the setting *name*; *got* replaces a text that must not be shown."""
+    if got is None:
+        if isinstance(raw, Scalar):
+            got = f'"{raw.text[:80]}"' if raw.text else "nothing"
+        else:
+            got = "a list" if isinstance(raw, Items) else "a table"
+    return ConfigError(f"{raw.place}: {name}: expected {rule}, got {got}")
 
 
 def read(path: Path, env: Mapping[str, str]) -> Table:
-    """The file *path* as a table.
+    """Return the YAML file *path* as a table, with `${VAR}` and `${VAR:-default}` replaced from *env*.
+
+    Tags, merge keys and several documents are not part of a configuration.
 
     Raises:
-        ConfigError: it cannot be read, is too large or no YAML table, repeats a key, or names a variable that is not
-            set and has no default.
+        ConfigError: the file cannot be read, is too large, is not a YAML table, repeats a key, or names a variable that
+            is not set and has no default.
     """
     try:
         data = read_once(path, _MOST_BYTES + 1)
@@ -63,15 +137,14 @@ def read(path: Path, env: Mapping[str, str]) -> Table:
     return raw
 
 
-def read_value(text: str, place: str) -> Raw:
-    """One YAML value that stands in an environment variable; every place in it is *place*."""
-    return _Composer(place, None, None).compose(text)
-
-
 class _Composer:
-    """One text on its way to raw values.
+    """Reader of one YAML text.
 
-    Without a folder it is no file: places carry no line, scalars are untyped, and `${…}` stays as it is.
+    Args:
+        source: the file or variable, for places.
+        folder: the folder of the file. None for a variable: its places have no line, its scalars are untyped, and
+            `${…}` stays.
+        env: the variables to replace.
     """
 
     def __init__(self, source: str, folder: Path | None, env: Mapping[str, str] | None) -> None:
@@ -97,7 +170,7 @@ class _Composer:
         return self._convert(node, self._place(node.start_mark), 0)
 
     def _refuse_tags(self, text: str) -> None:
-        """Of `token: !env NAME` the name would be left as the token."""
+        # Without this, `token: !env NAME` would make NAME the token.
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
                 assert isinstance(event.start_mark, yaml.Mark)  # by this loader
@@ -145,37 +218,318 @@ class _Composer:
         if env is None or "$" not in text:
             return text
 
-        def replace(match: re.Match[str]) -> str:
+        def value_of(match: re.Match[str]) -> str:
             dollar, name, default, brace = match.groups()
             if dollar:
                 return "$"
             if brace:
                 raise ConfigError(f"{place}: `${{` without a variable name; write ${{NAME}}, or $$ for a dollar sign")
-            value = env.get(name, "")
-            if value:
-                return value
-            if default is None:
-                if name in env:
-                    return ""
+            if default is None and name not in env:
                 raise ConfigError(f"{place}: ${{{name}}} is not set; set it or write ${{{name}:-default}}")
-            return default
+            return env.get(name) or default or ""
 
-        return _VARIABLE.sub(replace, text)
+        return _VARIABLE.sub(value_of, text)
 
     def _place(self, mark: yaml.Mark | None) -> str:
         return self._source if self._folder is None or mark is None else f"{self._source}:{mark.line + 1}"
 
 
-# Lays the environment over the file and the flags over both; every value keeps the place it came from.
-#
-# Which settings exist is handed in; typing them is the settings' own business.
+# Types of settings
 
-PREFIX = "SMETRIC_"
-#: What Kubernetes sets in every pod of a namespace for each service called `smetric` or `smetric-…`; none of it is a
-#: setting. Neither is `SMETRIC_ADMIN_PORT=9464`, but that was meant as one: a port of Kubernetes' is an address.
-_KUBERNETES = re.compile(
-    r"SMETRIC_([A-Z0-9]+_)*(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=(tcp|udp|sctp)://|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?=)"
-)
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Type of a setting, with the metadata of its `Annotated` merged.
+
+    Args:
+        hint: the type as declared, without None; msgspec checks values against it.
+        base: the Python type in it.
+        extra: `Meta.extra`, see `smetric.config.values`.
+        doc: the documentation.
+        most: most items of a list, or most keys of a table.
+    """
+
+    hint: Any
+    base: Any
+    extra: Mapping[str, Any]
+    doc: str
+    most: int
+
+    @property
+    def section(self) -> type[Section] | None:
+        """The class of a section."""
+        return self.base if isinstance(self.base, type) and issubclass(self.base, Section) else None
+
+    @property
+    def item(self) -> Kind | None:
+        """The kind of a list's items."""
+        return kind_of(get_args(self.base)[0]) if get_origin(self.base) is tuple else None
+
+    @property
+    def value(self) -> Kind | None:
+        """The kind of the values of a table with free names."""
+        return kind_of(get_args(self.base)[1]) if get_origin(self.base) is Mapping else None
+
+    @property
+    def rule(self) -> str:
+        """The type in words, for errors."""
+        if "rule" in self.extra:
+            return str(self.extra["rule"])
+        if self.section is not None:
+            return "a table of " + ", ".join(fields_of(self.section))
+        if self.item is not None:
+            return f"a list of at most {self.most} items"
+        if self.value is not None:
+            return f"a table of at most {self.most} names"
+        if get_origin(self.base) is Literal:
+            return "one of " + ", ".join(get_args(self.base))
+        if self.base is bool:
+            return "true or false"
+        if self.base is ParamValue:
+            return "a number, true, false or a word"
+        meta = next(meta for meta in get_args(self.hint)[1:] if meta.ge is not None)
+        return f"{'a whole number' if self.base is int else 'a number'} from {meta.ge:g} to {meta.le:.15g}"
+
+
+@lru_cache(None)
+def kind_of(hint: Any) -> Kind:
+    """Return the kind of a declared type."""
+    base, metas = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+    if get_origin(base) in (Union, UnionType) and type(None) in get_args(base):
+        (base,) = (arg for arg in get_args(base) if arg is not type(None))
+        hint = base
+    extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
+    doc = "".join(meta.description or "" for meta in metas)
+    most = next((meta.max_length for meta in metas if meta.max_length is not None), _MOST_ITEMS)
+    return Kind(hint, base, extra, doc, most)
+
+
+class Field(NamedTuple):
+    """One setting of a section; *default* is `msgspec.NODEFAULT` if it must be set."""
+
+    kind: Kind
+    default: Any
+
+
+@lru_cache(None)
+def fields_of(section: type[Section]) -> Mapping[str, Field]:
+    """Return the settings of a section by name, in the order of their declaration."""
+    hints = get_type_hints(section, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(section):
+        default = field.default if field.default_factory is NODEFAULT else field.default_factory()
+        found[field.name] = Field(kind_of(hints[field.name]), default)
+    return found
+
+
+def names(section: type[Section] = Settings, prefix: str = "") -> list[str]:
+    """Return the dotted names of all settings below *section*, without sections and without those of list items."""
+    found = []
+    for key, (kind, _) in fields_of(section).items():
+        found += names(kind.section, f"{prefix}{key}.") if kind.section is not None else [prefix + key]
+    return found
+
+
+def parse(raw: Raw, kind: Kind, name: str) -> Any:
+    """Return *raw* as a value of *kind*.
+
+    Raises:
+        ConfigError: it is not one; or, in a section, a key is unknown or missing.
+    """
+    if kind.section is not None:
+        return _parse_section(raw, kind, name)
+    if kind.item is not None:
+        return _parse_list(raw, kind, name)
+    if kind.value is not None:
+        if not isinstance(raw, Table) or len(raw.entries) > kind.most:
+            raise wrong(raw, name, kind.rule)
+        return {key: parse(value, kind.value, f"{name}.{key}") for key, value in raw.entries.items()}
+    return _parse_scalar(raw, kind, name)
+
+
+def _parse_section(raw: Raw, kind: Kind, name: str) -> Section:
+    section = kind.base
+    raw = _spelled_out(raw, section)
+    if not isinstance(raw, Table):
+        raise wrong(raw, name, kind.rule)
+    prefix = f"{name}." if name else ""
+    fields = fields_of(section)
+    values = {}
+    for key, value in raw.entries.items():
+        if key not in fields:
+            raise ConfigError(f"{value.place}: {prefix}{key}: no such setting{_meant(key, prefix, fields)}")
+        below = fields[key].kind
+        is_heading = below.section is not None or below.item is not None or below.value is not None
+        if is_heading and isinstance(value, Scalar) and value.is_empty:
+            continue
+        values[key] = parse(value, below, prefix + key)
+    for key, (_, default) in fields.items():
+        if default is NODEFAULT and key not in values:
+            raise ConfigError(f"{raw.place}: {prefix}{key}: not set, and it has no default")
+    built: Section = section(**values)
+    return built
+
+
+def _meant(key: str, prefix: str, fields: Mapping[str, Field]) -> str:
+    close = did_you_mean(key, fields)
+    if close or prefix:
+        return close or "; known here: " + ", ".join(fields)
+    below = [name for name in names() if name.rpartition(".")[2] == key]
+    return f"; did you mean {' or '.join(below)}?" if below else "; `smetric config schema` lists them all"
+
+
+def _spelled_out(raw: Raw, section: type[Section]) -> Raw:
+    """Return *raw* with a table for every section that is written as a bare word."""
+    if section.shorthand and isinstance(raw, Scalar):
+        return Table({section.shorthand: raw}, raw.place)
+    if not isinstance(raw, Table):
+        return raw
+    entries = dict(raw.entries)
+    for key, (kind, _) in fields_of(section).items():
+        if kind.section is not None and key in entries:
+            entries[key] = _spelled_out(entries[key], kind.section)
+    return Table(entries, raw.place)
+
+
+def _parse_list(raw: Raw, kind: Kind, name: str) -> tuple[Any, ...]:
+    assert kind.item is not None
+    if isinstance(raw, Scalar) and not raw.typed:
+        words = (Scalar(text=word.strip(), place=raw.place) for word in raw.text.split(","))
+        raw = Items(tuple(words), raw.place)
+    elif isinstance(raw, Scalar) and kind.extra.get("one_or_more") and not raw.is_empty:
+        return (parse(raw, kind.item, name),)
+    if not isinstance(raw, Items) or len(raw.items) > kind.most:
+        raise wrong(raw, name, kind.rule)
+    return tuple(parse(item, kind.item, f"{name}[{i}]") for i, item in enumerate(raw.items))
+
+
+def _parse_scalar(raw: Raw, kind: Kind, name: str) -> Any:
+    extra = kind.extra
+    hidden = "something else, which is not shown" if extra.get("secret") else None
+    if extra.get("empty") and isinstance(raw, Scalar) and not raw.text:
+        return ""
+    if not isinstance(raw, Scalar) or raw.is_empty:
+        raise wrong(raw, name, kind.rule, got=hidden)
+    try:
+        return msgspec.convert(_value(raw, kind, name), kind.hint)
+    except msgspec.ValidationError:
+        rule = kind.rule
+        if "units" in extra:
+            rule += f" (units: {', '.join(extra['units'])})"
+        elif get_origin(kind.base) is Literal:
+            rule += did_you_mean(raw.text, get_args(kind.base))
+        raise wrong(raw, name, rule, got=hidden) from None
+
+
+def _value(raw: Scalar, kind: Kind, name: str) -> Any:
+    """Return the text of *raw* as the Python type of *kind*, or as it is where msgspec is to refuse it."""
+    text, base, extra = raw.text, kind.base, kind.extra
+    if base is ParamValue:
+        if not raw.quoted and text in ("true", "false"):
+            return text == "true"
+        return float(text) if not raw.quoted and _NUMBER.match(text) else text
+    if "units" in extra:
+        try:
+            value = read_quantity(text, extra["units"])
+        except ValueError:
+            return text
+        return base(value) if kind.hint is not None and value >= 0 else text
+    if base is bool:
+        word = text.lower()
+        return word in _TRUE if not raw.quoted and word in _TRUE | _FALSE else text
+    if base in (int, float):
+        if raw.quoted:
+            raise wrong(raw, name, f"{kind.rule} without quotes")
+        pattern = _INTEGER if base is int else _NUMBER
+        return base(text) if pattern.match(text) else text
+    if "read" in extra:
+        try:
+            return extra["read"](text)
+        except ValueError as error:
+            rule, *got = error.args
+            raise wrong(raw, name, rule, got=got[0] if got else None) from error
+    if base is str and "path" not in extra and raw.typed and not raw.quoted and _NOT_TEXT.match(text):
+        raise wrong(raw, name, f'{kind.rule} (put it in quotes: "{text}")')
+    if "path" in extra and raw.folder is not None and (extra["path"] == "file" or is_policy_path(text)):
+        return text if "\0" in text else str(raw.folder / text)
+    return text
+
+
+def show(value: Any, kind: Kind | None = None) -> Any:
+    """Return *value* as it would be written in a file: numbers, booleans, strings, lists and dicts.
+
+    Secrets are replaced by asterisks, and settings that are None left out.
+    """
+    if kind is None:
+        hint: Any = type(value)
+        kind = kind_of(hint)
+    if kind.section is not None:
+        rows = ((key, getattr(value, key), field.kind) for key, field in fields_of(kind.section).items())
+        return {key: show(item, below) for key, item, below in rows if item is not None}
+    if kind.item is not None:
+        return [show(item, kind.item) for item in value]
+    if kind.value is not None:
+        return {key: show(item, kind.value) for key, item in value.items()}
+    if "units" in kind.extra:
+        return show_quantity(value, kind.extra["units"])
+    return "*" * 16 if kind.extra.get("secret") and value else value
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a configuration file."""
+    made = msgspec.json.schema(Settings)
+    sections: dict[str, type[Section]] = {}
+    _collect(Settings, sections)
+    for name, section in sections.items():
+        node = made["$defs"][name]
+        node["description"] = section.__doc__
+        for key, (kind, default) in fields_of(section).items():
+            row = _schema_of(kind)
+            if kind.section is None and default not in (NODEFAULT, None, ""):
+                row["default"] = show(default, kind)
+            node["properties"][key] = {"description": kind.doc, **row}
+        if section.shorthand:
+            word = _schema_of(fields_of(section)[section.shorthand].kind)
+            made["$defs"][name] = {"anyOf": [node, word]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "SMetric configuration",
+        **made,
+    }
+
+
+def _collect(section: type[Section], found: dict[str, type[Section]]) -> None:
+    found[section.__name__] = section
+    for kind, _ in fields_of(section).values():
+        below = kind.section or (kind.item.section if kind.item is not None else None)
+        if below is not None:
+            _collect(below, found)
+
+
+def _schema_of(kind: Kind) -> dict[str, Any]:
+    """Return the schema of a setting: msgspec's, with units, `${VAR}` and shorthands, which it does not know."""
+    if kind.section is not None:
+        return {"$ref": f"#/$defs/{kind.section.__name__}"}
+    if kind.item is not None:
+        item = _schema_of(kind.item)
+        many = {"type": "array", "items": item, "maxItems": kind.most}
+        return {"anyOf": [many, item]} if kind.extra.get("one_or_more") else many
+    if kind.value is not None:
+        return {"type": "object", "additionalProperties": _schema_of(kind.value), "maxProperties": kind.most}
+    if "units" in kind.extra:
+        node = {"type": "string", "pattern": rf"^[0-9]+(\.[0-9]+)?\s*({'|'.join(kind.extra['units'])})$"}
+    else:
+        node = msgspec.json.schema(kind.hint)
+        if "pattern" in kind.extra:
+            node["pattern"] = kind.extra["pattern"]
+    for word in ("description", "default"):
+        node.pop(word, None)
+    if kind.base is ParamValue or node == {"type": "string"}:
+        return node
+    return {"anyOf": [node, {"type": "string", "pattern": r"\$\{"}]}
+
+
+# Layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +547,51 @@ class Flagged:
     value: str | tuple[str, ...]
 
 
-def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged], root: Section[Any]) -> Table:
-    """One table of all three sources; flags win over the environment, and that over the file."""
+def load_settings(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged] = ()) -> Settings:
+    """Return the settings of the file *path*, the `SMETRIC_…` variables of *env* and *flags*; the later win.
+
+    Raises:
+        ConfigError: something in them cannot be used; one line that names the place.
+    """
+    return from_table(stack(path, env, flags))
+
+
+def stack(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged]) -> Table:
+    """Return one table of all three sources; flags win over the environment, and that over the file."""
     table = Table({}, "flags")
     if path is not None:
-        table = _with(table, (), read(path, env), root)
-    for name, raw in _environment(env, root):
-        table = _with(table, name, raw, root)
+        table = _with(table, (), read(path, env))
+    for name, raw in _environment(env):
+        table = _with(table, name, raw)
     for flag in flags:
-        table = _with(table, flag.name.split("."), _flagged(flag), root)
+        words = (flag.value,) if isinstance(flag.value, str) else flag.value
+        scalars = tuple(Scalar(text=text, place=flag.option) for text in words)
+        value = scalars[0] if isinstance(flag.value, str) else Items(scalars, flag.option)
+        table = _with(table, flag.name.split("."), value)
     return table
 
 
+def from_table(table: Table) -> Settings:
+    """Return the settings that *table* spells out, checked one by one and against each other."""
+    settings: Settings = parse(table, kind_of(Settings), "")
+    settings = replace(
+        settings,
+        instances=tuple(
+            instance if instance.id else replace(instance, id=host_and_port(instance.url))
+            for instance in settings.instances
+        ),
+        routes=tuple(
+            replace(route, name=route.name or f"route-{i}") for i, route in enumerate(settings.routes, start=1)
+        ),
+    )
+    for path, problem in contradictions(settings):
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
+    return settings
+
+
 def place_of(table: Table, path: Sequence[str | int]) -> str:
-    """Where the setting at *path* (keys, and numbers for items of lists) was set, or `default`."""
+    """Return where the setting at *path* (keys, and indices of list items) was set, or `default`."""
     raw: Raw | None = table
     for part in path:
         if isinstance(raw, Table) and isinstance(part, str):
@@ -215,70 +600,71 @@ def place_of(table: Table, path: Sequence[str | int]) -> str:
             raw = raw.items[part]
         else:
             break  # written in one word: the place of the whole
-    return "default" if raw is None or says_nothing(raw) else raw.place
+    return "default" if raw is None or (isinstance(raw, Scalar) and raw.is_empty) else raw.place
 
 
-def _flagged(flag: Flagged) -> Raw:
-    if isinstance(flag.value, str):
-        return Scalar(text=flag.value, place=flag.option)
-    return Items(tuple(Scalar(text=text, place=flag.option) for text in flag.value), flag.option)
-
-
-def _with(table: Table, name: Sequence[str], raw: Raw, root: Section[Any]) -> Table:
+def _with(table: Table, name: Sequence[str], raw: Raw) -> Table:
     for key in reversed(name):
         raw = Table({key: raw}, raw.place)
-    over = root.spelled_out(raw)  # or a word would replace a table, and a table a word
-    assert isinstance(over, Table)  # as is all of a file, and what has a name
-    return lay_over(table, over)
+    # Spelled out first: otherwise a word would replace a table, and a table a word.
+    over = _spelled_out(raw, Settings)
+    assert isinstance(over, Table)  # a file is one, and so is a value with a name
+    return _merged(table, over)
 
 
-def _environment(env: Mapping[str, str], root: Section[Any]) -> Iterable[tuple[list[str], Raw]]:
-    """The settings in *env*, outer ones first. An empty variable counts as not set."""
-    found = []
+def _merged(base: Table, over: Table) -> Table:
+    entries = dict(base.entries)
+    for key, value in over.entries.items():
+        below = entries.get(key)
+        entries[key] = _merged(below, value) if isinstance(below, Table) and isinstance(value, Table) else value
+    return Table(entries, over.place)
+
+
+def _environment(env: Mapping[str, str]) -> Iterable[tuple[list[str], Raw]]:
+    """Return the settings in *env*, outer ones first. An empty variable counts as not set."""
+    found: list[tuple[list[str], Raw]] = []
     for variable in sorted(env):
         text = env[variable]
         if not variable.startswith(PREFIX) or not text.strip() or _KUBERNETES.match(f"{variable}={text}"):
             continue
-        name, kind = _find(variable, root)
-        if isinstance(kind, Section | ListOf | MapOf) and text.lstrip()[0] in "[{":
-            found.append((name, read_value(text, variable)))
+        name, kind = _setting_of(variable)
+        holds_others = kind.section is not None or kind.item is not None or kind.value is not None
+        if holds_others and text.lstrip()[0] in "[{":
+            found.append((name, _Composer(variable, None, None).compose(text)))
         else:
             found.append((name, Scalar(text=text, place=variable)))
     return sorted(found, key=lambda pair: len(pair[0]))
 
 
-def _find(variable: str, root: Section[Any]) -> tuple[list[str], Any]:
-    """Dotted name and kind of the setting that *variable* names."""
-    kind: Any = root
+def _setting_of(variable: str) -> tuple[list[str], Kind]:
+    """Return the name, by parts, and the kind of the setting that *variable* names."""
+    kind = kind_of(Settings)
     name: list[str] = []
     words = variable.removeprefix(PREFIX).split("__")
     for i, word in enumerate(words):
-        if isinstance(kind, Section) and word.lower() in kind.settings:
-            name.append(word.lower())
-            kind = kind.settings[word.lower()].kind
-        elif isinstance(kind, MapOf) and word:
+        key = word.lower()
+        if kind.section is not None and key in fields_of(kind.section):
+            name.append(key)
+            kind = fields_of(kind.section)[key].kind
+        elif kind.value is not None and word:
             return [*name, "__".join(words[i:])], kind.value  # free names keep their case
         else:
-            known = {setting.upper().replace(".", "__"): setting for setting in root.names()}
+            known = {setting.upper().replace(".", "__"): setting for setting in names()}
             close = closest(variable.removeprefix(PREFIX), known)
             way_out = f"did you mean {PREFIX}{close}?" if close else "`smetric config schema` lists the settings"
             raise ConfigError(f"{variable}: no such setting; {way_out}")
     return name, kind
 
 
-# Settings that do not go together: the one to change, and the way out.
-#
-# What a setting may be by itself is said by its kind (`smetric.config.kind`).
-
-_EVERYWHERE = {"0.0.0.0", "::"}
+# Settings that contradict each other
 
 
 class Contradiction(NamedTuple):
-    """One of them.
+    """Two settings that do not go together.
 
     Args:
-        path: names and indices that lead to the setting to change.
-        problem: what is wrong with it, and the way out.
+        path: keys and indices that lead to the setting to change.
+        problem: what is wrong, and the way out.
     """
 
     path: tuple[str | int, ...]
@@ -286,26 +672,27 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(settings: Settings) -> Iterator[Contradiction]:
-    """All that stand in *settings*, each of which is valid by itself."""
-    for rule in (_instances, _sources, _ports, _secrets, _tenants, _canaries, _routes, _records, _bounds):
+    """Yield all contradictions in *settings*, each of which is valid by itself."""
+    for rule in (_instances, _sources, _ports, _tenants, _routes, _records, _bounds):
         yield from rule(settings)
 
 
 def _instances(settings: Settings) -> Iterator[Contradiction]:
+    allowed = networks(settings.instance_networks)
     for field, values in (
         ("id", [instance.id for instance in settings.instances]),
         ("url", [host_and_port(instance.url) for instance in settings.instances]),
     ):
         for i, value in enumerate(values):
             if value in values[:i]:
-                told = getattr(settings.instances[i], field)
-                problem = f"{field} {told} stands twice; give each instance its own {field}"
+                shown = getattr(settings.instances[i], field)
+                problem = f"{field} {shown} stands twice; give each instance its own {field}"
                 yield Contradiction(("instances", i), problem)
     for i, instance in enumerate(settings.instances):
         if instance.api_key and instance.api_key_file:
             yield Contradiction(("instances", i, "api_key_file"), "set, and api_key too; drop one")
-        odd = odd_host(instance.url, settings.instance_networks)
-        if odd:
+        host = urlsplit(instance.url).hostname or ""
+        if is_address(host) and (odd := odd_address(host, allowed)):
             yield Contradiction(
                 ("instances", i, "url"),
                 f"{instance.url} is {odd}, which is no place for an instance; if it is meant, name its network in "
@@ -331,26 +718,21 @@ def _sources(settings: Settings) -> Iterator[Contradiction]:
 
 def _ports(settings: Settings) -> Iterator[Contradiction]:
     listen, admin = settings.listen, settings.admin
-    if listen.port == admin.port != 0 and (listen.host == admin.host or _EVERYWHERE & {listen.host, admin.host}):
+    is_same_host = listen.host == admin.host or {"0.0.0.0", "::"} & {listen.host, admin.host}
+    if listen.port == admin.port != 0 and is_same_host:
         yield Contradiction(("admin", "port"), f"{admin.port} is listen.port too; use another port")
     if listen.key_file and not listen.cert_file:
         yield Contradiction(
             ("listen", "key_file"), "set, but listen.cert_file is not; name the certificate, or drop this"
         )
-
-
-def _secrets(settings: Settings) -> Iterator[Contradiction]:
-    admin, tenants = settings.admin, settings.tenants
-    for section, name, text, file in (
-        ("admin", "token", admin.token, admin.token_file),
-        ("tenants", "secret", tenants.secret, tenants.secret_file),
-    ):
-        if text and file:
-            yield Contradiction((section, f"{name}_file"), f"set, and {section}.{name} too; drop one")
+    if admin.token and admin.token_file:
+        yield Contradiction(("admin", "token_file"), "set, and admin.token too; drop one")
 
 
 def _tenants(settings: Settings) -> Iterator[Contradiction]:
     tenants = settings.tenants
+    if tenants.secret and tenants.secret_file:
+        yield Contradiction(("tenants", "secret_file"), "set, and tenants.secret too; drop one")
     if tenants.cache_salt != "tenant":
         return
     if not settings.tenant_header:
@@ -361,19 +743,16 @@ def _tenants(settings: Settings) -> Iterator[Contradiction]:
         )
 
 
-def _canaries(settings: Settings) -> Iterator[Contradiction]:
+def _routes(settings: Settings) -> Iterator[Contradiction]:
     canaries: list[tuple[tuple[str | int, ...], CanarySettings]] = [(("canary",), settings.canary)]
     canaries += [(("routes", i, "canary"), route.canary) for i, route in enumerate(settings.routes)]
     for path, canary in canaries:
         if not canary.policy and canary != CanarySettings():
-            yield Contradiction(path, "it has no policy, so that it decides nothing; name one, or drop it")
-
-
-def _routes(settings: Settings) -> Iterator[Contradiction]:
-    names = [LAST_ROUTE, *(route.name for route in settings.routes)]
+            yield Contradiction(path, "it has no policy and decides nothing; name one, or drop it")
+    known = [LAST_ROUTE, *(route.name for route in settings.routes)]
     for i, route in enumerate(settings.routes):
-        if route.name in names[: i + 1]:
-            problem = f"{route.name} is the name of another route, or of the last one; give each a name of its own"
+        if route.name in known[: i + 1]:
+            problem = f"{route.name} is the name of another route, or of the last one; give each its own name"
             yield Contradiction(("routes", i, "name"), problem)
         if route.match.tenant and not settings.tenant_header:
             yield Contradiction(("routes", i, "match", "tenant"), "set, but tenant_header is not; name the header")
@@ -382,7 +761,7 @@ def _routes(settings: Settings) -> Iterator[Contradiction]:
 def _records(settings: Settings) -> Iterator[Contradiction]:
     record = settings.record
     if record.path and record.trace and os.path.abspath(record.path) == os.path.abspath(record.trace):
-        yield Contradiction(("record", "trace"), f"{record.trace} is record.path too; give each a file of its own")
+        yield Contradiction(("record", "trace"), f"{record.trace} is record.path too; give each its own file")
     if settings.observe and not record.path:
         yield Contradiction(("observe",), "set, but record.path is not: nothing would be recorded; set it or drop this")
 
@@ -404,49 +783,3 @@ def _bounds(settings: Settings) -> Iterator[Contradiction]:
         if low > high:
             problem = f"{high:g}s is less than {smaller}, {low:g}s; raise it or lower {smaller}"
             yield Contradiction((section, larger), problem)
-
-
-# All settings as a whole: read from a file, the environment and flags, checked, and against each other.
-#
-# What one setting may be is said where it stands (`settings.py`), what must hold between them in `contradictions.py`.
-
-#: The root of the table.
-SETTINGS: Section[Settings] = Section(Settings)
-
-
-def load_settings(path: Path | None, env: Mapping[str, str], flags: Sequence[Flagged] = ()) -> Settings:
-    """The settings of the file *path*, the `SMETRIC_…` variables of *env* and *flags*; the later win.
-
-    Raises:
-        ConfigError: anything in them cannot be used; one line that names the place.
-    """
-    return from_table(stack(path, env, flags, SETTINGS))
-
-
-def from_table(table: Table) -> Settings:
-    """The settings that *table* spells out, checked one by one and against each other."""
-    settings = SETTINGS.parse(table, "")
-    settings = replace(
-        settings,
-        instances=tuple(_named(instance) for instance in settings.instances),
-        routes=tuple(
-            replace(route, name=route.name or f"route-{i}") for i, route in enumerate(settings.routes, start=1)
-        ),
-    )
-    for path, problem in contradictions(settings):
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        raise ConfigError(f"{place_of(table, path)}: {name}: {problem}")
-    return settings
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of a configuration file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "SMetric configuration",
-        **SETTINGS.schema(),
-    }
-
-
-def _named(instance: InstanceSettings) -> InstanceSettings:
-    return instance if instance.id else replace(instance, id=host_and_port(instance.url))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from smetric.config.values import odd_address, port_of
+from smetric.config.values import networks, odd_address
 from smetric.doctor.site import (
     Engine,
     Finding,
@@ -23,6 +23,7 @@ from smetric.doctor.site import (
     warning,
 )
 from smetric.fleet.instance import SAME_START_S
+from smetric.http.addresses import port_of
 from smetric.http.upstream import KEEPALIVE_S
 from smetric.sources.vllm import MAX_PAGE_BYTES, MAX_SERIES, parse_page
 
@@ -53,7 +54,7 @@ async def reachable(site: Site) -> list[Finding]:
     for engine, at in zip(site.engines, addresses, strict=True):
         if at is None:
             continue
-        if odd := odd_address(at[0], site.settings.instance_networks):
+        if odd := odd_address(at[0], networks(site.settings.instance_networks)):
             found.append(
                 error(
                     engine.where,

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,15 +21,16 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 import orjson
+from msgspec.structs import replace
 
 from smetric.app import Application
 from smetric.config.credential import Credential
 from smetric.config.settings import CanarySettings, InstanceSettings, PeersSettings, Settings
-from smetric.config.values import port_of
 from smetric.errors import UNREADABLE, ConfigError
 from smetric.files import policy_path
 from smetric.fleet.instance import Instance
 from smetric.http import addresses
+from smetric.http.addresses import port_of
 from smetric.http.listener import is_reached
 from smetric.policy import PolicyError
 from smetric.request.reader import Reading, parse

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smetric.config import Settings
-from smetric.config.values import odd_address
+from smetric.config.values import networks, odd_address
 from smetric.errors import ConfigError
 from smetric.fleet.fleet import Fleet, Measure
 from smetric.fleet.instance import Instance
@@ -77,7 +77,7 @@ def source_stack(
     Raises:
         ConfigError: an address cannot be used, or a package is missing.
     """
-    resolve = resolve_unless(partial(odd_address, allowed=settings.instance_networks))
+    resolve = resolve_unless(partial(odd_address, allowed=networks(settings.instance_networks)))
     scraper = VllmSource(
         fleet.instances,
         interval_s=settings.scrape.interval,

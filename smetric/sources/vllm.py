@@ -17,11 +17,10 @@ import aiohttp
 import msgspec
 import structlog
 
-from smetric.config.values import port_of
 from smetric.errors import UNREADABLE
 from smetric.fleet.health import Health
 from smetric.fleet.instance import CacheConfig, Instance, PrefixTokens, Scrape
-from smetric.http.addresses import Addresses, Resolve, is_own_fault, resolve
+from smetric.http.addresses import Addresses, Resolve, is_own_fault, port_of, resolve
 from smetric.log_limit import CHANGES_TOLD, LogLimit
 from smetric.policy.vocabulary import LARGEST
 from smetric.sources.client import PlainSession, is_plain, read_within

@@ -18,8 +18,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from smetric import names
-from smetric.config.values import port_of
 from smetric.fleet.record import CLIENT_TEXT_MAX, safe
+from smetric.http.addresses import port_of
 from smetric.policy.types import exact
 from smetric.request.request import Api
 from smetric.telemetry import decision_text

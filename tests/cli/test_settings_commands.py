@@ -52,7 +52,7 @@ def test_config_show_says_where_each_value_comes_from(file: Path) -> None:
 def test_config_schema_is_json_schema() -> None:
     schema = json.loads(run("config", "schema").output)
     assert schema["$schema"].startswith("https://json-schema.org/")
-    assert schema["properties"]["listen"]["properties"]["port"]["default"] == 8080
+    assert schema["$defs"]["Listen"]["properties"]["port"]["default"] == 8080
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
+
+from msgspec.structs import replace
 
 from smetric.config.settings import PeersSettings, Scrape, TokenizerSettings
 from smetric.doctor.site import Severity

@@ -3,11 +3,11 @@ from __future__ import annotations
 import shutil
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from smetric.doctor.examination import as_text, examine
 from smetric.doctor.site import Severity

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from smetric.config.settings import InstanceSettings
 from smetric.doctor.examination import examine

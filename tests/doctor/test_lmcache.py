@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
+
+from msgspec.structs import replace
 
 from smetric.doctor.examination import as_text, examine
 from tests.doctor.lab import Lab, the_only, told

@@ -5,12 +5,12 @@ import socket
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from msgspec.structs import replace
 
 from smetric.app import Application
 from smetric.config.settings import (

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from smetric.config.settings import TokenizerSettings
 from smetric.doctor.examination import as_text, examine

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import orjson
+from msgspec.structs import replace
 
 from smetric.config.settings import Admin
 from smetric.doctor.examination import as_text, examine

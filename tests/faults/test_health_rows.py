@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from smetric.config.settings import HealthSettings
 from smetric.fleet.instance import Instance, State

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from smetric.config.settings import InstanceSettings, PrefillSettings, Scrape, Settings
 from smetric.errors import ConfigError

@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import orjson
@@ -75,7 +75,12 @@ class Agent:
 
 @asynccontextmanager
 async def router(
-    fleet: EmulatedFleet, ids: TemplateIds, mode: str = "coordinator", *, index: bool = True, replicas: int = 1
+    fleet: EmulatedFleet,
+    ids: TemplateIds,
+    mode: Literal["coordinator", "controller"] = "coordinator",
+    *,
+    index: bool = True,
+    replicas: int = 1,
 ) -> AsyncIterator[tuple[Application, str]]:
     application = Application(
         Settings(
@@ -105,7 +110,7 @@ def emulated_fleet() -> EmulatedFleet:
 
 
 @asynccontextmanager
-async def routed(mode: str) -> AsyncIterator[tuple[Application, str, TemplateIds]]:
+async def routed(mode: Literal["coordinator", "controller"]) -> AsyncIterator[tuple[Application, str, TemplateIds]]:
     ids = TemplateIds()
     async with emulated_fleet() as fleet, router(fleet, ids, mode, index=False) as (application, url):
         yield application, url, ids
@@ -114,7 +119,9 @@ async def routed(mode: str) -> AsyncIterator[tuple[Application, str, TemplateIds
 @pytest.mark.parametrize(
     ("mode", "tiers"), [("coordinator", {"lmcache:host"}), ("controller", {"lmcache:host", "lmcache:likely"})]
 )
-async def test_agents_come_home_by_what_lmcache_says(mode: str, tiers: set[str]) -> None:
+async def test_agents_come_home_by_what_lmcache_says(
+    mode: Literal["coordinator", "controller"], tiers: set[str]
+) -> None:
     async with routed(mode) as (application, url, ids), aiohttp.ClientSession() as client:
         agents = [Agent(f"agent {number}", url, ids) for number in range(6)]
         for _ in range(4):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from smetric.config.settings import (
     InstanceSettings,
@@ -31,7 +31,7 @@ EVENTS = KvEventsSettings(enabled=True)
 
 
 def stack(fleet: Fleet | None = None, **settings: object) -> SourceStack:
-    chosen = replace(PLAIN, **settings)  # type: ignore[arg-type]
+    chosen = replace(PLAIN, **settings)
     fleet = fleet or Fleet([Instance("a", "http://127.0.0.1:1")], VOCABULARY)
     metrics = Metrics(per_instance=True)
     return source_stack(chosen, fleet, metrics, Ids(()), lambda _: 0.1, lambda _: None)
@@ -86,5 +86,5 @@ def test_each_source_that_counts_in_more_than_blocks_of_the_engine_has_a_grain()
 @pytest.mark.parametrize("wanting", [{"lmcache": LMCACHE}, {"kv_events": EVENTS}], ids=["lmcache", "kv_events"])
 def test_what_needs_token_ids_is_refused_where_nothing_gives_any(wanting: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.source to engine or local"):
-        require_token_ids(replace(PLAIN, **wanting))  # type: ignore[arg-type]
-    require_token_ids(replace(PLAIN, tokenizer=TOKENS, **wanting))  # type: ignore[arg-type]
+        require_token_ids(replace(PLAIN, **wanting))
+    require_token_ids(replace(PLAIN, tokenizer=TOKENS, **wanting))

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -49,7 +49,7 @@ class Engine(FakeEngine):
 
 @asynccontextmanager
 async def routing(
-    folder: Path, source: str = "engine", deadline_s: float = 1.0
+    folder: Path, source: Literal["engine", "local"] = "engine", deadline_s: float = 1.0
 ) -> AsyncIterator[tuple[Running, Engine, list[list[int]]]]:
     """A router before one engine and a lookup service, and the ids that the service was asked for."""
     path = model_folder(folder, "plain")
@@ -90,7 +90,9 @@ async def test_a_first_turn_costs_no_token_and_no_look_up(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("source", ["engine", "local"])
-async def test_a_follow_up_is_looked_up_by_the_ids_its_engine_works_on(tmp_path: Path, source: str) -> None:
+async def test_a_follow_up_is_looked_up_by_the_ids_its_engine_works_on(
+    tmp_path: Path, source: Literal["engine", "local"]
+) -> None:
     async with routing(tmp_path, source) as (router, engine, asked):
         assert (await router.chat(messages=SECOND)).status == 200
         ids = engine.ids(SECOND)

@@ -11,8 +11,10 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from smetric import names
 from smetric.app import Application
@@ -204,7 +206,7 @@ async def on_paper(
         policy=policy,
         admin=Admin(port=0, token=token),
     )
-    application = Application(replace(made, **settings), {})
+    application = Application(msgspec.structs.replace(made, **settings), {})
     admin = listen("127.0.0.1", 0)
     ended = asyncio.Event()
     port = asyncio.create_task(serve_port(application.admin_app(), admin, stop=ended.wait, drain_s=1.0))

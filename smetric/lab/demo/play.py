@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -453,7 +453,7 @@ def settings(
     if not lmcache_url:
         return told
     ids = {id: url.removeprefix("http://") for id, url in instances.items()}
-    return replace(
+    return msgspec.structs.replace(
         told,
         prefix_index=PrefixIndexSettings(enabled=False),
         lmcache=LmcacheSettings(url=lmcache_url, instances=ids),

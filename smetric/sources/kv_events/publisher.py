@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from smetric.config import Settings
-from smetric.config.values import port_of
 from smetric.errors import ConfigError
 from smetric.fleet.instance import Instance
+from smetric.http.addresses import port_of
 
 _PORT = re.compile(r"(.*:)([0-9]{1,5})\Z", re.DOTALL)
 

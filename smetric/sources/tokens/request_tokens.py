@@ -18,7 +18,7 @@ from cachetools import LRUCache, TTLCache
 from msgspec import Raw
 
 from smetric.config import Settings
-from smetric.config.values import odd_address
+from smetric.config.values import networks, odd_address
 from smetric.errors import UNREADABLE, ConfigError
 from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.fleet import Fleet
@@ -217,7 +217,7 @@ def request_tokens(settings: Settings, fleet: Fleet, counts: SourceCounts) -> Re
     source = settings.tokenizer.source
     encoder: Encoder | None = None
     if source == "engine":
-        resolve = resolve_unless(partial(odd_address, allowed=settings.instance_networks))
+        resolve = resolve_unless(partial(odd_address, allowed=networks(settings.instance_networks)))
         encoder = EngineEncoder(fleet, timeout_s=settings.tokenizer.timeout, resolve=resolve)
     elif source == "local":
         try:

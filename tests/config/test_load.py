@@ -1,35 +1,36 @@
-import contextlib
-import dataclasses
+import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smetric import files
 from smetric.config import Flagged, Settings, load_settings
-from smetric.config.load import SETTINGS, schema
-from smetric.config.values import ListOf, MapOf, Scalar, Section
+from smetric.config.load import Field, fields_of, names, schema, show
+from smetric.config.values import Section
 from smetric.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_nothing_set_is_every_default() -> None:
+def test_load_gives_defaults_when_nothing_is_set() -> None:
     assert load_settings(None, {}) == Settings()
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(load: Any) -> None:
+def test_load_lets_flags_win_over_environment_over_file(load: Any) -> None:
     text = "listen: {port: 1}\nadmin: {port: 2}\nscrape: {interval: 500ms}\n"
     env = {"SMETRIC_LISTEN__PORT": "11", "SMETRIC_ADMIN__PORT": "12"}
     loaded = load(text, env, Flagged("--port", "listen.port", "21"))
     assert (loaded.listen.port, loaded.admin.port, loaded.scrape.interval) == (21, 12, 0.5)
 
 
-def test_sections_merge_and_lists_replace(load: Any) -> None:
+def test_load_merges_sections_and_replaces_lists(load: Any) -> None:
     text = "instances: [http://a:1, http://b:1]\nparams: {OVERLOAD: 2, MIN: 8}\nlisten: {host: 0.0.0.0}\n"
     flags = (Flagged("--instance", "instances", ("http://c:1",)), Flagged("--set", "params.MIN", "9"))
     loaded = load(text, {"SMETRIC_LISTEN__PORT": "7"}, *flags)
@@ -40,7 +41,7 @@ def test_sections_merge_and_lists_replace(load: Any) -> None:
 
 @pytest.mark.parametrize("text", ["record: a.jsonl", "record: {path: a.jsonl}"])
 @pytest.mark.parametrize("env", [{"SMETRIC_RECORD": "b.jsonl"}, {"SMETRIC_RECORD__PATH": "b.jsonl"}])
-def test_a_section_written_as_a_word_merges_as_one_that_is_spelled_out(
+def test_shorthand_merges_like_the_section_it_stands_for(
     load: Any, tmp_path: Path, text: str, env: dict[str, str]
 ) -> None:
     more = {"SMETRIC_RECORD__TRACE": "t.jsonl"}
@@ -50,7 +51,7 @@ def test_a_section_written_as_a_word_merges_as_one_that_is_spelled_out(
     assert load("record: {trace: t.jsonl}", env).record.trace == str(tmp_path / "t.jsonl")
 
 
-def test_an_instance_is_a_url_or_a_table_and_is_named_after_its_address(load: Any) -> None:
+def test_instance_is_url_or_table_and_defaults_to_its_address(load: Any) -> None:
     text = """
 instances:
   - http://10.0.0.7:8000/
@@ -64,7 +65,7 @@ instances:
     assert (three.role, three.pool, three.zone) == ("decode", "p", "z")
 
 
-def test_environment_variables_reach_lists_maps_and_whole_sections(load: Any) -> None:
+def test_environment_reaches_lists_maps_and_sections(load: Any) -> None:
     env = {
         "SMETRIC_INSTANCES": "[{id: a, url: 'http://a:1'}, http://b:2]",
         "SMETRIC_TRUSTED_PROXIES": "10.0.0.0/8, 192.0.2.1",
@@ -83,14 +84,12 @@ def test_environment_variables_reach_lists_maps_and_whole_sections(load: Any) ->
     assert loaded.response_headers is False
 
 
-def test_an_empty_variable_counts_as_not_set(load: Any) -> None:
+def test_environment_ignores_empty_variable(load: Any) -> None:
     assert load("policy: lmetric", {"SMETRIC_POLICY": " "}).policy == "lmetric"
 
 
 @pytest.mark.parametrize("service", ["SMETRIC", "SMETRIC_ADMIN", "SMETRIC_2_BLUE"])
-def test_what_kubernetes_sets_for_a_service_called_smetric_or_smetric_something_is_no_setting(
-    service: str, load: Any
-) -> None:
+def test_environment_ignores_service_variables_of_kubernetes(service: str, load: Any) -> None:
     env = {
         f"{service}_SERVICE_HOST": "10.1.2.3",
         f"{service}_SERVICE_PORT": "8080",
@@ -105,12 +104,12 @@ def test_what_kubernetes_sets_for_a_service_called_smetric_or_smetric_something_
 
 
 @pytest.mark.parametrize("variable", ["SMETRIC_PORT", "SMETRIC_ADMIN_PORT", "SMETRIC_LISTEN_PORT"])
-def test_a_port_that_is_a_number_was_meant_as_a_setting_and_is_not_ignored(variable: str, load: Any) -> None:
+def test_environment_refuses_misspelled_port(variable: str, load: Any) -> None:
     with pytest.raises(ConfigError, match=f"{variable}: no such setting"):
         load("", {variable: "8080"})
 
 
-def test_variables_are_replaced_in_the_file(load: Any) -> None:
+def test_file_interpolates_variables(load: Any) -> None:
     text = """
 listen:
   port: "8${NOTHING:-0}"
@@ -125,23 +124,23 @@ trusted_proxies: "${PROXIES}"
     assert len(loaded.trusted_proxies) == 2
 
 
-def test_a_doubled_dollar_is_one_and_a_replaced_value_is_not_replaced_again(load: Any) -> None:
+def test_file_interpolates_once_and_unescapes_dollar(load: Any) -> None:
     loaded = load("models: {a: '$${HOME}', b: '${X}'}", {"X": "${HOME}", "HOME": "/root"})
     assert loaded.models == {"a": "${HOME}", "b": "${HOME}"}
 
 
-def test_a_policy_path_in_a_file_starts_from_the_files_folder(load: Any, tmp_path: Path) -> None:
+def test_policy_path_is_relative_to_the_file(load: Any, tmp_path: Path) -> None:
     assert load("policy: mine.policy").policy == str(tmp_path / "mine.policy")
     assert load("policy: lmetric").policy == "lmetric"
     assert load("", {}, Flagged("--policy", "policy", "./mine.policy")).policy == "./mine.policy"
 
 
-def test_a_models_folder_in_a_file_starts_from_the_files_folder(load: Any, tmp_path: Path) -> None:
+def test_model_folder_is_relative_to_the_file(load: Any, tmp_path: Path) -> None:
     settings = load('tokenizer: {source: local, folders: {a/b: models/b, "*": /models/any}}')
     assert settings.tokenizer.folders == {"a/b": str(tmp_path / "models/b"), "*": "/models/any"}
 
 
-def test_a_heading_without_lines_leaves_the_defaults(load: Any) -> None:
+def test_empty_heading_leaves_defaults(load: Any) -> None:
     assert load("scrape:\n#  interval: 2s\nparams:\ninstances:\n") == Settings()
 
 
@@ -149,14 +148,14 @@ def test_a_heading_without_lines_leaves_the_defaults(load: Any) -> None:
     ("text", "value"),
     [("250ms", 0.25), ("2s", 2.0), ("1.5 s", 1.5), ("1m", 60.0), ("'2s'", 2.0)],
 )
-def test_times_carry_their_unit(load: Any, text: str, value: float) -> None:
+def test_duration_needs_a_unit(load: Any, text: str, value: float) -> None:
     assert load(f"forward: {{connect_timeout: {text}}}").forward.connect_timeout == value
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("32MiB", 32 << 20), ("64 KiB", 65536), ("2MB", 2_000_000), ("4096B", 4096)]
 )
-def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
+def test_size_needs_a_unit(load: Any, text: str, value: int) -> None:
     assert load(f"forward: {{max_body: {text}}}").forward.max_body == value
 
 
@@ -222,7 +221,7 @@ def test_sizes_carry_their_unit(load: Any, text: str, value: int) -> None:
         ('"a\\nb": 1', r"smetric.yaml:1: a\nb: no such setting"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_place_the_rule_and_the_value(load: Any, text: str, message: str) -> None:
+def test_error_is_one_line_with_place_rule_and_value(load: Any, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(text)
     assert message in str(caught.value)
@@ -235,32 +234,32 @@ def test_a_mistake_is_one_line_that_names_the_place_the_rule_and_the_value(load:
      "http://a b", "http://[::1", "http://-a", "http://a\\b", "//a", "http://a:b",
      "http://a..b", f"http://{'a' * 64}.b"],
 )  # fmt: skip
-def test_an_instance_url_has_a_scheme_and_a_host_and_nothing_else(load: Any, url: str) -> None:
+def test_instance_url_refuses_anything_but_scheme_and_host(load: Any, url: str) -> None:
     with pytest.raises(ConfigError, match=r"instances\[0\]\.url: expected an http or https URL without a path"):
         load("", {}, Flagged("--instance", "instances", (url,)))
 
 
-def test_a_host_with_the_dot_of_an_absolute_name_is_told_what_is_wrong_with_it(load: Any) -> None:
+def test_instance_url_refuses_absolute_host_name_with_reason(load: Any) -> None:
     with pytest.raises(ConfigError, match=r"ends with a letter or a digit, got \"http://gpu-0\.vllm\.svc\.:8000\""):
         load("", {"SMETRIC_INSTANCES": "http://gpu-0.vllm.svc.:8000"})
 
 
 @pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64])
-def test_a_name_that_cannot_be_looked_up_is_no_host_to_listen_at(load: Any, host: str) -> None:
+def test_listen_host_refuses_unresolvable_name(load: Any, host: str) -> None:
     with pytest.raises(ConfigError, match=r"listen\.host: expected a host name or an IP address"):
         load(f"listen: {{host: {host}}}")
 
 
-def test_a_password_in_a_url_is_refused_and_not_shown(load: Any) -> None:
+def test_instance_url_refuses_password_without_showing_it(load: Any) -> None:
     with pytest.raises(ConfigError, match="no user or password") as caught:
         load("", {"SMETRIC_INSTANCES": "http://me:secret@a:1"})
     assert "secret" not in str(caught.value)
 
 
-def test_a_secret_is_shown_nowhere(load: Any) -> None:
+def test_secret_is_never_shown(load: Any) -> None:
     loaded = load("peers: {token: a-secret-of-17-ch}")
     assert loaded.peers.token == "a-secret-of-17-ch"
-    assert SETTINGS.show(loaded)["peers"]["token"] == "*" * 16
+    assert show(loaded)["peers"]["token"] == "*" * 16
     with pytest.raises(ConfigError) as caught:
         load("peers: {token: short-secret}")
     assert str(caught.value).endswith(
@@ -278,13 +277,13 @@ def test_a_secret_is_shown_nowhere(load: Any) -> None:
         ("SMETRIC_LISTEN__PORT", 'SMETRIC_LISTEN__PORT: listen.port: expected a whole number from 0 to 65535, got "x"'),
     ],
 )
-def test_a_mistake_in_the_environment_names_the_variable(load: Any, variable: str, message: str) -> None:
+def test_error_names_the_environment_variable(load: Any, variable: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load("", {variable: "x"})
     assert message in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_error_names_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         load_settings(tmp_path / "none.yaml", {})
     (tmp_path / "latin.yaml").write_bytes(b"policy: \xe4")
@@ -295,7 +294,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_settings(tmp_path / "long.yaml", {})
 
 
-def test_a_file_may_be_a_pipe_unless_nobody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_may_be_a_pipe_with_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PATIENCE_S", 0.05)
     reading, writing = os.pipe()
     os.write(writing, b"policy: round_robin\n")
@@ -307,7 +306,7 @@ def test_a_file_may_be_a_pipe_unless_nobody_writes(tmp_path: Path, monkeypatch: 
         load_settings(tmp_path / "pipe", {})
 
 
-def test_aliases_cannot_make_a_small_file_large(load: Any) -> None:
+def test_file_refuses_alias_bomb(load: Any) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
     with pytest.raises(ConfigError, match="write it out without aliases"):
@@ -316,7 +315,7 @@ def test_aliases_cannot_make_a_small_file_large(load: Any) -> None:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("abp: -[]{},'\"\n#&*!|>$%@0129.~?listenportpolicy"), max_size=60))
-def test_no_text_raises_anything_but_a_config_error(load: Any, text: str) -> None:
+def test_any_text_loads_or_raises_config_error(load: Any, text: str) -> None:
     try:
         problem = "" if isinstance(load(text), Settings) else "no settings"
     except ConfigError as error:
@@ -325,76 +324,157 @@ def test_no_text_raises_anything_but_a_config_error(load: Any, text: str) -> Non
     assert problem != "no settings"
 
 
-def test_what_is_shown_loads_to_the_same_settings(load: Any) -> None:
-    import json
-
+def test_shown_settings_load_to_the_same(load: Any) -> None:
     text = (
         "instances: [http://a:1]\nforward: {connect_timeout: 250ms, max_body: 3MiB}\nparams: {X: 1, Y: word, Z: true}"
     )
     loaded = load(text)
-    assert load(json.dumps(SETTINGS.show(loaded))) == loaded
+    assert load(json.dumps(show(loaded))) == loaded
 
 
-def test_the_commented_example_loads_and_names_every_setting() -> None:
+def test_example_file_loads_and_names_every_setting() -> None:
     path = EXAMPLES / "smetric.yaml"
     loaded = load_settings(path, {})
     assert loaded.instances
     text = path.read_text()
-    for name in SETTINGS.names():
+    for name in names():
         assert re.search(rf"^\s*#?\s*{re.escape(name.rpartition('.')[2])}:", text, re.M), (
             f"{name} is not in {path.name}"
         )
 
 
-def test_the_schema_describes_every_setting_and_allows_no_other() -> None:
-    def compare(section: Section[Any], node: dict[str, Any]) -> None:
+def test_schema_describes_every_setting_and_allows_no_other() -> None:
+    definitions = schema()["$defs"]
+
+    def check(section: type[Section]) -> None:
+        node = definitions[section.__name__]
         node = node["anyOf"][0] if "anyOf" in node else node
         assert node["additionalProperties"] is False
-        assert list(node["properties"]) == list(section.settings)
-        for key, row in section.settings.items():
-            assert node["properties"][key]["description"] == row.doc
-            kind = row.kind.item if isinstance(row.kind, ListOf) else row.kind
-            if isinstance(kind, Section):
-                below = node["properties"][key]
-                compare(kind, below["items"] if isinstance(row.kind, ListOf) else below)
+        assert list(node["properties"]) == list(fields_of(section))
+        for key, (kind, _) in fields_of(section).items():
+            assert node["properties"][key]["description"] == kind.doc
+            below = kind.section or (kind.item.section if kind.item is not None else None)
+            if below is not None:
+                check(below)
 
-    compare(SETTINGS, schema())
-
-
-def test_what_may_be_empty_may_be_so_by_the_schema() -> None:
-    def rows(section: Section[Any]) -> None:
-        for name, row in section.settings.items():
-            kind = row.kind.item if isinstance(row.kind, ListOf) else row.kind
-            if isinstance(kind, Section):
-                rows(kind)
-                continue
-            node = kind.schema()
-            patterns = [one["pattern"] for one in node.get("anyOf", [node]) if "pattern" in one]
-            with contextlib.suppress(ConfigError):
-                kind.parse(Scalar(text="", place="here", quoted=True), name)
-                assert not patterns or any(re.search(pattern, "") for pattern in patterns), name
-
-    rows(SETTINGS)
+    check(Settings)
 
 
-def test_the_table_has_a_sentence_for_every_setting_and_a_default_of_its_kind() -> None:
-    def rows(section: Section[Any]) -> None:
-        for name, row in section.settings.items():
-            assert row.doc.endswith("."), name
-            kind = row.kind
-            if isinstance(kind, Section):
-                assert dataclasses.is_dataclass(row.default)
-                rows(kind)
-            elif isinstance(kind, ListOf) and isinstance(kind.item, Section):
-                rows(kind.item)
-            elif not isinstance(kind, ListOf | MapOf) and not row.required and row.default != "":
-                assert kind.show(row.default) is not None
-
-    rows(SETTINGS)
+def leaves(section: type[Section] = Settings) -> Iterator[tuple[str, Field]]:
+    for name, field in fields_of(section).items():
+        below = field.kind.section or (field.kind.item.section if field.kind.item is not None else None)
+        if below is not None:
+            yield from leaves(below)
+        if field.kind.section is None:
+            yield name, field
 
 
-def test_every_setting_is_read_somewhere() -> None:
+def test_schema_allows_what_may_be_empty() -> None:
+    for name, (kind, _) in leaves():
+        if kind.extra.get("empty"):
+            patterns = [meta.pattern for meta in get_args(kind.hint) if isinstance(meta, msgspec.Meta) and meta.pattern]
+            assert all(re.search(pattern, "") for pattern in patterns), name
+
+
+def test_setting_has_a_sentence_and_a_default_of_its_kind() -> None:
+    for name, (kind, default) in leaves():
+        assert kind.doc.endswith("."), name
+        if default not in (msgspec.NODEFAULT, None):
+            assert show(default, kind) is not None, name
+
+
+def test_setting_is_read_somewhere() -> None:
     package = Path(__file__).parents[2] / "smetric"
-    code = "\n".join(path.read_text() for path in package.rglob("*.py") if "config" not in path.parts)
-    unread = [name for name in SETTINGS.names() if not re.search(rf"settings\.{re.escape(name)}\b", code)]
+    code = "\n".join(
+        path.read_text() for path in package.rglob("*.py") if "config" not in path.relative_to(package).parts
+    )
+    unread = [
+        name for name in names() if not re.search(rf"{'' if '.' in name else 'settings.'}\b{re.escape(name)}\b", code)
+    ]
     assert unread == []
+
+
+SECRET = "hunter2-hunter2-hunter2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("instances:\n - http://a:1\n - http://a:1\n", "smetric.yaml:3: instances[1]: id a:1 stands twice"),
+        (
+            "instances:\n - {id: a, url: 'http://a:1'}\n - {id: b, url: 'http://a:1'}\n",
+            "smetric.yaml:3: instances[1]: url http://a:1 stands twice; give each instance its own url",
+        ),
+        (
+            "instances:\n - {id: a, url: 'http://a'}\n - {id: b, url: 'http://a:80'}\n",
+            "smetric.yaml:3: instances[1]: url http://a:80 stands twice; give each instance its own url",
+        ),
+        (
+            "instances: [{url: 'http://a:1', api_key: k, api_key_file: f}]",
+            "instances[0].api_key_file: set, and api_key too; drop one",
+        ),
+        (
+            "instances: ['http://169.254.169.254']",
+            "instances[0].url: http://169.254.169.254 is a link-local address, as are those of clouds' metadata "
+            "services, which is no place for an instance; if it is meant, name its network in instance_networks",
+        ),
+        (
+            "instances: ['http://gpu-1:1']\nlmcache: {instances: {'gpu-2:1': worker}}",
+            "smetric.yaml:2: lmcache.instances.gpu-2:1: no instance has this id; did you mean gpu-1:1?",
+        ),
+        (
+            "peers: {urls: [http://a:9464]}\nprefix_index: {enabled: false}",
+            "smetric.yaml:1: peers.urls: set, but prefix_index.enabled is false: there is nothing to share; drop one",
+        ),
+        ("tokenizer: {source: local}", "tokenizer.folders: empty, but tokenizer.source is local; name each model's"),
+        ("admin: {port: 8080}", "smetric.yaml:1: admin.port: 8080 is listen.port too; use another port"),
+        ("listen: {key_file: k}", "listen.key_file: set, but listen.cert_file is not; name the certificate"),
+        (f"admin: {{token: {SECRET}, token_file: f}}", "admin.token_file: set, and admin.token too; drop one"),
+        (f"tenants: {{secret: {SECRET}, secret_file: f}}", "tenants.secret_file: set, and tenants.secret too; drop"),
+        (
+            f"tenants: {{cache_salt: tenant, secret: {SECRET}}}",
+            "smetric.yaml:1: tenants.cache_salt: tenant, but tenant_header is not set; name the header",
+        ),
+        (
+            "tenant_header: x-tenant\ntenants: {cache_salt: tenant}",
+            "smetric.yaml:2: tenants.cache_salt: tenant, but tenants.secret is not set; any long random text will do",
+        ),
+        ("canary: {share: 0.1}", "smetric.yaml:1: canary: it has no policy and decides nothing; name one"),
+        (
+            "routes: [{policy: bailian, canary: {params: {A: 1}}}]",
+            "smetric.yaml:1: routes[0].canary: it has no policy and decides nothing; name one, or drop it",
+        ),
+        (
+            "routes:\n - {name: a, policy: bailian}\n - {name: a, policy: smetric}\n",
+            "smetric.yaml:3: routes[1].name: a is the name of another route, or of the last one; give each its own",
+        ),
+        (
+            "routes: [{policy: bailian, match: {tenant: acme}}]",
+            "smetric.yaml:1: routes[0].match.tenant: set, but tenant_header is not; name the header",
+        ),
+        ("record: {path: a.jsonl, trace: a.jsonl}", "a.jsonl is record.path too; give each its own file"),
+        ("record: {path: a.jsonl, trace: b/../a.jsonl}", "a.jsonl is record.path too; give each its own file"),
+        ("observe: [bailian]", "smetric.yaml:1: observe: set, but record.path is not: nothing would be recorded"),
+        (
+            "overload: {soft_percent: 97}",
+            "default: overload.hard_percent: 95 is less than soft_percent, 97; raise it or lower that",
+        ),
+        ("overload: {bodies: 1MiB}", "overload.bodies: 1048576 bytes is less than forward.max_body, 33554432 bytes"),
+        ("overload: {soft_lag: 3s}", "default: overload.hard_lag: 2s is less than soft_lag, 3s"),
+        ("scrape: {interval: 40s}", "default: scrape.unknown_after: 30s is less than interval, 40s"),
+        ("health: {ejection: 10m, longest_ejection: 1m}", "health.longest_ejection: 60s is less than ejection, 600s"),
+        ("lookup: {deadline_base: 1s, deadline_cap: 100ms}", "lookup.deadline_cap: 0.1s is less than deadline_base"),
+    ],
+)
+def test_contradiction_names_the_setting_to_change_and_the_way_out(load: Any, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_ports_of_different_addresses_may_be_equal(load: Any) -> None:
+    assert load("listen: {host: 10.0.0.1, port: 9464}\nadmin: {host: 127.0.0.1}").admin.port == 9464
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with pytest.raises(ConfigError, match=r"admin\.port: 9464 is listen\.port too"):
+            load(f"listen: {{host: {host}, port: 9464}}\nadmin: {{host: 127.0.0.1}}")
