@@ -24,7 +24,6 @@ from smetric.errors import ConfigError
 from smetric.http.listener import (
     ADMIN,
     DATA,
-    Shutdown,
     address_of,
     handed_over,
     listen,
@@ -96,6 +95,24 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 10)
+
+
+class Shutdown:
+    """SIGTERM and SIGINT: the first one drains the data port, the second one ends at once."""
+
+    def __init__(self) -> None:
+        self.draining = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    def install(self) -> None:
+        """Handle the signals in the running loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.signalled)
+
+    def signalled(self) -> None:
+        """Note a signal."""
+        (self.forced if self.draining.is_set() else self.draining).set()
 
 
 async def serve_ports(

@@ -1,14 +1,19 @@
-"""Limits on requests and connections, and the check of a request's head."""
+"""Limits on requests and connections, the check of a request's head, and the response to a refused request."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
 from itertools import chain
 from math import inf
 
+import httptools
+
 from smetric.errors import HttpError, RequestError
-from smetric.http.headers import MOST_DIGITS, Scope
+from smetric.http.headers import MOST_DIGITS, Scope, retry_fields
 
 #: Bytes that a body's framing may take, as a multiple of the body, beyond what a head may take.
 FRAMING_SHARE = 16
@@ -109,3 +114,44 @@ def has_body(scope: Scope) -> bool:
         name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
         for name, value in scope["headers"]
     )
+
+
+def explain(error: httptools.HttpParserError) -> RequestError:
+    """Return the error for what httptools refused; its own text could quote the request."""
+    reason = str(error)
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return RequestError("this method is not served here", status=405, kind="method_not_allowed")
+    if "HTTP version" in reason or "PRI" in reason:
+        return RequestError("HTTP/1.1 is spoken here", status=505, kind="http_version_not_supported")
+    if "Transfer-Encoding" in reason or "Content-Length" in reason:
+        return RequestError("Content-Length and Transfer-Encoding must say once, and plainly, where the body ends")
+    return RequestError("the request is not well-formed HTTP/1.1")
+
+
+def inspect_protocol(scope: Scope) -> HttpError | None:
+    """Return the reason to refuse a request of another protocol, or None."""
+    if scope["http_version"] == "0.9":
+        return RequestError("the request line lacks its HTTP version")
+    if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
+        return RequestError("WebSockets are not spoken here")
+    return None
+
+
+def refusal(
+    problem: HttpError, scope: Scope | None, url: bytes, error_body: Callable[[str, HttpError], bytes]
+) -> bytes:
+    """Return a whole response, after which the connection closes."""
+    path = scope["path"] if scope is not None else url.decode("latin-1")
+    body = error_body(path, problem)
+    lines = [
+        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"date: {formatdate(usegmt=True)}",
+        "connection: close",
+    ]
+    if problem.status == 405:
+        lines.append("allow: GET, HEAD, POST, DELETE")
+    lines += [f"{name.decode()}: {value.decode()}" for name, value in retry_fields(problem)]
+    head = "\r\n".join([*lines, "", ""]).encode("ascii")
+    return head if scope is not None and scope["method"] == "HEAD" else head + body

@@ -140,7 +140,6 @@ EVENTS = {
     "smetric.ready": "Info: requests are served.",
     "smetric.draining": "Info: told to end; requests under way are finished.",
     "smetric.live.failed": "Error: what the live page shows could not be made: a bug.",
-    "smetric.hypercorn.unknown": "Warning: a Hypercorn this version does not know; its own HTTP/1.1 serves instead.",
     "smetric.overload.changed": (
         "Warning or info: the router came to be short of a resource (`lag`, `memory`, `files`), or no longer is: its "
         "`state` is `soft`, `hard` or `calm`."

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any, Protocol
 
 from smetric.http.headers import Headers, Message
-from smetric.http.transaction import Room
-from smetric.http.watchdog import Watchdog
+from smetric.http.transaction import Room, Watchdog
 
 
 class Client(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -14,8 +14,7 @@ from smetric.errors import HttpError, RequestError
 from smetric.http.connection import FAULT, LINGER_BYTES, LINGER_S
 from smetric.http.headers import App, Headers, Message, Receive, Scope, Send
 from smetric.http.limits import Limits, has_body, inspect_head, too_large
-from smetric.http.transaction import FEW_PIECES, ClientGone, Room, Transaction, compact
-from smetric.http.watchdog import Timer, Watchdog
+from smetric.http.transaction import FEW_PIECES, ClientGone, Room, Timer, Transaction, Watchdog, compact
 from smetric.proxy.client import Client
 from smetric.proxy.error_response import error_body, send_error
 
@@ -223,9 +222,9 @@ class Intake:
             finally:
                 client.close()
 
-    async def serve(self, scope: Scope, client: Transaction) -> None:
+    def serve(self, scope: Scope, client: Transaction) -> Coroutine[Any, Any, None]:
         """Answer one request on our own server, which has inspected its head."""
-        await self._answer(scope, client, None)
+        return self._answer(scope, client, None)
 
     async def _answer(self, scope: Scope, client: Client, problem: HttpError | None) -> None:
         watchdog = client.watchdog

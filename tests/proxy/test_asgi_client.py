@@ -5,7 +5,7 @@ from math import inf
 
 from smetric.http.headers import Message
 from smetric.http.limits import Limits
-from smetric.http.watchdog import Timer
+from smetric.http.transaction import Timer
 from smetric.proxy.intake import AsgiClient
 from tests.fakes import until
 

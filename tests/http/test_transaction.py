@@ -1,37 +1,42 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
 import pytest
 
 from smetric.errors import RequestError
+from smetric.http import transaction as module
 from smetric.http.limits import Limits
-from smetric.http.transaction import COPIED_BYTES, Transaction
-from smetric.http.watchdog import Watchdog
+from smetric.http.transaction import COPIED_BYTES, Timer, Transaction, Watchdog
 
 
 class Connection:
-    """What a transaction needs of its connection; remembers each write."""
+    """The connection of a transaction, and its transport; remembers each write."""
 
-    def __init__(self) -> None:
-        self.is_full = self.is_ending = False
-        self.writes: list[tuple[bytes, ...]] = []
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.transport: Any = self
+        self.is_full = self.is_ending = self.is_closing = False
+        self.writes: list[bytes] = []
 
-    def write(self, *pieces: bytes) -> None:
-        self.writes.append(pieces)
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        self.writes.append(b"".join(pieces))
 
     async def drained(self) -> None:
         raise AssertionError("it is never full")
 
-    def taken(self) -> None: ...
+    def body_taken(self) -> None: ...
 
     def answered(self, transaction: Transaction) -> None: ...
-
-    def failed(self, transaction: Transaction) -> None: ...
 
 
 class NoBounds:
@@ -42,10 +47,10 @@ class NoBounds:
     def settle(self, size: int) -> None: ...
 
 
-def asked(connection: Connection, method: str = "POST", limits: Limits | None = None) -> Transaction:
+def asked(connection: Connection, method: str = "POST") -> Transaction:
     """A request that has arrived but for its body, and is served in the test's own task."""
     scope = {"type": "http", "method": method, "http_version": "1.1", "headers": []}
-    transaction = Transaction(connection, scope, limits or Limits(), keep_alive=True)
+    transaction = Transaction(connection, scope, keep_alive=True)
     task = asyncio.current_task()
     assert task is not None
     transaction.task, transaction.watchdog = task, Watchdog(task)
@@ -67,7 +72,7 @@ async def test_an_answer_that_is_whole_goes_out_in_one_write(size: int) -> None:
         transaction = asked(connection)
         transaction.end_body()
         transaction.begin(200, headers, body, is_last=True)
-        assert [b"".join(pieces) for pieces in connection.writes] == [expected]
+        assert connection.writes == [expected]
 
 
 async def test_the_head_waits_for_no_piece_that_is_not_there() -> None:
@@ -75,10 +80,10 @@ async def test_the_head_waits_for_no_piece_that_is_not_there() -> None:
     transaction = asked(connection)
     transaction.end_body()
     transaction.begin(200, [])
-    assert connection.writes == [(CHUNKED,)]
+    assert connection.writes == [CHUNKED]
     transaction.pass_on(b"a")
     transaction.pass_on(b"", is_last=True)
-    assert connection.writes[1:] == [(b"1\r\na\r\n",), (b"0\r\n\r\n",)]
+    assert connection.writes[1:] == [b"1\r\na\r\n", b"0\r\n\r\n"]
 
 
 async def test_the_answer_to_head_is_its_head_alone() -> None:
@@ -86,7 +91,7 @@ async def test_the_answer_to_head_is_its_head_alone() -> None:
     transaction = asked(connection, "HEAD")
     transaction.end_body()
     transaction.begin(200, [(b"content-length", b"3")], b"abc", is_last=True)
-    assert connection.writes == [(HEAD % 3,)]
+    assert connection.writes == [HEAD % 3]
 
 
 async def test_nothing_is_written_once_the_client_has_left() -> None:
@@ -111,7 +116,7 @@ async def test_no_piece_is_written_before_the_head_or_behind_the_end() -> None:
 
 @pytest.mark.parametrize("is_complete", [True, False])
 async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: bool) -> None:
-    transaction = asked(Connection(), limits=Limits(body_bytes=11))
+    transaction = asked(Connection(Limits(body_bytes=11)))
     for _ in range(3):
         transaction.feed(bytes(4))
     if is_complete:
@@ -122,7 +127,7 @@ async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: b
 
 
 async def test_a_body_of_the_greatest_size_is_taken() -> None:
-    transaction = asked(Connection(), limits=Limits(body_bytes=11))
+    transaction = asked(Connection(Limits(body_bytes=11)))
     transaction.feed(b"hello")
     transaction.feed(b" world")
     transaction.end_body()
@@ -161,7 +166,7 @@ async def test_an_app_may_give_its_fields_as_any_pairs_and_those_of_the_framing_
     transaction.end_body()
     await transaction.send({"type": "http.response.start", "status": 200, "headers": map(pair, fields)})
     head = b"HTTP/1.1 200 OK\r\nx-a: 1\r\nx-a: 2\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-    assert connection.writes == [(head,)]
+    assert connection.writes == [head]
 
 
 async def test_a_deadline_ends_with_what_it_was_for() -> None:
@@ -187,3 +192,114 @@ async def test_a_deadline_ends_with_what_it_was_for() -> None:
     await transaction.drained()
     assert max(deadlines) < inf
     assert (len(deadlines), transaction.watchdog.at) == (2, inf)
+
+
+async def sleeping(watchdog_of: list[Watchdog], *deadlines: tuple[float, str]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    watchdog = Watchdog(task)
+    watchdog_of.append(watchdog)
+    try:
+        for seconds, what in deadlines:
+            watchdog.arm(seconds, what)
+        await asyncio.Event().wait()
+    finally:
+        watchdog.close()
+
+
+@pytest.mark.parametrize(
+    "deadlines", [[(0.01, "idle")], [(60.0, "send"), (0.01, "idle")], [(0.01, "send"), (0.02, "idle")]]
+)
+async def test_the_last_deadline_armed_is_the_one_that_cancels(deadlines: list[tuple[float, str]]) -> None:
+    made: list[Watchdog] = []
+    task = asyncio.create_task(sleeping(made, *deadlines))
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert made[0].expired == "idle"
+
+
+async def test_a_disarmed_or_closed_watchdog_cancels_nothing() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    for end in (Watchdog.disarm, Watchdog.close):
+        watchdog = Watchdog(task)
+        watchdog.arm(0.01, "idle")
+        end(watchdog)
+        await asyncio.sleep(0.03)
+        assert watchdog.expired is None
+
+
+async def test_many_share_one_timer_and_each_passes_its_own_deadline() -> None:
+    timer = Timer()
+    passed: list[str] = []
+
+    async def wait(seconds: float, what: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog = Watchdog(task, timer)
+        watchdog.arm(seconds, what)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert watchdog.expired is not None
+            passed.append(watchdog.expired)
+            watchdog.resume()
+        finally:
+            watchdog.close()
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(wait(seconds, what) for seconds, what in ((0.06, "c"), (0.03, "b"), (0.01, "a"))))
+    assert passed == ["a", "b", "c"]
+    assert not timer.watchdogs
+
+
+def test_a_timer_serves_the_loop_after_the_one_it_served_first() -> None:
+    timer = Timer()
+
+    async def overdue(seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        watchdog = Watchdog(task, timer)
+        watchdog.arm(seconds, "body")
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            watchdog.close()
+
+    asyncio.run(overdue(0.06))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(overdue(0.02))
+
+
+async def read(sock: socket.socket) -> bytes:
+    """What comes within 20 ms; nothing if none does."""
+    task = asyncio.current_task()
+    assert task is not None
+    reader, writer = await asyncio.open_connection(sock=sock)
+    watchdog = Watchdog(task)
+    watchdog.arm(0.02, "idle")
+    try:
+        return await reader.read(1)
+    except asyncio.CancelledError:
+        watchdog.resume()
+        return b""
+    finally:
+        watchdog.close()
+        writer.close()
+
+
+@pytest.mark.parametrize("comes", [b"x", b""])
+async def test_what_came_while_the_process_was_suspended_came_in_time(
+    comes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATE_S", 0.05)
+    monkeypatch.setattr(module, "RESUMED_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reading = asyncio.create_task(read(ours))
+        await asyncio.sleep(0.005)
+        theirs.send(comes)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.1)
+        async with asyncio.timeout(5):
+            assert await reading == comes

@@ -1,19 +1,21 @@
-"""Rows of A, B and D with the app under another ASGI server, so that leaving ours stays cheap."""
+"""Rows of A, B and D with `smetric.create_app` on other ASGI servers: uvicorn and Hypercorn."""
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 import pytest
 import structlog
 import uvicorn
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
 
 from smetric.app import Application
 from smetric.config.settings import Forward, InstanceSettings, Limits, Scrape, Settings
@@ -22,13 +24,16 @@ from smetric.http.listener import address_of, listen
 from tests.fakes import DONE, Call, FakeEngine, RawClient, delta, fetch, hang, request, until
 from tests.faults.harness import chat
 
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
+
 MIB = 1024 * 1024
 MANUAL = Path(__file__).parents[2] / "docs" / "guide" / "operations.md"
 
 
 @dataclass
 class Served:
-    """A router under uvicorn."""
+    """A router on another server."""
 
     application: Application
     url: str
@@ -39,8 +44,17 @@ class Served:
         return all(one.own == 0 for one in self.application.fleet.instances)
 
 
+Host = Callable[[App], AbstractAsyncContextManager[str]]
+
+
+@pytest.fixture(params=["uvicorn", "hypercorn"])
+def host(request: pytest.FixtureRequest) -> Host:
+    """A server that another project maintains: serves an app and gives its address."""
+    return {"uvicorn": uvicorn_host, "hypercorn": hypercorn_host}[request.param]
+
+
 @asynccontextmanager
-async def under_uvicorn(limits: Limits | None = None, forward: Forward | None = None) -> AsyncIterator[Served]:
+async def hosted(host: Host, limits: Limits | None = None, forward: Forward | None = None) -> AsyncIterator[Served]:
     engine = FakeEngine()
     await engine.start()
     application = Application(
@@ -54,7 +68,7 @@ async def under_uvicorn(limits: Limits | None = None, forward: Forward | None = 
         {},
     )
     try:
-        async with uvicorn_of(application.data_app()) as url:
+        async with host(application.data_app()) as url:
             await until(lambda: application.is_ready and all(one.scrape for one in application.fleet.instances))
             yield Served(application, url, engine)
     finally:
@@ -62,7 +76,7 @@ async def under_uvicorn(limits: Limits | None = None, forward: Forward | None = 
 
 
 @asynccontextmanager
-async def uvicorn_of(app: App) -> AsyncIterator[str]:
+async def uvicorn_host(app: App) -> AsyncIterator[str]:
     sock = listen("127.0.0.1", 0)
     config = uvicorn.Config(
         app, log_config=None, http="httptools", lifespan="on", server_header=False, date_header=False
@@ -77,6 +91,24 @@ async def uvicorn_of(app: App) -> AsyncIterator[str]:
             await served
 
 
+@asynccontextmanager
+async def hypercorn_host(app: App) -> AsyncIterator[str]:
+    sock = listen("127.0.0.1", 0)
+    url, stop = address_of(sock), asyncio.Event()
+    config = Config()
+    config.bind = [f"fd://{sock.detach()}"]
+    config.include_server_header = config.include_date_header = False
+    config.graceful_timeout = 1.0
+    config.errorlog = None
+    served = asyncio.create_task(serve(cast("ASGIFramework", app), config, shutdown_trigger=stop.wait))
+    try:
+        yield url
+    finally:
+        stop.set()
+        async with asyncio.timeout(10):
+            await served
+
+
 def manuals_router(settings: str) -> dict[str, Any]:
     """The module that the manual shows, where *settings* are in the working directory."""
     Path("smetric.yaml").write_text(settings)
@@ -86,14 +118,14 @@ def manuals_router(settings: str) -> dict[str, Any]:
 
 
 async def test_the_manuals_router_serves_and_knows_its_instances_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeEngine(lambda call: call.answer(200, b"{}", (b"date", b"today"), (b"server", b"engine")))
     await engine.start()
     monkeypatch.chdir(tmp_path)
     module = manuals_router(f"instances: [{engine.url}]\n")
     try:
-        async with uvicorn_of(module["app"]) as url:
+        async with host(module["app"]) as url:
             answer = await fetch(url, "POST", "/v1/chat/completions", chat())
     finally:
         await engine.stop()
@@ -101,15 +133,15 @@ async def test_the_manuals_router_serves_and_knows_its_instances_by_name(
     assert (answer.value("date"), answer.value("server")) == ("today", "engine")
 
 
-async def test_a1_content_length_and_transfer_encoding_together_are_refused_under_uvicorn() -> None:
-    async with under_uvicorn() as router, await RawClient.connect(router.url) as client:
+async def test_a1_content_length_and_transfer_encoding_together_are_refused_on_another_server(host: Host) -> None:
+    async with hosted(host) as router, await RawClient.connect(router.url) as client:
         framing = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
         await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + framing)
         assert (await client.response()).status == 400
         assert router.engine.calls == []
 
 
-async def test_access_line_that_cannot_be_written_costs_no_answer_under_uvicorn() -> None:
+async def test_access_line_that_cannot_be_written_costs_no_answer_on_another_server(host: Host) -> None:
     def render(_: object, __: str, event: MutableMapping[str, Any]) -> str:
         if event["event"] == "request":
             raise ValueError("I/O operation on closed file")
@@ -117,7 +149,7 @@ async def test_access_line_that_cannot_be_written_costs_no_answer_under_uvicorn(
 
     structlog.configure(processors=[render], logger_factory=structlog.PrintLoggerFactory(io.StringIO()))
     try:
-        async with under_uvicorn() as router:
+        async with hosted(host) as router:
             for _ in range(2):
                 assert (await fetch(router.url, "POST", "/v1/chat/completions", chat())).status == 200
                 assert (await fetch(router.url, "GET", "/v1/models")).status == 200
@@ -129,8 +161,8 @@ async def test_access_line_that_cannot_be_written_costs_no_answer_under_uvicorn(
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: %d", b"Transfer-Encoding: chunked"], ids=["length", "chunked"])
-async def test_a5_a_body_over_the_limit_is_answered_413_under_uvicorn(framing: bytes) -> None:
-    async with under_uvicorn(forward=Forward(max_body=MIB)) as router, await RawClient.connect(router.url) as client:
+async def test_a5_a_body_over_the_limit_is_answered_413_on_another_server(host: Host, framing: bytes) -> None:
+    async with hosted(host, forward=Forward(max_body=MIB)) as router, await RawClient.connect(router.url) as client:
         size = MIB + 1
         line = framing % size if b"%d" in framing else framing
         body = b"x" * size if b"%d" in framing else b"%x\r\n%b\r\n" % (size, b"x" * size)
@@ -140,18 +172,18 @@ async def test_a5_a_body_over_the_limit_is_answered_413_under_uvicorn(framing: b
         assert orjson.loads(answer.body)["error"]["type"] == "request_too_large"
 
 
-async def test_a10_no_spelling_of_an_admin_path_is_served_under_uvicorn() -> None:
-    async with under_uvicorn() as router:
+async def test_a10_no_spelling_of_an_admin_path_is_served_on_another_server(host: Host) -> None:
+    async with hosted(host) as router:
         for path in ("/admin/policy", "//admin/policy", "/%61dmin/policy", "/v1/..%2fadmin/policy", "/metrics"):
             assert (await fetch(router.url, "GET", path)).status == 404
 
 
-async def test_a11_pipelined_requests_are_answered_in_their_order_under_uvicorn() -> None:
+async def test_a11_pipelined_requests_are_answered_in_their_order_on_another_server(host: Host) -> None:
     async def echo(call: Call) -> None:
         await asyncio.sleep(0.05 if b"first" in call.body else 0)
         await call.answer(200, call.body, (b"content-type", b"application/json"))
 
-    async with under_uvicorn() as router, await RawClient.connect(router.url) as client:
+    async with hosted(host) as router, await RawClient.connect(router.url) as client:
         router.engine.script = echo
         bodies = [chat(user=user) for user in ("first", "second", "third")]
         await client.send(b"".join(request("POST", "/v1/chat/completions", body) for body in bodies))
@@ -160,8 +192,10 @@ async def test_a11_pipelined_requests_are_answered_in_their_order_under_uvicorn(
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-async def test_b2_a_client_that_leaves_during_prefill_aborts_it_under_uvicorn(how: str, stream: bool) -> None:
-    async with under_uvicorn() as router:
+async def test_b2_a_client_that_leaves_during_prefill_aborts_it_on_another_server(
+    host: Host, how: str, stream: bool
+) -> None:
+    async with hosted(host) as router:
         router.engine.script = hang
         for n in range(10):
             client = await RawClient.connect(router.url)
@@ -172,19 +206,19 @@ async def test_b2_a_client_that_leaves_during_prefill_aborts_it_under_uvicorn(ho
         await until(router.is_idle)
 
 
-async def test_b4_a_body_that_does_not_arrive_is_answered_408_under_uvicorn() -> None:
-    async with under_uvicorn(Limits(body_timeout=0.3)) as router, await RawClient.connect(router.url) as client:
+async def test_b4_a_body_that_does_not_arrive_is_answered_408_on_another_server(host: Host) -> None:
+    async with hosted(host, Limits(body_timeout=0.3)) as router, await RawClient.connect(router.url) as client:
         await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
         assert (await client.response()).status == 408
         assert router.engine.calls == []
 
 
-async def test_d4_a_stream_that_breaks_off_ends_with_an_error_event_under_uvicorn() -> None:
+async def test_d4_a_stream_that_breaks_off_ends_with_an_error_event_on_another_server(host: Host) -> None:
     async def break_off(call: Call) -> None:
         await call.stream(delta("a"), end=False)
         call.close()
 
-    async with under_uvicorn() as router, await RawClient.connect(router.url) as client:
+    async with hosted(host) as router, await RawClient.connect(router.url) as client:
         router.engine.script = break_off
         await client.send(request("POST", "/v1/chat/completions", chat(stream=True)))
         answer = await client.response()
@@ -193,8 +227,8 @@ async def test_d4_a_stream_that_breaks_off_ends_with_an_error_event_under_uvicor
         assert b"[DONE]" not in answer.body
 
 
-async def test_a_whole_stream_passes_untouched_under_uvicorn() -> None:
-    async with under_uvicorn() as router:
+async def test_a_whole_stream_passes_untouched_on_another_server(host: Host) -> None:
+    async with hosted(host) as router:
         answer = await fetch(router.url, "POST", "/v1/chat/completions", chat(stream=True))
         assert (answer.status, answer.complete) == (200, True)
         assert answer.body == delta("o") + delta("k") + DONE

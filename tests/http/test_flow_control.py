@@ -18,9 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smetric.http.answer import HIGH_BYTES, READ_BYTES, WRITE_BYTES, Answer, AnswerBroken, Wire
-from smetric.http.connection import Http1
-from smetric.http.headers import Receive, Scope, Send
-from smetric.http.transaction import HIGH_WATER
+from smetric.http.connection import HIGH_WATER, Connection
+from smetric.http.headers import App, Receive, Scope, Send
+from smetric.http.transaction import Timer
 from tests.fakes import PlainHandler, chunk, head, request
 
 #: Rounds of the loop without any progress after which nothing will come any more.
@@ -40,7 +40,7 @@ class Pipe:
         self._held = 0
         self._protocol: Any = None
 
-    def join(self, protocol: Http1 | Wire) -> None:
+    def join(self, protocol: Connection | Wire) -> None:
         self._protocol = protocol
         protocol.connection_made(cast(asyncio.Transport, self))
 
@@ -93,6 +93,10 @@ class Pipe:
     close = abort
 
 
+def connection(app: App) -> Connection:
+    return Connection(PlainHandler(app), lambda _: None, lambda _: None, Timer())
+
+
 @dataclass(frozen=True)
 class Asked:
     """One request, and what the app does with it."""
@@ -137,7 +141,7 @@ def test_every_request_is_answered_or_its_connection_ends(
                 await send({"type": "http.response.body", "body": b"x" * FULL_BYTES, "more_body": left > 0})
 
         pipe = Pipe()
-        client = Http1(PlainHandler(app), {}, lambda _: None)
+        client = connection(app)
         pipe.join(client)
         raw = b"".join(request("POST", "/", bytes(each.body)) for each in requests)
         await _feed(pipe, raw, arrivals, drains, client.data_received)
@@ -145,8 +149,8 @@ def test_every_request_is_answered_or_its_connection_ends(
         # Whoever is answered before the whole of its body has come loses the connection: its end is not waited for.
         assert answered == len(requests) or (pipe.is_over and answered > 0)
         client.abort()
-        if client.turns.task is not None:
-            await asyncio.wait((client.turns.task,))
+        if client.task is not None:
+            await asyncio.wait((client.task,))
 
     asyncio.run(run())
 
@@ -220,7 +224,7 @@ async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_
         await asyncio.Event().wait()
 
     pipe = Pipe()
-    client = Http1(PlainHandler(app), {}, lambda _: None)
+    client = connection(app)
     pipe.join(client)
     client.data_received(request("POST", "/", headers=[("Transfer-Encoding", "chunked")]))
     for _ in range(5):
@@ -229,9 +233,9 @@ async def test_others_have_their_turn_between_pieces_that_are_mostly_framing(is_
         client.data_received(chunks)
         assert not pipe.is_reading
     client.abort()
-    assert client.turns.task is not None
-    client.turns.task.cancel()
-    await asyncio.wait((client.turns.task,))
+    assert client.task is not None
+    client.task.cancel()
+    await asyncio.wait((client.task,))
 
 
 async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may() -> None:
@@ -239,7 +243,7 @@ async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may
         await asyncio.Event().wait()
 
     pipe = Pipe()
-    client = Http1(PlainHandler(app), {}, lambda _: None)
+    client = connection(app)
     pipe.join(client)
     rest = request("POST", "/") + request("POST", "/", bytes(100_000)) * 20
     held = 0
@@ -250,9 +254,9 @@ async def test_requests_that_wait_behind_another_hold_no_more_than_one_alone_may
         await asyncio.sleep(0)
     assert HIGH_WATER < held < HIGH_WATER + 20_000
     client.abort()
-    assert client.turns.task is not None
-    client.turns.task.cancel()
-    await asyncio.wait((client.turns.task,))
+    assert client.task is not None
+    client.task.cancel()
+    await asyncio.wait((client.task,))
 
 
 @pytest.mark.parametrize("one", [request("GET", "/"), request("POST", "/", b"a")], ids=["GET", "POST"])
@@ -264,7 +268,7 @@ async def test_what_a_request_costs_does_not_grow_with_the_number_of_those_befor
 
     async def steps(number: int) -> int:
         """Calls that it takes to read so many."""
-        client = Http1(PlainHandler(app), {}, lambda _: None)
+        client = connection(app)
         Pipe().join(client)
         seen: Counter[str] = Counter()
         sys.setprofile(lambda _frame, event, _: seen.update([event]))
@@ -272,9 +276,9 @@ async def test_what_a_request_costs_does_not_grow_with_the_number_of_those_befor
         sys.setprofile(None)
         await asyncio.sleep(0)
         client.abort()
-        assert client.turns.task is not None
-        client.turns.task.cancel()
-        await asyncio.wait((client.turns.task,))
+        assert client.task is not None
+        client.task.cancel()
+        await asyncio.wait((client.task,))
         return seen["call"] + seen["c_call"]
 
     assert await steps(400) < 4.5 * await steps(100)

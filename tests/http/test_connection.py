@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from smetric.http import connection
+from smetric.http.connection import HIGH_WATER
 from smetric.http.headers import Receive, Scope, Send
 from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
-from smetric.http.transaction import HIGH_WATER, Transaction
+from smetric.http.transaction import Transaction
 from tests.fakes import PlainHandler, RawClient, live, request, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -187,32 +188,28 @@ async def test_a_header_that_would_break_the_answers_framing_is_never_sent(value
         assert response.values("x") == response.values("x-a") == []
 
 
-async def test_a_body_that_the_app_does_not_take_is_not_read_on() -> None:
+async def test_connection_stops_reading_a_body_that_the_app_does_not_take() -> None:
     go = asyncio.Event()
-    size = 32 * 1024 * 1024
+    body = bytes(32 * 1024 * 1024)
+    asked: list[Transaction] = []
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        assert isinstance(receive, Transaction)
+        asked.append(receive)
         await go.wait()
         await answer(send, b"%d" % len(await read_body(receive)), (b"content-length", b"8"))
 
     async with serving(slow) as url, await RawClient.connect(url) as client:
-        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
-        sent = 0
-        piece = b"x" * 65536
-        while client.writer.transport.get_write_buffer_size() == 0 and sent < size:
-            client.writer.write(piece)
-            sent += len(piece)
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
-        stuck = client.writer.transport.get_write_buffer_size()
-        assert HIGH_WATER < sent < size // 2
-        await asyncio.sleep(0.05)
-        assert client.writer.transport.get_write_buffer_size() == stuck > 0
+        sending = asyncio.create_task(client.send(request("POST", "/", body)))
+        await until(lambda: bool(asked) and asked[0].buffered > HIGH_WATER)
+        held = asked[0].buffered
+        assert held < 2 * HIGH_WATER
+        await asyncio.sleep(0.1)
+        assert asked[0].buffered == held
+        assert not sending.done()
         go.set()
-        while sent < size:
-            await client.send(piece)
-            sent += len(piece)
-        assert (await client.response()).body == b"%d" % size
+        await sending
+        assert (await client.response()).body == b"%d" % len(body)
 
 
 async def test_a_stream_waits_for_its_reader() -> None:
@@ -381,6 +378,28 @@ async def test_a_half_closed_connection_counts_as_left() -> None:
         await asyncio.sleep(0.02)
         client.writer.write_eof()
         async with asyncio.timeout(1):
+            await left.wait()
+
+
+@pytest.mark.parametrize("leave", [RawClient.leave, RawClient.reset], ids=["FIN", "RST"])
+async def test_connection_notices_disconnect_while_reading_is_paused(leave: Callable[[RawClient], None]) -> None:
+    left = asyncio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        assert isinstance(receive, Transaction)
+        receive.watch()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    async with serving(waiting) as url:
+        client = await RawClient.connect(url)
+        await client.send(request("POST", "/", bytes(2 * HIGH_WATER))[: HIGH_WATER + 20_000])
+        await asyncio.sleep(2 * connection.DISCONNECT_CHECK_S)
+        assert not left.is_set()
+        leave(client)
+        async with asyncio.timeout(5):
             await left.wait()
 
 

@@ -1,21 +1,22 @@
-"""Where our HTTP/1.1 does otherwise than Hypercorn's own, each tried on both.
+"""Differences between our HTTP/1.1 server and Hypercorn, each tried on both with the same app.
 
-A test fails where ours stops doing so, and where Hypercorn begins to: then there is one reason less for ours.
+They are the reasons for a server of our own: docs/internals/architecture.md. A test fails if ours loses the behaviour,
+and if Hypercorn gains it; then there is one reason less.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import pytest_asyncio
-from hypercorn.asyncio.run import worker_serve
-from hypercorn.config import Config, Sockets
-from hypercorn.utils import wrap_app
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
 
 from smetric.http import connection
 from smetric.http.headers import Receive, Scope, Send
@@ -24,6 +25,9 @@ from smetric.http.listener import address_of, listen, serve_port
 from tests.fakes import PlainHandler, RawClient, live, until
 
 pytestmark = pytest.mark.slow
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
 
 #: Seconds a connection may wait for a request, and for its head.
 PATIENCE_S = 0.4
@@ -79,6 +83,8 @@ class Side:
     url: str
     app: Recorder
     stop: asyncio.Event
+    #: Returns the number of open connections.
+    connections: Callable[[], int]
 
     async def said(self, data: bytes) -> bytes:
         """What comes in answer to *data* until the connection ends, or nothing more comes."""
@@ -91,6 +97,11 @@ class Side:
             except (TimeoutError, ConnectionError):
                 pass
             return heard
+
+
+def stock_connections() -> int:
+    """Return the number of connections that Hypercorn has in hand."""
+    return sum("_server_callback" in getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
 
 
 @dataclass
@@ -111,19 +122,14 @@ async def both() -> AsyncIterator[Both]:
     limits = Limits(header_bytes=MOST_HEADER_BYTES, idle_timeout_s=PATIENCE_S, head_timeout_s=PATIENCE_S, connections=2)
     async with AsyncExitStack() as stack:
         sockets = [stack.enter_context(listen("127.0.0.1", 0)) for _ in range(2)]
-        stock, ours = (Side(address_of(sock), Recorder(), asyncio.Event()) for sock in sockets)
+        app = Recorder()
+        handler = PlainHandler(app, limits)
+        stock = Side(address_of(sockets[0]), Recorder(), asyncio.Event(), stock_connections)
+        ours = Side(address_of(sockets[1]), app, asyncio.Event(), lambda: handler.connections()[0])
+        config.bind = [f"fd://{sockets[0].detach()}"]
         served = [
-            asyncio.create_task(
-                worker_serve(
-                    wrap_app(stock.app, 1 << 20, "asgi"),  # type: ignore[arg-type]
-                    config,
-                    sockets=Sockets([], [sockets[0]], []),
-                    shutdown_trigger=stock.stop.wait,
-                )
-            ),
-            asyncio.create_task(
-                serve_port(PlainHandler(ours.app, limits), sockets[1], stop=ours.stop.wait, drain_s=0.1)
-            ),
+            asyncio.create_task(serve(cast("ASGIFramework", stock.app), config, shutdown_trigger=stock.stop.wait)),
+            asyncio.create_task(serve_port(handler, sockets[1], stop=ours.stop.wait, drain_s=0.1)),
         ]
         for side in (stock, ours):
             async with await RawClient.connect(side.url) as client:
@@ -248,29 +254,24 @@ async def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_reque
     assert both.stock.app.left == []
 
 
-def connections() -> int:
-    """How many Hypercorn has in hand, which it hands to ours on one side."""
-    return sum("_server_callback" in getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
-
-
 async def test_a_body_that_nobody_reads_leaves_nothing_behind(both: Both) -> None:
     body = bytes(3_000_000)
-    await until(lambda: connections() == 0)
+    await until(lambda: both.stock.connections() == 0)
     for side in (both.ours, both.stock):
         client = await RawClient.connect(side.url)
         client.writer.write(head(b"POST /unread HTTP/1.1", b"Content-Length: %d" % len(body)) + body)
         assert (await client.head()).status == 200
         client.leave()
         if side is both.ours:
-            await until(lambda: connections() == 0)
+            await until(lambda: both.ours.connections() == 0)
         else:
             await asyncio.sleep(PATIENCE_S + NEVER_S)
-            assert connections() == 1
+            assert both.stock.connections() == 1
 
 
 async def test_a_client_that_never_reads_is_got_rid_of(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 0.1)
-    await until(lambda: connections() == 0)
+    await until(lambda: both.stock.connections() == 0)
     for side in (both.ours, both.stock):
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -278,11 +279,11 @@ async def test_a_client_that_never_reads_is_got_rid_of(both: Both, monkeypatch: 
             deaf.sendall(head(b"GET /floods HTTP/1.1"))
             await until(lambda side=side: bool(side.app.asked))  # type: ignore[misc]
             if side is both.ours:
-                await until(lambda: connections() == 0)
+                await until(lambda: both.ours.connections() == 0)
             else:
                 await asyncio.sleep(PATIENCE_S + NEVER_S)
-                assert connections() == 1
-    await until(lambda: connections() == 0)
+                assert both.stock.connections() == 1
+    await until(lambda: both.stock.connections() == 0)
 
 
 async def test_connections_are_bounded(both: Both) -> None:
