@@ -1,4 +1,7 @@
-"""HTTP client for the router's own requests: sessions, bounded bodies, circuit breaker."""
+"""HTTP client for the router's own requests: sessions, bounded bodies, circuit breaker.
+
+Requests of clients go through `smetric.http.upstream`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from smetric.http.addresses import Addresses, Resolve
 
-# HTTP sessions for what is no request of a client: scrapes, token ids, look-ups, what sidecars tell each other.
-#
-# Requests of clients go over `smetric.proxy.upstream`.
-
 
 class _Resolver(AbstractResolver):
-    """Names lead where they do for requests; those of the configuration, so that there are only so many."""
+    """Resolver with the addresses that requests of clients use. Names come from the configuration, so they are few."""
 
     def __init__(self, resolve: Resolve) -> None:
         self._resolve = resolve
@@ -26,7 +25,7 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The addresses of *host*, best first.
+        """Return the addresses of *host*, best first.
 
         Raises:
             OSError: there are none.
@@ -47,19 +46,19 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Give up look-ups that are running."""
+        """Cancel look-ups that are running."""
         for addresses in self._addresses.values():
             addresses.close()
 
 
 class PlainSession:
-    """A session without cookies, proxies of the environment and compression. Made within the loop that uses it.
+    """Session without cookies, environment proxies and compression. Create it within the loop that uses it.
 
     Args:
         resolve: how names are looked up.
-        timeout_s: seconds an exchange may take, connecting included; None for any time.
-        most_to_one: connections to one host; 0 for any number.
-        headers: of every request.
+        timeout_s: seconds an exchange may take, connecting included; None for no bound.
+        most_to_one: connections to one host; 0 for no bound.
+        headers: added to every request.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class PlainSession:
             connector=aiohttp.TCPConnector(
                 limit=0,
                 limit_per_host=most_to_one,
-                # Servers on uvicorn close idle connections after 5 s; a POST on a closed one is lost.
+                # Servers on uvicorn close idle connections after 5 s, and a POST on a closed one is lost.
                 keepalive_timeout=3,
                 resolver=self._resolver,
                 use_dns_cache=False,
@@ -89,21 +88,18 @@ class PlainSession:
         )
 
     async def close(self) -> None:
-        """Close the connections, and give up look-ups that are running."""
+        """Close the connections, and cancel look-ups that are running."""
         await self.http.close()
         await self._resolver.close()
 
 
-# The bodies of answers to what the router itself asks: as they are, and no longer than they may be.
-
-
 def is_plain(response: aiohttp.ClientResponse) -> bool:
-    """Whether the body of *response* is as it is, not compressed."""
+    """Return whether the body of *response* is not compressed."""
     return response.headers.get("Content-Encoding", "identity").lower() == "identity"
 
 
 async def read_within(response: aiohttp.ClientResponse, most: int) -> bytearray | None:
-    """The body of *response*; None if it has more than *most* bytes, of which no more are read."""
+    """Return the body of *response*; None if it exceeds *most* bytes. Reading stops there."""
     body = bytearray()
     async for part in response.content.iter_any():
         body += part
@@ -112,19 +108,15 @@ async def read_within(response: aiohttp.ClientResponse, most: int) -> bytearray 
     return body
 
 
-# A circuit breaker: after some failures in a row a service is left alone for a while, then tried with one request.
-#
-# What counts as a failure is the caller's business.
-
-
 class Breaker:
-    """Says whether a service may be asked, from how it answered before.
+    """Circuit breaker: after some failures in a row a service is not asked for a while, then tried with one request.
 
-    Closed, it lets everything through. *failures* in a row open it for *open_s* seconds; then it lets one request
-    through at a time, until one succeeds (closed) or fails (open again).
+    Closed, it allows every request. *failures* in a row open it for *open_s* seconds. Then it allows one request at a
+    time, until one succeeds, which closes it, or fails, which opens it again. The caller decides what a failure is, and
+    reports each allowed request to exactly one of `succeeded`, `failed` and `abandoned`.
 
     Args:
-        failures: in a row, that open it; at least 1.
+        failures: failures in a row that open it; at least 1.
         open_s: seconds it stays open.
         clock: monotonic seconds.
     """
@@ -139,11 +131,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the service counts as failing; a single request may be let through nevertheless."""
+        """Whether the service counts as failing. A single request may be allowed nevertheless."""
         return self._opened_at is not None
 
     def allows(self) -> bool:
-        """Whether a request may be sent now. Whoever is told so reports its end to exactly one of the methods below."""
+        """Return whether a request may be sent now."""
         if self._opened_at is None:
             return True
         if self._probing or self._clock() < self._opened_at + self._open_s:
@@ -152,19 +144,19 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """A request was answered well."""
+        """Note that a request was answered well."""
         self._failures = 0
         self._opened_at = None
         self._probing = False
 
     def failed(self) -> None:
-        """A request was not answered, too late, or with nonsense."""
+        """Note that a request got no valid answer in time."""
         self._failures += 1
-        # What was under way when it opened fails late; that must not hold the next try back for ever.
+        # Requests in flight when it opened fail late; that must not delay the next try for ever.
         if self._probing or (self._opened_at is None and self._failures >= self._most):
             self._opened_at = self._clock()
         self._probing = False
 
     def abandoned(self) -> None:
-        """A request ended for reasons that say nothing of the service."""
+        """Note that a request ended for reasons that say nothing about the service."""
         self._probing = False

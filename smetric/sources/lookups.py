@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,24 +21,70 @@ log = structlog.get_logger("smetric.sources")
 
 @dataclass(frozen=True, slots=True)
 class LookupDeadline:
-    """How long look-ups may take: base + per_1k for each thousand prompt tokens, at most cap; seconds."""
+    """Time that look-ups may take: base + per_1k for each thousand prompt tokens, at most cap; in seconds."""
 
     base_s: float = 0.020
     per_1k_s: float = 0.002
     cap_s: float = 0.300
 
     def of(self, prompt_len: int) -> float:
-        """Seconds for a prompt of *prompt_len* tokens."""
+        """Return the seconds for a prompt of *prompt_len* tokens."""
         return min(self.cap_s, self.base_s + self.per_1k_s * prompt_len / 1000)
 
 
-class Lookups:
-    """The sources, as the router sees them.
+class Column:
+    """One look-up feature over the candidates it was asked for, and which source gave each cell.
 
     Args:
-        sources: all of them, best first.
-        deadline: the time the look-ups of one decision may take together.
-        on_failed: told the name of a source that raised.
+        candidates: the instances asked for.
+        cells: the values of the first source that knows any.
+        source: its name.
+
+    Attributes:
+        open: whether a cell is still unknown.
+    """
+
+    __slots__ = ("candidates", "cells", "open", "origins")
+
+    def __init__(self, candidates: Sequence[Instance], cells: Cells, source: str) -> None:
+        self.candidates = candidates
+        self.cells = cells
+        self.open = None in cells
+        self.origins: Origins = source
+
+    def fill(self, cells: Cells, source: str) -> None:
+        """Take the cells that are still unknown. Known ones stay, as better sources are asked first."""
+        if not self.open:
+            return
+        each = zip(self.cells, self._origin_of_each(), cells, strict=True)
+        merged = [(new, source) if old is None and new is not None else (old, origin) for old, origin, new in each]
+        self.cells, self.origins = [cell for cell, _ in merged], [origin for _, origin in merged]
+        self.open = None in self.cells
+
+    def over(self, candidates: Sequence[Instance]) -> tuple[Cells, Origins]:
+        """Return the cells of *candidates* and their origins; candidates that were not asked for are unknown."""
+        if candidates == self.candidates:
+            return self.cells, self.origins
+        each = zip(self.candidates, self.cells, self._origin_of_each(), strict=True)
+        known = {instance: (cell, origin) for instance, cell, origin in each}
+        over = [known.get(instance, (None, "")) for instance in candidates]
+        return [cell for cell, _ in over], [origin for _, origin in over]
+
+    def _origin_of_each(self) -> Sequence[str]:
+        origins = self.origins
+        return ["" if cell is None else origins for cell in self.cells] if isinstance(origins, str) else origins
+
+
+Columns: TypeAlias = dict[str, Column]
+
+
+class Lookups:
+    """All sources, as the router uses them. A source that raises is logged and counted, and costs no request.
+
+    Args:
+        sources: all sources, best first.
+        deadline: the time that the look-ups of one decision may take together.
+        on_failed: called with the name of a source that raised.
         clock: monotonic seconds.
     """
 
@@ -50,41 +96,67 @@ class Lookups:
         on_failed: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        limit = LogLimit(clock)
-        known = [(source, _Failures(source.name, on_failed, limit)) for source in sources]
-        followers = [(source, failures) for source, failures in known if isinstance(source, Follower)]
-        self._known = known
-        self._sources = [(source, failures) for source, failures in known if source.fills]
-        self._describers = [(follower, failures) for follower, failures in followers if follower.describes]
-        self._described = frozenset[str]().union(*[follower.describes for follower, _ in self._describers])
-        # Most want to be told of one thing only, and most requests pass them all.
-        self._sent = [(one.sent, failures) for one, failures in followers if _has_own(one, Follower.sent)]
-        self._first_token = [
-            (one.first_token, failures) for one, failures in followers if _has_own(one, Follower.first_token)
-        ]
-        self._prefilled = [(one.prefilled, failures) for one, failures in known if _has_own(one, Source.prefilled)]
-        self._settled = [(one.settled, failures) for one, failures in known if _has_own(one, Source.settled)]
         self._deadline = deadline
+        self._on_failed = on_failed
+        self._log_limit = LogLimit(clock)
+        self._filling = [source for source in sources if source.fills]
+        followers = [source for source in sources if isinstance(source, Follower)]
+        self._describing = [follower for follower in followers if follower.describes]
+        self._described = frozenset[str]().union(*[follower.describes for follower in self._describing])
+        # Most sources override few of these methods, and every request passes them.
+        self._on_sent = _overriding(followers, Follower.sent)
+        self._on_first_token = _overriding(followers, Follower.first_token)
+        self._on_prefilled = _overriding(sources, Source.prefilled)
+        self._on_settled = _overriding(sources, Source.settled)
+        self._on_forget = _overriding(sources, Source.forget)
 
     def of(
         self, request: InferenceRequest, wanted: frozenset[str], candidates: Sequence[Instance], spent_s: float = 0.0
     ) -> Columns | Awaitable[Columns]:
-        """The *wanted* features of *request* over *candidates*, at once where no source has to be waited for.
+        """Return the *wanted* features of *request* over *candidates*; an awaitable if a source has to be waited for.
 
-        Cells that a source does not know fall to the next. Of its time the decision has spent *spent_s* already.
+        Cells that a source does not know are asked of the next one. The decision has spent *spent_s* of its time.
         """
         columns: Columns = {}
-        sources = iter(self._sources)
-        pending = _ask(sources, request, wanted, columns, candidates)
+        sources = iter(self._filling)
+        pending = self._ask(sources, request, wanted, columns, candidates)
         if pending is None:
             return columns
         within_s = self._deadline.of(request.prompt_len) - spent_s
         return self._wait(pending, sources, request, wanted, columns, candidates, within_s)
 
+    def _ask(
+        self,
+        sources: Iterator[Source],
+        request: InferenceRequest,
+        wanted: frozenset[str],
+        columns: Columns,
+        candidates: Sequence[Instance],
+    ) -> _Pending | None:
+        """Ask the sources that can fill what is open, until one has to be waited for; None if none has.
+
+        Then every *wanted* feature has a column, even if no source knows it.
+        """
+        for source in sources:
+            is_open = [name for name in wanted if name not in columns or columns[name].open] if columns else wanted
+            if source.fills.isdisjoint(is_open):
+                continue
+            try:
+                answer = source.lookup(request, candidates)
+                if not isinstance(answer, dict):
+                    return source, answer
+                _fill(columns, wanted, answer, source, candidates)
+            except Exception as error:
+                self._failed(source, error)
+        for name in wanted:
+            if name not in columns:
+                columns[name] = Column(candidates, [None] * len(candidates), "")
+        return None
+
     async def _wait(
         self,
         pending: _Pending | None,
-        sources: Iterator[tuple[Source, _Failures]],
+        sources: Iterator[Source],
         request: InferenceRequest,
         wanted: frozenset[str],
         columns: Columns,
@@ -93,7 +165,7 @@ class Lookups:
     ) -> Columns:
         deadline = asyncio.get_running_loop().time() + within_s
         while pending is not None:
-            source, failures, answer = pending
+            source, answer = pending
             try:
                 async with asyncio.timeout_at(deadline):
                     found = await answer
@@ -101,8 +173,8 @@ class Lookups:
             except TimeoutError:
                 pass  # unknown to this source
             except Exception as error:
-                failures.add(error)
-            pending = _ask(sources, request, wanted, columns, candidates)
+                self._failed(source, error)
+            pending = self._ask(sources, request, wanted, columns, candidates)
         return columns
 
     def describe(self, request: InferenceRequest, fields: frozenset[str]) -> None:
@@ -110,80 +182,41 @@ class Lookups:
         if self._described.isdisjoint(fields):
             return
         request.is_described = True
-        for follower, failures in self._describers:
-            if not follower.describes.isdisjoint(fields):
-                try:
-                    follower.describe(request)
-                except Exception as error:
-                    failures.add(error)
+        self._call(
+            [(each, each.describe) for each in self._describing if not each.describes.isdisjoint(fields)], request
+        )
 
     def sent(self, request: InferenceRequest, lease: Lease) -> None:
-        """*request* was charged to an instance."""
-        for tell, failures in self._sent:
-            try:
-                tell(request, lease)
-            except Exception as error:
-                failures.add(error)
+        """Tell the sources that *request* was charged to an instance."""
+        self._call(self._on_sent, request, lease)
 
     def first_token(self, lease: Lease, seconds: float) -> None:
-        """The stream of a charged request began after *seconds*."""
-        for tell, failures in self._first_token:
-            try:
-                tell(lease, seconds)
-            except Exception as error:
-                failures.add(error)
+        """Tell the sources that the stream of a charged request began after *seconds*."""
+        self._call(self._on_first_token, lease, seconds)
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """*instance* has prefilled *request*."""
-        for tell, failures in self._prefilled:
-            try:
-                tell(request, instance)
-            except Exception as error:
-                failures.add(error)
+        """Tell the sources that *instance* has prefilled *request*."""
+        self._call(self._on_prefilled, request, instance)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """*instance* has answered *request* to the end."""
-        for tell, failures in self._settled:
-            try:
-                tell(request, instance, usage)
-            except Exception as error:
-                failures.add(error)
+        """Tell the sources that *instance* has answered *request* completely."""
+        self._call(self._on_settled, request, instance, usage)
 
     def forget(self, instance: Instance) -> None:
-        """*instance* restarted."""
-        for source, failures in self._known:
+        """Tell the sources that *instance* restarted."""
+        self._call(self._on_forget, instance)
+
+    def _call(self, methods: _Methods, *args: object) -> None:
+        for source, method in methods:
             try:
-                source.forget(instance)
+                method(*args)
             except Exception as error:
-                failures.add(error)
+                self._failed(source, error)
 
-
-def _ask(
-    sources: Iterator[tuple[Source, _Failures]],
-    request: InferenceRequest,
-    wanted: frozenset[str],
-    columns: Columns,
-    candidates: Sequence[Instance],
-) -> _Pending | None:
-    """Ask those of *sources* that can fill what is open, until one has to be waited for; None where none has.
-
-    Then there is a column for all that is *wanted*, also for what nobody knows.
-    """
-    for source, failures in sources:
-        is_open = [name for name in wanted if name not in columns or columns[name].open] if columns else wanted
-        if source.fills.isdisjoint(is_open):
-            continue
-        try:
-            answer = source.lookup(request, candidates)
-            if not isinstance(answer, dict):
-                return source, failures, answer
-            _fill(columns, wanted, answer, source, candidates)
-        except Exception as error:
-            failures.add(error)
-    for name in wanted:
-        if name not in columns:
-            columns[name] = Column(candidates, [None] * len(candidates), "")
-    return None
+    def _failed(self, source: Source, error: Exception) -> None:
+        self._on_failed(source.name)
+        if (kept_back := self._log_limit.passes(source.name)) is not None:
+            log.error("smetric.source.failed", source=source.name, kept_back=kept_back, exc_info=error)
 
 
 def _fill(
@@ -200,69 +233,13 @@ def _fill(
             columns[name] = Column(candidates, cells, source.name)
 
 
-def _has_own(source: Source, told: Callable[..., None]) -> bool:
-    """Whether *source* does anything when it is *told*, a method of what it derives from."""
-    return getattr(type(source), told.__name__) is not told
+def _overriding(sources: Iterable[Source], method: Callable[..., None]) -> _Methods:
+    """Return the *method* of each of *sources* that overrides it."""
+    name = method.__name__
+    return [(source, getattr(source, name)) for source in sources if getattr(type(source), name) is not method]
 
 
-class _Failures:
-    """What one source raises is counted, and logged unless something of it was logged just now."""
-
-    __slots__ = ("_limit", "_on_failed", "_source")
-
-    def __init__(self, source: str, on_failed: Callable[[str], None], limit: LogLimit) -> None:
-        self._source = source
-        self._on_failed = on_failed
-        self._limit = limit
-
-    def add(self, error: Exception) -> None:
-        """The source raised *error*."""
-        self._on_failed(self._source)
-        if (kept_back := self._limit.passes(self._source)) is not None:
-            log.error("smetric.source.failed", source=self._source, kept_back=kept_back, exc_info=error)
-
-
-class Column:
-    """One look-up feature over the candidates it was asked for, and which source gave each cell.
-
-    Args:
-        candidates: those asked for.
-        cells: what the first source that knows something of it says.
-        source: its name.
-    """
-
-    __slots__ = ("candidates", "cells", "open", "origins")
-
-    def __init__(self, candidates: Sequence[Instance], cells: Cells, source: str) -> None:
-        self.candidates = candidates
-        self.cells = cells
-        #: Whether a cell is still unknown.
-        self.open = None in cells
-        self.origins: Origins = source
-
-    def fill(self, cells: Cells, source: str) -> None:
-        """Take the cells that are still unknown: sources are asked best first, so what is known stays."""
-        if not self.open:
-            return
-        each = zip(self.cells, self._origin_of_each(), cells, strict=True)
-        merged = [(new, source) if old is None and new is not None else (old, origin) for old, origin, new in each]
-        self.cells, self.origins = [cell for cell, _ in merged], [origin for _, origin in merged]
-        self.open = None in self.cells
-
-    def over(self, candidates: Sequence[Instance]) -> tuple[Cells, Origins]:
-        """The column for *candidates*, which may differ from those asked for: new ones are unknown."""
-        if candidates == self.candidates:
-            return self.cells, self.origins
-        each = zip(self.candidates, self.cells, self._origin_of_each(), strict=True)
-        known = {instance: (cell, origin) for instance, cell, origin in each}
-        over = [known.get(instance, (None, "")) for instance in candidates]
-        return [cell for cell, _ in over], [origin for _, origin in over]
-
-    def _origin_of_each(self) -> Sequence[str]:
-        origins = self.origins
-        return ["" if cell is None else origins for cell in self.cells] if isinstance(origins, str) else origins
-
-
-Columns: TypeAlias = dict[str, Column]
-#: A source that has been asked, and what is awaited of it.
-_Pending: TypeAlias = tuple[Source, _Failures, Awaitable[dict[str, Cells]]]
+#: Sources with one of their methods.
+_Methods: TypeAlias = Sequence[tuple[Source, Callable[..., None]]]
+#: A source that was asked, and the awaitable of its answer.
+_Pending: TypeAlias = tuple[Source, Awaitable[dict[str, Cells]]]
