@@ -18,11 +18,10 @@ from collections.abc import Callable, Sequence
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
-from smetric.sources.prefix_index.cut import TokenCutting
-from smetric.sources.prefix_index.image import IndexImage, decode, encode, pack
+from smetric.sources.prefix_index.cut import cut_of
 from smetric.sources.prefix_index.index import PrefixIndex
-from smetric.sources.shared import peers
-from smetric.sources.shared.peers import Placement
+from smetric.sources.prefix_index.persistence import IndexImage, decode_image, encode_image, pack
+from smetric.sources.shared.peers import Placement, decode_batch, encode_batch
 
 INSTANCES = 32
 BYTES_PER_TOKEN = 4
@@ -77,25 +76,27 @@ def main() -> None:
             print(f"{what} look up, held    ", timed(calls, lambda n: index.lookup(requests[n], instances)))  # noqa: B023
             print(f"{what} enter again      ", timed(calls, lambda n: index.prefilled(requests[n], instances[n % 32])))  # noqa: B023
     for tokens in (32 * 1024, 128 * 1024):
-        cutting = TokenCutting(BLOCK_TOKENS)
-        by_ids, ids = PrefixIndex(4 << 30, cutting=cutting), array("I", random.Random(tokens).randbytes(4 * tokens))
+        by_ids, ids = (
+            PrefixIndex(4 << 30, block_tokens=BLOCK_TOKENS),
+            array("I", random.Random(tokens).randbytes(4 * tokens)),
+        )
         requests = [InferenceRequest(prompt=Prompt([b"text"], 4.0, key=b"%d" % n), token_ids=ids) for n in range(calls)]
         what = f"{tokens // 1024:>4}k tokens, blocks of ids:"
-        print(f"{what} hash             ", timed(calls, lambda n: cutting.of(requests[n])))  # noqa: B023
+        print(f"{what} hash             ", timed(calls, lambda n: cut_of(requests[n], BLOCK_TOKENS)))  # noqa: B023
         print(f"{what} enter            ", timed(calls, lambda n: by_ids.prefilled(requests[n], instances[n % 32])))  # noqa: B023
         print(f"{what} look up, held    ", timed(calls, lambda n: by_ids.lookup(requests[n], instances)))  # noqa: B023
     index = filled(instances, 2000)
     image = IndexImage(0.0, BLOCK_BYTES, list(index.images()))
-    data = encode(image)
+    data = encode_image(image)
     size_mib = index.table.memory_bytes >> 20
     print(f"index of {size_mib} MiB, {2000 * SESSION_BLOCKS} holdings; image {len(data) >> 10} KiB")
     print("  copy one instance                          ", timed(calls, lambda n: next(index.images())))
-    print("  encode                                     ", timed(calls, lambda n: encode(image)))
-    print("  decode                                     ", timed(calls, lambda n: decode(data)))
+    print("  encode_image                                     ", timed(calls, lambda n: encode_image(image)))
+    print("  decode_image                                     ", timed(calls, lambda n: decode_image(data)))
     blocks = array("Q", range(512))
-    batch = peers.encode("s", 0, [Placement("gpu-00", 1000.0, pack(blocks))] * 100)
+    batch = encode_batch("s", 0, [Placement("gpu-00", 1000.0, pack(blocks))] * 100)
     print(f"batch of 100 placements of 128k tokens, {len(batch) >> 10} KiB")
-    print("  decode                                     ", timed(calls, lambda n: peers.decode(batch)))
+    print("  decode_image                                     ", timed(calls, lambda n: decode_batch(batch)))
     print("  enter one of them                          ", timed(calls, lambda n: index.placed(instances[0], blocks)))
 
 

@@ -45,10 +45,10 @@ from smetric.request.request import TokenRatio
 from smetric.routing.policies import Policies
 from smetric.routing.router import Router
 from smetric.routing.shadow import ShadowJudge
+from smetric.sources.build import build_sources, grains, require_token_ids
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.shared.peers import MAX_BATCH_BYTES
 from smetric.sources.source import TokenIds
-from smetric.sources.stack import grains, require_token_ids, source_stack
 from smetric.sources.tokens.request_tokens import request_tokens
 from smetric.telemetry.cache_breaks import CacheBreaks
 from smetric.telemetry.decisions import DecisionLog
@@ -106,12 +106,12 @@ class Application:
         deadline = LookupDeadline(
             settings.lookup.deadline_base, settings.lookup.deadline_per_1k_tokens, settings.lookup.deadline_cap
         )
-        self.knows = source_stack(settings, self.fleet, self.metrics, self.token_ids, deadline.of, self._restarted)
+        self.sources = build_sources(settings, self.fleet, self.metrics, self.token_ids, deadline.of, self._restarted)
         self.records = RecordStack(settings, self.policies.recorded, self.metrics.recorded)
         self.router = Router(
             self.fleet,
             self.routes,
-            self.knows.sources,
+            self.sources.ranked,
             deadline=deadline,
             on_source_failed=self.metrics.source_failed,
             observed=self.policies.observed,
@@ -129,7 +129,7 @@ class Application:
             tracing=self.tracing,
             metrics=self.metrics,
             decisions=DecisionLog(),
-            consequences=Consequences(level, self.knows.prefill_times.of, self.fleet.get),
+            consequences=Consequences(level, self.sources.prefill_times.of, self.fleet.get),
             models=ModelLabels(self._models),
             instances=lambda: self.fleet.instances,
             others=[
@@ -151,13 +151,13 @@ class Application:
                 dropped=lambda: self.tracing.dropped,
                 unlogged=lost_lines,
                 panics=lambda: self.fleet.panics,
-                index=self.knows.indexes.figures if self.knows.indexes else None,
-                peers=self.knows.peers.figures if self.knows.peers is not None else None,
+                index=self.sources.indexes.figures if self.sources.indexes else None,
+                peers=self.sources.peers.figures if self.sources.peers is not None else None,
                 clock=self.fleet.clock,
             )
         )
-        if self.knows.kv_events is not None:
-            self.metrics.register(KvGauges(self.knows.kv_events.figures))
+        if self.sources.kv_events is not None:
+            self.metrics.register(KvGauges(self.sources.kv_events.figures))
         self.caches = CacheWatch(
             HitTruth(self.metrics.hit_checked, grains=grains(settings)),
             CacheBreaks(self.metrics.cache_broke),
@@ -251,7 +251,7 @@ class Application:
                 *drain_routes(self.fleet, self.drains),
                 *policy_routes(self.routes, self.telemetry.decisions, self._ending),
                 *savings_routes(self.telemetry.consequences.savings),
-                *(placement_routes(self.knows.peers) if self.knows.peers is not None else ()),
+                *(placement_routes(self.sources.peers) if self.sources.peers is not None else ()),
             ],
         )
         # No body on the admin port is longer than what routers send each other.
@@ -262,12 +262,12 @@ class Application:
         """Begin to scrape and to watch the policy files."""
         await self.drains.start()
         await self.request_tokens.start()
-        for part in (*self.records.writers, *self.knows.background):
+        for part in (*self.records.writers, *self.sources.background):
             await part.start()
-        if self.knows.indexes.is_restoring:
+        if self.sources.indexes.is_restoring:
             # What is restored holds of the process it was learnt of, so first hear which process answers.
-            await self.knows.scraper.first_look(FIRST_LOOK_S)
-            await self.knows.indexes.recall(self.fleet.instances)
+            await self.sources.scraper.first_look(FIRST_LOOK_S)
+            await self.sources.indexes.recall(self.fleet.instances)
         await self.admission.overload.start()
         await self.live.feed.start()
         await self.policies.start()
@@ -291,7 +291,7 @@ class Application:
         await _end("Feed", self.live.feed.stop())
         await _end("Policies", self.policies.stop())
         await _end("Drains", self.drains.stop())
-        for part in (self.admission.overload, *self.knows.background, self.request_tokens):
+        for part in (self.admission.overload, *self.sources.background, self.request_tokens):
             await _end(type(part).__name__, part.stop())
         await _end("Upstream", self.upstream.close())
         writers = [_end("Writer", writer.stop()) for writer in self.records.writers]

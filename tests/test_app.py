@@ -52,7 +52,7 @@ class Part:
 async def test_a_part_that_cannot_end_keeps_no_other_from_ending() -> None:
     application = Application(Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),)), environ={})
     ended: list[str] = []
-    application.knows.background[:] = [Part(ended, "first"), Part(ended, "", OSError("full")), Part(ended, "last")]
+    application.sources.background[:] = [Part(ended, "first"), Part(ended, "", OSError("full")), Part(ended, "last")]
     await application.start()
     with capture_logs() as logs:
         await application.stop()

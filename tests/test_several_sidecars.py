@@ -18,8 +18,7 @@ import pytest
 
 from smetric.http.listener import address_of, listen
 from smetric.lab.emulator.fleet import EmulatedFleet
-from smetric.sources.prefix_index.file import NAME
-from smetric.sources.prefix_index.image import UnreadableImage, decode
+from smetric.sources.prefix_index.persistence import NAME, UnreadableImage, decode_image
 from tests.agent_sessions import SESSIONS, Gateway, Sidecar, agents, engines, instances, sidecar
 from tests.fakes import until
 from tests.faults.process import process
@@ -45,7 +44,7 @@ async def several(*, peered: bool) -> AsyncIterator[tuple[EmulatedFleet, list[Si
 
 def agree(sidecars: Sequence[Sidecar]) -> bool:
     """Whether all know as much: what one of them placed has reached the others."""
-    indexes = [one.application.knows.indexes.of(0) for one in sidecars]
+    indexes = [one.application.sources.indexes.of(0) for one in sidecars]
     return len({index.table.memory_bytes for index in indexes if index is not None}) == 1
 
 
@@ -57,7 +56,9 @@ async def test_behind_a_random_gateway_four_sidecars_that_share_placements_bring
             await until(lambda: agree(sidecars))
             assert await gateway.turn(players) >= 0.9
         await until(lambda: agree(sidecars))
-        figures = [one.application.knows.peers.figures() for one in sidecars if one.application.knows.peers is not None]
+        figures = [
+            one.application.sources.peers.figures() for one in sidecars if one.application.sources.peers is not None
+        ]
         # Each has found itself in the list and has taken itself out.
         assert [list(each.up.values()) for each in figures] == [[True] * (SIDECARS - 1)] * SIDECARS
         assert sum(each.placements["dropped"] + each.placements["refused"] for each in figures) == 0
@@ -90,7 +91,7 @@ async def test_a_sidecar_that_starts_anew_learns_from_its_peers_where_everything
 def kept(folder: Path) -> int:
     """Blocks in the file, each instance's counted."""
     try:
-        image = decode((folder / NAME).read_bytes())
+        image = decode_image((folder / NAME).read_bytes())
     except (FileNotFoundError, UnreadableImage):
         return 0
     return sum(len(one.packed) // 8 for one in image.instances)

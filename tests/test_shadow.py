@@ -68,7 +68,7 @@ async def test_its_picks_are_those_of_the_same_policy_run_live_on_the_same_state
     ):
         application = router.application
         bailian = routes_by(shipped_policies()["bailian"])
-        twin = Router(application.fleet, bailian, application.knows.sources, rng=random.Random(5))
+        twin = Router(application.fleet, bailian, application.sources.ranked, rng=random.Random(5))
         live: list[str] = []
         application.router._rng = random.Random(5)
         route = application.router.route

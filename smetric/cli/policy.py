@@ -270,7 +270,7 @@ def _proven(each: Examined, properties: Collection[str]) -> Examined:
 def _filled(config: Path) -> Container[str]:
     """The look-ups that the sources of a configuration fill."""
     from smetric.config import load_settings
-    from smetric.sources.source import filled_by
+    from smetric.sources.build import filled_by
 
     return filled_by(load_settings(config, os.environ))
 

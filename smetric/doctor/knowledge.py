@@ -39,9 +39,8 @@ from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.sources.kv_events.publisher import Publisher, publishers
 from smetric.sources.lookups import LookupDeadline
-from smetric.sources.prefix_index.file import NAME, read_image
-from smetric.sources.prefix_index.image import UnreadableImage
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart, PrefixTokens
+from smetric.sources.prefix_index.persistence import NAME, UnreadableImage, read_image
 from smetric.sources.tokens.chat import Chat, NotTokenised, Unavailable, chat_of_chat
 from smetric.sources.tokens.engine import EngineEncoder
 
@@ -85,7 +84,7 @@ async def kv_events(site: Site) -> list[Finding]:
     # Not a module of the base installation: only who listens to events has the extra.
     from smetric.sources.kv_events.source import KvEvents
 
-    source = next(one for one in site.router.knows.sources if isinstance(one, KvEvents))
+    source = next(one for one in site.router.sources.ranked if isinstance(one, KvEvents))
     each = await asyncio.gather(
         *(_of_instance(site, source, engine, by_id[engine.settings.id]) for engine in site.reachable)
     )
@@ -386,7 +385,7 @@ async def index(site: Site) -> list[Finding]:
     settings = site.settings.prefix_index
     if not settings.enabled or not settings.folder:
         raise Skipped("prefix_index.folder is not set")
-    return await asyncio.to_thread(_look, Path(settings.folder), site.router.knows.indexes)
+    return await asyncio.to_thread(_look, Path(settings.folder), site.router.sources.indexes)
 
 
 def _look(folder: Path, indexes: PrefixIndexes) -> list[Finding]:
@@ -420,7 +419,7 @@ def _look(folder: Path, indexes: PrefixIndexes) -> list[Finding]:
 
 def _problem(folder: Path, indexes: PrefixIndexes) -> list[Finding]:
     try:
-        read_image(folder, indexes)
+        read_image(folder, indexes.image_bytes)
     except UnreadableImage as problem:
         reason = str(problem)
     except OSError as problem:

@@ -27,8 +27,7 @@ from smetric.doctor.site import (
 from smetric.errors import UNREADABLE, ConfigError
 from smetric.features import VOCABULARY
 from smetric.http.listener import is_here, listen
-from smetric.sources.prefix_index import image as index_image
-from smetric.sources.prefix_index.image import IndexImage, UnreadableImage
+from smetric.sources.prefix_index.persistence import IndexImage, UnreadableImage, decode_image
 from smetric.sources.shared.peers import PATH
 
 # Checks of the router itself: its ports, its policy's look-ups, and the other routers in front of the same engines.
@@ -53,7 +52,7 @@ async def lookups(site: Site) -> list[Finding]:
                 "see `smetric check` of this policy",
             )
         ]
-    filled = {name for source in site.router.knows.sources for name in source.fills}
+    filled = {name for source in site.router.sources.ranked for name in source.fills}
     if site.settings.lmcache.mode == "controller":
         filled -= {"store_hit_len"}  # it knows of no store, so that tier is always unknown
     return [
@@ -117,11 +116,11 @@ async def replicas(site: Site) -> list[Finding]:
 async def _peer(site: Site, url: str) -> Finding | None:
     token = site.settings.peers.token
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    most = site.router.knows.indexes.image_bytes or MAX_BYTES
+    most = site.router.sources.indexes.image_bytes or MAX_BYTES
     try:
         answer = await site.wire.get(url + PATH, within_s=PEER_S, headers=headers, most=most)
         if answer.status == 200:
-            return _strange(site, url, await asyncio.to_thread(index_image.decode, answer.body))
+            return _strange(site, url, await asyncio.to_thread(decode_image, answer.body))
     except TooLong:
         what, remedy = "it knows more than fits here", "set the same `prefix_index.max_bytes` on all routers"
     except UnreadableImage as reason:
@@ -147,8 +146,8 @@ def _strange(site: Site, url: str, image: IndexImage) -> Finding | None:
             _SCATTER,
             "give each instance the same `id` on all routers",
         )
-    indexes = site.router.knows.indexes
-    sizes = {one.tokens for one in image.instances} - {index.cutting.tokens for index in indexes}
+    indexes = site.router.sources.indexes
+    sizes = {one.tokens for one in image.instances} - {index.block_tokens for index in indexes}
     if indexes and sizes:
         return warning(
             f"peer {url}",

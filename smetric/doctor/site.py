@@ -468,7 +468,7 @@ async def visit(settings: Settings, *, may_probe: bool, may_wait: bool) -> Async
         try:
             engines, _ = await asyncio.gather(
                 asyncio.gather(*(look(wire, one, settings.scrape.timeout) for one in settings.instances)),
-                router.knows.scraper.first_look(FIRST_LOOK_S),
+                router.sources.scraper.first_look(FIRST_LOOK_S),
             )
             yield Site(settings, wire, engines, router, policy_problem, may_probe, may_wait)
         finally:
@@ -630,7 +630,7 @@ async def send_new(site: Site, engine: Engine, model: str, characters: int = CHA
 async def predict(site: Site, request: InferenceRequest, instance: Instance) -> Prediction:
     """What the first source that knows says *instance* holds of *request*, with more time than a decision has."""
     started = time.perf_counter()
-    for source in site.router.knows.sources:
+    for source in site.router.sources.ranked:
         if "hit_len" in source.fills:
             answer = source.lookup(request, [instance])
             if inspect.isawaitable(answer):

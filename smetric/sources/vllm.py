@@ -1,4 +1,4 @@
-"""vLLM instances polled: load, restarts, served names, health."""
+"""vLLM instances polled: load, restarts and served names by `Scraper`, health by `Prober`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from urllib.parse import urlsplit
@@ -24,17 +24,23 @@ from smetric.http.addresses import Addresses, Resolve, is_own_fault, port_of, re
 from smetric.log_limit import CHANGES_TOLD, LogLimit
 from smetric.policy.vocabulary import LARGEST
 from smetric.sources.client import PlainSession, is_plain, read_within
-from smetric.sources.source import next_turn
 
-# What is read of a vLLM `/metrics` page: a dozen series out of several hundred, under their new and old names.
-#
-# A general parser costs 18 ms a page and can be stalled by a hostile line; this one looks for wanted names at line
-# starts only. Fetching pages, and what follows from two in a row, is in `smetric.sources.vllm`.
-
-#: Most series of wanted names a page may have, those of adapters in use aside; one with more says nothing.
-MAX_SERIES = 2048
-#: Bytes searched at a stretch, so that a thread that searches a large page lets others run in between.
+#: Largest page and largest model list that are read, in bytes. Real pages have 50 to 75 KB for each engine.
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+MAX_MODELS_BYTES = 1024 * 1024
+#: Pages above this size are parsed in a thread, which searches this many bytes before it lets others run.
+INLINE_PAGE_BYTES = 256 * 1024
 STRETCH_BYTES = 64 * 1024
+#: Most series of wanted names on a page, except those of adapters in use. A page with more is refused.
+MAX_SERIES = 2048
+#: Most names taken from one instance's model list.
+MAX_MODELS = 4096
+#: Seconds between two reads of an instance's model list.
+MODELS_INTERVAL_S = 30.0
+#: Longest first line of a probe's response, bytes.
+MAX_LINE_BYTES = 8 * 1024
+#: If a probe's timeout is noticed more than this late, in seconds, the process was suspended or busy.
+LATE_S = 0.5
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -43,15 +49,15 @@ _OLD_USAGE = "vllm:gpu_cache_usage_perc"
 _CACHE = "vllm:cache_config_info"
 _START = "process_start_time_seconds"
 _LORA = "vllm:lora_requests_info"
-#: Prompt tokens looked up in the engine's own cache and found there, under the new and the old name; then those not
-#: found that were looked up in an external one and found there.
+#: Prompt tokens looked up in the engine's own cache and found there, under the new and the old name. Tokens not found
+#: there are looked up in an external cache.
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
-#: Counters that only a new process sets back.
+#: Counters that fall only if the process restarts.
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", *QUERIES, *HITS, EXTERNAL_HITS)
 _WANTED = (_RUNNING, _WAITING, _USAGE, _OLD_USAGE, _CACHE, _START, _LORA, *COUNTERS)
-# The value must be followed by something: a page cut in the middle of a number would give a wrong one.
+# The value must be followed by something: a page truncated within a number would give a wrong one.
 _SERIES = re.compile(
     rb"\n(%b)(\{[^\n]{0,8192}\})?[ \t]+([^ \t\n]{1,64})(?=[ \t\r\n])" % b"|".join(name.encode() for name in _WANTED)
 )
@@ -65,22 +71,24 @@ _CACHE_LABELS = (
     "kv_cache_size_tokens",
 )
 
+log = structlog.get_logger("smetric.sources.vllm")
+
 
 @dataclass(slots=True)
 class Page:
-    """One page; None for what it does not say or says insanely.
+    """One `/metrics` page. A value that is missing or invalid is None.
 
     Args:
         running: requests running, summed over engines.
         waiting: requests waiting, summed over engines.
         kv_usage: share of KV blocks in use, mean over engines.
         started_at: when the process started, seconds since the epoch.
-        counters: by name, summed over engines.
-        prefix_tokens: what those of them say about prompt tokens looked up in caches.
+        counters: `COUNTERS` by name, summed over engines.
+        prefix_tokens: prompt tokens by the cache they were found in.
         cache: labels of the first engine's cache configuration.
         loras: adapters in use by running and waiting requests.
         lora_room: whether there is a slot for one more.
-        refused: series whose value was NaN, infinite, negative or out of range; all, where there were too many.
+        refused: series whose value was NaN, infinite, negative or out of range; all, if there were too many.
     """
 
     running: float | None = None
@@ -96,14 +104,18 @@ class Page:
 
 
 def parse_page(text: bytes) -> Page:
-    """Read a page in the Prometheus text format; a page of anything else reads as one that says nothing."""
+    """Read a page in the Prometheus text format. A page without wanted series has no values.
+
+    A general parser takes 18 ms a page and can be stalled by a hostile line. This one searches for the wanted names at
+    the start of lines.
+    """
     page = Page()
-    # Equal series count once, whichever comes last.
+    # Equal series count once; the last one wins.
     found: dict[str, dict[bytes, float]] = {}
     number, loras, loras_at = 0, b"", -1.0
     for name, labels, value in _series(b"\n" + text):
         if name == _LORA:
-            # Engines keep one for every set of adapters that was ever in use. Its value is when that was the last time.
+            # Engines keep one series for each set of adapters that was ever in use. Its value is the time of last use.
             if (at := _number(value)) > loras_at:
                 loras, loras_at = labels, at
             continue
@@ -119,7 +131,7 @@ def parse_page(text: bytes) -> Page:
         highest = 1.001 if name in (_USAGE, _OLD_USAGE) else LARGEST
         sane = [value for value in series.values() if 0 <= value <= highest]
         page.refused += len(series) - len(sane)
-        # A sum without one of its parts would be too low, and a low load attracts.
+        # A sum without one of its parts would be too low, and a low load attracts requests.
         if len(sane) == len(series):
             values[name] = sane
     if _RUNNING in values:
@@ -138,10 +150,10 @@ def parse_page(text: bytes) -> Page:
 
 
 def _adapters(labels: bytes) -> tuple[frozenset[str], bool | None]:
-    told = {name.decode(): value.decode("utf-8", "replace") for name, value in _LORA_LABEL.findall(labels)}
-    used = {told.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")}
+    values = {name.decode(): value.decode("utf-8", "replace") for name, value in _LORA_LABEL.findall(labels)}
+    used = {values.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")}
     names = frozenset(name.strip() for one in used for name in one.split(",") if name.strip())
-    most = told.get("max_lora", "")
+    most = values.get("max_lora", "")
     return names, len(names) < int(most) if most.isascii() and most.isdigit() and len(most) < 10 else None
 
 
@@ -155,7 +167,7 @@ def _prefix_tokens(counters: dict[str, float]) -> PrefixTokens | None:
 
 
 def _series(text: bytes) -> Iterator[tuple[str, bytes, bytes]]:
-    """Name, labels and value of each wanted series."""
+    """Yield name, labels and value of each wanted series."""
     start = 0
     while start < len(text):
         end = text.find(b"\n", start + STRETCH_BYTES)
@@ -178,23 +190,72 @@ def _cache_labels(labels: bytes) -> dict[str, str]:
     return {name: found[name] for name in _CACHE_LABELS if name in found}
 
 
-# Polls vLLM instances: load and restarts from `/metrics`, served names from `/v1/models`.
-#
-# Each instance has its own loop, so one that hangs delays no other. What a page says is read in
-# `smetric.sources.vllm_page`; how a scrape is corrected and grows old is in `smetric.fleet`; whether instances answer
-# at all is asked by `smetric.sources.probe`.
+def _cache_config(labels: dict[str, str]) -> CacheConfig:
+    """Return the cache configuration; invalid values stay unknown."""
+    return CacheConfig(
+        block_size=_whole(labels.get("block_size"), 65536),
+        num_blocks=_whole(labels.get("num_gpu_blocks"), 10**9),
+        prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+        labels=labels,
+    )
 
-#: Largest page and largest model list that are read, in bytes. Real pages are 50 to 75 KB for each engine.
-MAX_PAGE_BYTES = 4 * 1024 * 1024
-MAX_MODELS_BYTES = 1024 * 1024
-#: Pages above this are parsed in a thread.
-INLINE_PAGE_BYTES = 256 * 1024
-#: Most names taken from one instance's model list.
-MAX_MODELS = 4096
-#: Seconds between two looks at an instance's model list.
-MODELS_INTERVAL_S = 30.0
 
-log = structlog.get_logger("smetric.sources.vllm")
+def _whole(text: str | None, highest: int) -> int | None:
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 10:
+        return None
+    return int(text) if 0 < int(text) <= highest else None
+
+
+def next_turn(due: float, interval_s: float, now: float) -> float:
+    """Return when a loop does its next turn after the one at *due*.
+
+    A turn that is late by less than an interval is done at once: a loop that waits for an answer for an interval must
+    not miss every other turn. Turns missed by more, while the process was suspended or busy, are skipped. Otherwise the
+    loops of all instances, which are spread over the interval, would run at the same moment for ever.
+    """
+    turns = (now - due) / interval_s
+    return due + interval_s * (1 if turns < 2 else math.ceil(turns))
+
+
+def _start_loops(
+    instances: Collection[Instance],
+    visit: Callable[[Instance], Awaitable[object]],
+    interval_s: float,
+    clock: Callable[[], float],
+    *,
+    crashed: str,
+    at_once: bool,
+) -> list[asyncio.Task[None]]:
+    """Start a loop for each instance, so that an instance that hangs delays no other.
+
+    The first visits are made at once, or spread over the interval. A visit that raises is a bug: it is logged as the
+    event *crashed*, and the loop goes on.
+    """
+    limit = LogLimit(clock)
+
+    async def run(instance: Instance, offset_s: float) -> None:
+        due = clock() + offset_s
+        if not at_once:
+            await asyncio.sleep(offset_s)
+        while True:
+            try:
+                await visit(instance)
+            except Exception:
+                if (kept_back := limit.passes(instance.id)) is not None:
+                    log.exception(crashed, instance=instance.id, kept_back=kept_back)
+            due = next_turn(due, interval_s, clock())
+            await asyncio.sleep(due - clock())
+
+    offsets = (interval_s * number / len(instances) for number in range(len(instances)))
+    return [
+        asyncio.create_task(run(each, offset), name=each.id) for each, offset in zip(instances, offsets, strict=True)
+    ]
+
+
+async def _stop_loops(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Card(msgspec.Struct):
@@ -212,7 +273,7 @@ _CARDS = msgspec.json.Decoder(_Cards)
 
 @dataclass(slots=True)
 class _Seen:
-    """What is remembered of one instance between two scrapes."""
+    """State of one instance between two scrapes."""
 
     result: str = "ok"
     counters: dict[str, float] = field(default_factory=dict)
@@ -222,18 +283,21 @@ class _Seen:
 
 
 class _Unreadable(Exception):
-    """An answer that is no page; the message is the result it is counted as."""
+    """A response that is not a page. The message is the result it is counted as."""
 
 
-class VllmSource:
-    """A background part that writes scrapes, cache configuration and model names to the instances.
+class Scraper:
+    """Background task that writes scrapes, cache configuration and model names to the instances.
+
+    It reads load and restarts from `/metrics`, and served names from `/v1/models`. How a scrape is corrected and grows
+    old is in `smetric.fleet`.
 
     Args:
         instances: those to poll.
         interval_s: seconds between two scrapes of one instance.
         timeout_s: seconds one request may take, connecting included.
         resolve: how names are looked up.
-        on_restart: called after an instance was seen to have restarted and its incarnation was counted.
+        on_restart: called with an instance after its restart was seen and its incarnation was counted.
         on_scrape: called after each scrape with its result (ok, timeout, connect_error, http_error, bad_page) and the
             seconds it took.
         clock: monotonic seconds, the fleet's.
@@ -257,8 +321,7 @@ class VllmSource:
         self._on_restart = on_restart
         self._on_scrape = on_scrape
         self._clock = clock
-        self._log_limit = LogLimit(clock)
-        #: Several engines at one address restart with every page, and one at its limit is late with every other.
+        #: Several engines behind one address restart with every page, and one at its limit is late every other time.
         self._change_limit = LogLimit(clock, lines=CHANGES_TOLD)
         self._session: PlainSession | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -266,41 +329,25 @@ class VllmSource:
         self._all_seen = asyncio.Event()
 
     async def start(self) -> None:
-        """Open the connections' pool and begin one loop for each instance."""
+        """Open the connection pool and begin to scrape, each instance at once."""
         self._session = PlainSession(self._resolve, timeout_s=self._timeout_s)
-        self._loops = [
-            asyncio.create_task(self._poll(instance, self._interval_s * number / len(self._seen)), name=instance.id)
-            for number, instance in enumerate(self._seen)
-        ]
+        self._loops = _start_loops(
+            self._seen, self.scrape, self._interval_s, self._clock, crashed="smetric.scrape.crashed", at_once=True
+        )
 
     async def first_look(self, within_s: float) -> None:
-        """Wait until every instance was scraped once, with whatever result, but not longer than *within_s* seconds."""
+        """Wait until every instance was scraped once, with whatever result, for at most *within_s* seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._all_seen.wait(), within_s)
 
     async def stop(self) -> None:
         """End the loops and close the connections."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await _stop_loops(self._loops)
         if self._session is not None:
             await self._session.close()
 
-    async def _poll(self, instance: Instance, offset_s: float) -> None:
-        """Scrape for ever, at a steady pace; the first one at once, so that a cold start knows its instances."""
-        due = self._clock() + offset_s
-        while True:
-            try:
-                await self.scrape(instance)
-            except Exception:
-                # A fault of ours (or of a callback) must not blind the router to this instance for good.
-                if (kept_back := self._log_limit.passes(instance.id)) is not None:
-                    log.exception("smetric.scrape.crashed", instance=instance.id, kept_back=kept_back)
-            due = next_turn(due, self._interval_s, self._clock())
-            await asyncio.sleep(due - self._clock())
-
     async def scrape(self, instance: Instance) -> str:
-        """Read one instance's metrics, and its model list when that is due; returns the result as counted."""
+        """Read one instance's metrics, and its model list if that is due; return the result as counted."""
         seen = self._seen[instance]
         sent_at, own = self._clock(), instance.own
         try:
@@ -314,26 +361,23 @@ class VllmSource:
             self._all_seen.set()
         if result != seen.result:
             seen.result = result
-            self._tell("smetric.scrape.changed", instance, result=result)
+            self._log_change("smetric.scrape.changed", instance, result=result)
         self._on_scrape(instance, result, self._clock() - sent_at)
-        if (
-            not instance.models_fixed
-            and self._clock() >= seen.models_due
-            and result not in ("connect_error", "timeout")
-        ):
+        is_reached = result not in ("connect_error", "timeout")
+        if is_reached and not instance.models_fixed and self._clock() >= seen.models_due:
             await self._read_models(instance, seen)
         return result
 
     def _take(self, instance: Instance, seen: _Seen, page: Page, sent_at: float, own: int) -> str:
-        """Write what *page* says; unknown values leave the last known ones to grow old."""
+        """Write the values of *page* to *instance*. Unknown values leave the last known ones to grow old."""
         has_computed_nothing = bool(page.counters) and not any(page.counters.values())
-        if self._restarted(instance, seen, page):
-            # What is under way may have been sent to the new process, and is then not taken for held there.
+        if self._has_restarted(instance, seen, page):
+            # Requests in flight may have been sent to the new process; then it does not count as seen empty.
             instance.restarted(page.started_at, seen_empty=has_computed_nothing and not instance.own)
             instance.scrape = None
             seen.counters.clear()
             seen.models_due = float("-inf")
-            self._tell("smetric.instance.restarted", instance, incarnation=instance.incarnation)
+            self._log_change("smetric.instance.restarted", instance, incarnation=instance.incarnation)
             self._on_restart(instance)
         elif not seen.counters and page.counters:
             instance.seen_empty = has_computed_nothing
@@ -351,7 +395,7 @@ class VllmSource:
         values = (page.running, page.waiting, page.kv_usage)
         busy = page.running + page.waiting > 0
         frozen = busy and not moved and last is not None and values == (last.running, last.waiting, last.kv_usage)
-        # A busy engine whose series stand still has not looked since: its values are as old as their last change.
+        # A busy engine whose series stand still has not updated them: its values are as old as their last change.
         if not frozen:
             instance.scrape = Scrape(
                 sent_at, page.running, page.waiting, page.kv_usage, own, page.loras, page.lora_room
@@ -359,19 +403,19 @@ class VllmSource:
             instance.load_changed()
         return "bad_page" if page.refused else "ok"
 
-    def _tell(self, event: str, instance: Instance, **fields: object) -> None:
+    def _log_change(self, event: str, instance: Instance, **fields: object) -> None:
         if (kept_back := self._change_limit.passes((event, instance.id))) is not None:
             log.warning(event, instance=instance.id, **fields, kept_back=kept_back)
 
     @staticmethod
-    def _restarted(instance: Instance, seen: _Seen, page: Page) -> bool:
-        told = page.started_at is not None and instance.started_at is not None
-        if told and not instance.is_incarnation(page.started_at):
+    def _has_restarted(instance: Instance, seen: _Seen, page: Page) -> bool:
+        both_known = page.started_at is not None and instance.started_at is not None
+        if both_known and not instance.is_incarnation(page.started_at):
             return True
         return any(value < seen.counters.get(name, 0.0) for name, value in page.counters.items())
 
     async def _read_models(self, instance: Instance, seen: _Seen) -> None:
-        """Take the names an instance serves; what cannot be read leaves those known before."""
+        """Read the names an instance serves. If that fails, the names known before stay."""
         seen.models_due = self._clock() + MODELS_INTERVAL_S
         try:
             cards = _CARDS.decode(await self._get(instance, "/v1/models", MAX_MODELS_BYTES))
@@ -386,7 +430,7 @@ class VllmSource:
         instance.adapters = frozenset(card.id for card in cards.data[:MAX_MODELS] if card.parent is not None)
 
     async def _get(self, instance: Instance, path: str, limit: int) -> bytes:
-        """The body of a 200 answer of at most *limit* bytes.
+        """Return the body of a 200 response of at most *limit* bytes.
 
         Raises:
             _Unreadable: there is none.
@@ -397,9 +441,7 @@ class VllmSource:
             async with self._session.http.get(instance.url + path, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     raise _Unreadable("http_error")
-                if not is_plain(response):
-                    raise _Unreadable("bad_page")
-                if (body := await read_within(response, limit)) is None:
+                if not is_plain(response) or (body := await read_within(response, limit)) is None:
                     raise _Unreadable("bad_page")
         except TimeoutError:
             raise _Unreadable("timeout") from None
@@ -410,38 +452,12 @@ class VllmSource:
         return bytes(body)
 
 
-def _cache_config(labels: dict[str, str]) -> CacheConfig:
-    """The cache configuration; what an engine writes as None, or absurdly, stays unknown."""
-    return CacheConfig(
-        block_size=_whole(labels.get("block_size"), 65536),
-        num_blocks=_whole(labels.get("num_gpu_blocks"), 10**9),
-        prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
-        labels=labels,
-    )
-
-
-def _whole(text: str | None, highest: int) -> int | None:
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > 10:
-        return None
-    return int(text) if 0 < int(text) <= highest else None
-
-
-# Asks each instance for `/health`, on a connection of its own, and tells its health what came of it.
-#
-# How probes are judged is in `smetric.fleet.health`. Each instance has its own loop, so one that hangs delays no other.
-
-#: Longest first line of an answer, bytes.
-MAX_BYTES = 8 * 1024
-#: Seconds by which a probe's time-out may be noticed too late.
-LATE_S = 0.5
-
-
 class _Target:
-    """Where one instance is."""
+    """Address of one instance."""
 
     def __init__(self, url: str, resolve: Resolve) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None, "the configuration takes only addresses with a host"
+        assert parts.hostname is not None, "the configuration accepts only addresses with a host"
         self.host = parts.hostname
         self.is_tls = parts.scheme == "https"
         self.port = port_of(parts)
@@ -450,14 +466,14 @@ class _Target:
 
 
 class Prober:
-    """Probes instances from `start` to `stop`.
+    """Background task that requests `/health` of each instance and reports the outcome to *health*, which judges it.
 
-    A new connection for each probe proves that the instance still takes some, and costs a tenth of a client library.
-    An answer below 500 is a good one: whoever says 401 or 404 is there.
+    A new connection for each probe proves that the instance still accepts some, and costs a tenth of a client library.
+    Any status below 500 is good: an instance that answers 401 or 404 works.
 
     Args:
         instances: those to probe.
-        health: told how each probe ended.
+        health: receives the outcome of each probe.
         interval_s: seconds between two probes of one instance.
         timeout_s: seconds one may take, connecting included.
         resolve: how names are looked up.
@@ -476,39 +492,25 @@ class Prober:
         self._health = health
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        # Made for the first instance that needs it: reading the system's authorities takes 20 ms.
+        # Created for the first instance that needs it: reading the system's certificate authorities takes 20 ms.
         self._tls = cache(ssl.create_default_context)
-        self._log_limit = LogLimit()
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin one loop for each instance."""
-        self._loops = [
-            asyncio.create_task(self._probe_for_ever(instance, self._interval_s * number / len(self._targets)))
-            for number, instance in enumerate(self._targets)
-        ]
+        """Begin to probe."""
+        clock, crashed = asyncio.get_running_loop().time, "smetric.probe.crashed"
+        visit = self._probe_and_settle
+        self._loops = _start_loops(self._targets, visit, self._interval_s, clock, crashed=crashed, at_once=False)
 
     async def stop(self) -> None:
         """End the loops."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await _stop_loops(self._loops)
         for target in self._targets.values():
             target.addresses.close()
 
-    async def _probe_for_ever(self, instance: Instance, offset_s: float) -> None:
-        clock = asyncio.get_running_loop().time
-        due = clock() + offset_s
-        while True:
-            await asyncio.sleep(due - clock())
-            try:
-                await self.probe(instance)
-                self._health.settle()
-            except Exception:
-                # A fault of ours must not blind the router to this instance for good.
-                if (kept_back := self._log_limit.passes(instance.id)) is not None:
-                    log.exception("smetric.probe.crashed", instance=instance.id, kept_back=kept_back)
-            due = next_turn(due, self._interval_s, clock())
+    async def _probe_and_settle(self, instance: Instance) -> None:
+        await self.probe(instance)
+        self._health.settle()
 
     async def probe(self, instance: Instance) -> None:
         """Probe *instance* once."""
@@ -523,29 +525,29 @@ class Prober:
                     raise
                 except OSError as error:
                     if is_own_fault(error):
-                        return  # nothing was learnt
+                        return  # it says nothing about the instance
                     refused = True
                 else:
-                    ok = 100 <= await _ask(reader, writer, target.authority) < 500
-        except TimeoutError:  # late is not good, but somebody may be there
+                    ok = 100 <= await _status(reader, writer, target.authority) < 500
+        except TimeoutError:
             if clock() - began > self._timeout_s + LATE_S:
-                return  # this process was late itself, suspended or busy: nothing was learnt
+                return  # this process was suspended or busy: it says nothing about the instance
         self._health.probed(instance, ok=ok, refused=refused)
 
     async def _connect(self, target: _Target, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls, name = (self._tls(), target.host) if target.is_tls else (None, None)
-        return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name, limit=MAX_BYTES)
+        return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name, limit=MAX_LINE_BYTES)
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> int:
-    """The status of `GET /health`; 0 when what came was not HTTP, or nothing. Closes the connection."""
+async def _status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> int:
+    """Return the status of `GET /health`; 0 if there is no HTTP response. Close the connection."""
     try:
         writer.write(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("ascii"))
         line = await reader.readuntil(b"\r\n")
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         return 0
     finally:
-        writer.transport.abort()  # a polite end could take as long as the instance likes
+        writer.transport.abort()  # an orderly close could take as long as the instance likes
     words = line.split(maxsplit=2)
     is_http = len(words) >= 2 and words[0].startswith(b"HTTP/1.") and words[1].isdigit() and len(words[1]) == 3
     return int(words[1]) if is_http else 0

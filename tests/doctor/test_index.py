@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from smetric.doctor.examination import as_text, examine
 from smetric.doctor.site import Severity
 from smetric.fleet.instance import Instance
-from smetric.sources.prefix_index.file import NAME, IndexFile
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
+from smetric.sources.prefix_index.persistence import NAME, IndexFile
 from tests.doctor.lab import Lab, the_only, told
 
 
@@ -55,7 +55,7 @@ def take(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(cut, "damaged or cut off"), (age, "another version"), (take, "regular")]
+    ("change", "reason"), [(cut, "damaged or truncated"), (age, "another version"), (take, "regular")]
 )
 async def test_a_file_that_cannot_be_used_is_found(
     lab: Lab, tmp_path: Path, change: Callable[[Path], None], reason: str

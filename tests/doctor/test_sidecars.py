@@ -26,7 +26,8 @@ from smetric.doctor.examination import as_text, examine
 from smetric.doctor.site import Severity
 from smetric.http.listener import listen, serve_port
 from smetric.http.tls import Tls
-from smetric.sources.prefix_index import image as index_image
+from smetric.sources.prefix_index import persistence
+from smetric.sources.shared import peers
 from tests.doctor.lab import Lab, running, the_only, told
 from tests.ports import free_port
 
@@ -95,7 +96,7 @@ async def test_peers_must_take_placements_and_be_as_many_as_there_are_routers(la
 
 async def test_a_peer_that_knows_a_lot_is_well(lab: Lab) -> None:
     async with beside(lab) as router:
-        for index in router.knows.indexes:
+        for index in router.sources.indexes:
             index.placed(router.fleet["e0"], array("Q", range(1_200_000)))
         examination = await examine(lab.settings, may_probe=False)
     assert told(examination) == [], as_text(examination)
@@ -105,7 +106,7 @@ async def test_a_peer_that_has_other_instances_is_found(lab: Lab) -> None:
     one, two = lab.settings.instances
     async with beside(lab, instances=(replace(one, id="gpu-0"), two)) as router:
         for id in ("gpu-0", "e1"):
-            next(iter(router.knows.indexes)).placed(router.fleet[id], [1, 2, 3])
+            next(iter(router.sources.indexes)).placed(router.fleet[id], [1, 2, 3])
         _, found = the_only(await examine(lab.settings, may_probe=False))
     assert found.severity is Severity.ERROR
     assert "gpu-0; here are e0, e1" in found.what
@@ -116,7 +117,7 @@ async def test_a_peer_that_cuts_prompts_otherwise_is_found(lab: Lab) -> None:
     tokenizer = TokenizerSettings(source="engine")
     lab.settings = replace(lab.settings, tokenizer=tokenizer)
     async with beside(lab, block_size=32) as router:
-        next(iter(router.knows.indexes)).placed(router.fleet["e0"], [1, 2, 3])
+        next(iter(router.sources.indexes)).placed(router.fleet["e0"], [1, 2, 3])
         _, found = the_only(await examine(lab.settings, may_probe=False))
     assert found.severity is Severity.WARNING
     assert "blocks of 32 token ids" in found.what
@@ -125,10 +126,10 @@ async def test_a_peer_that_cuts_prompts_otherwise_is_found(lab: Lab) -> None:
 
 async def test_a_peer_of_another_release_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async with beside(lab) as router:
-        next(iter(router.knows.indexes)).placed(router.fleet["e0"], [1, 2, 3])
-        magic = bytes([*index_image.MAGIC[:-1], index_image.VERSION + 1])
-        encode = index_image.encode
-        monkeypatch.setattr(index_image, "encode", lambda image: encode(image).replace(index_image.MAGIC, magic))
+        next(iter(router.sources.indexes)).placed(router.fleet["e0"], [1, 2, 3])
+        magic = bytes([*persistence.MAGIC[:-1], persistence.VERSION + 1])
+        encode = persistence.encode_image
+        monkeypatch.setattr(peers, "encode_image", lambda image: encode(image).replace(persistence.MAGIC, magic))
         _, found = the_only(await examine(lab.settings, may_probe=False))
     assert found.severity is Severity.ERROR
     assert "another version" in found.what

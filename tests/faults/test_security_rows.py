@@ -33,7 +33,7 @@ from smetric.http.headers import VIA
 from smetric.http.listener import address_of, listen, refuse_open_admin, refuse_self
 from smetric.request.reader import Reading, parse
 from smetric.request.request import Api
-from smetric.sources.shared.peers import PATH, encode
+from smetric.sources.shared.peers import PATH, encode_batch
 from tests.fakes import Call, FakeEngine, RawClient, Response, fetch, hang, one_model, request, until
 from tests.faults.harness import CANARY, Running, Tell, chat, instances_of, running
 
@@ -130,7 +130,7 @@ async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an
     with pytest.raises(Unreachable):
         await application.upstream.send(instance, "POST", b"/v1/chat/completions", [], chat())
     await ask_for_ids()
-    assert await application.knows.scraper.scrape(instance) == "connect_error"
+    assert await application.sources.scraper.scrape(instance) == "connect_error"
     assert engine.connections == 0
     leads[:] = ["127.0.0.1"]
     await until(lambda: instance.healthy and instance.scrape is not None)
@@ -198,7 +198,7 @@ async def test_h2_a_web_page_places_nothing_and_a_peer_by_whatever_name_does(tok
     known = ("Authorization", f"Bearer {token}")
     async with running(FakeEngine(), peers=peers) as router:
         for fields, status in (([known], 204), ([known, ("Origin", "http://evil.example")], 403)):
-            sent = request("POST", PATH, encode("sender", 0, []), fields)
+            sent = request("POST", PATH, encode_batch("sender", 0, []), fields)
             async with await RawClient.connect(router.admin_url) as client:
                 await client.send(sent.replace(b"Host: router", b"Host: router.example"))
                 assert (await client.response()).status == status

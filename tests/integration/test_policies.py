@@ -251,7 +251,7 @@ def plain() -> Application:
 @pytest.mark.parametrize("name", POLICIES)
 async def test_policy_decides_in_a_router_without_sources(name: str, plain: Application) -> None:
     routes = routes_by(shipped_policies()[name])
-    router = Router(plain.fleet, routes, plain.knows.sources)
+    router = Router(plain.fleet, routes, plain.sources.ranked)
     text = Prompt([b"x" * 4000], 4.0)
     for turn in (0, 1, 2):
         request = InferenceRequest(turn=turn, prompt_len=1000, est_hit=900 * turn, session="s", id="r", prompt=text)

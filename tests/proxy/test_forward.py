@@ -351,8 +351,8 @@ async def test_an_answer_of_a_process_that_is_gone_says_nothing_of_the_one_that_
             application._restarted(instance)
             go_on.set()
             await until(lambda: router.counted() == (0, 0, 0))
-        assert application.knows.indexes
-        assert application.knows.indexes.figures().blocks == 0
+        assert application.sources.indexes
+        assert application.sources.indexes.figures().blocks == 0
         # It may have been the new one's, asked before it was seen: a response stored there would be lost.
         assert (await router.ask("GET", "/v1/responses/resp_1")).value("x-smetric-instance") == "e0"
 

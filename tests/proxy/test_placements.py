@@ -14,9 +14,9 @@ from smetric.fleet.fleet import Fleet
 from smetric.http.limits import Limits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
-from smetric.sources.prefix_index.image import decode
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
-from smetric.sources.shared.peers import MAX_BATCH_BYTES, PATH, Peers, encode
+from smetric.sources.prefix_index.persistence import decode_image
+from smetric.sources.shared.peers import MAX_BATCH_BYTES, PATH, Peers, encode_batch
 from tests.fakes import fetch
 
 TOKEN = "t" * 16
@@ -41,10 +41,10 @@ async def admin_port() -> AsyncIterator[str]:
 
 async def test_a_batch_is_taken_and_an_image_given() -> None:
     async with admin_port() as url:
-        assert (await fetch(url, "POST", PATH, encode("s", 0, []), AUTHORIZED)).status == 204
+        assert (await fetch(url, "POST", PATH, encode_batch("s", 0, []), AUTHORIZED)).status == 204
         answer = await fetch(url, "GET", PATH, b"", AUTHORIZED)
         assert answer.status == 200
-        assert decode(answer.body).instances == []
+        assert decode_image(answer.body).instances == []
 
 
 async def test_what_is_no_batch_is_400_with_the_reason() -> None:
@@ -56,7 +56,7 @@ async def test_what_is_no_batch_is_400_with_the_reason() -> None:
 async def test_without_the_token_nothing_is_taken_or_given() -> None:
     async with admin_port() as url:
         for headers in ([], [("Authorization", "Bearer guess")], [("Authorization", "Bearer \xff")]):
-            assert (await fetch(url, "POST", PATH, encode("s", 0, []), headers)).status == 403
+            assert (await fetch(url, "POST", PATH, encode_batch("s", 0, []), headers)).status == 403
             assert (await fetch(url, "GET", PATH, b"", headers)).status == 403
 
 

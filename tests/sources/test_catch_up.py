@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from smetric.sources.shared import peers
 from smetric.sources.shared import peers as catch_up
-from smetric.sources.shared.peers import ASKED_AT_A_TIME, encode
+from smetric.sources.shared.peers import ASKED_AT_A_TIME, encode_batch
 from tests.fakes import Call, FakeEngine, until
 from tests.sources.sidecars import Sidecar, running
 
@@ -32,7 +32,7 @@ async def test_who_missed_something_asks_the_peers_for_it(monkeypatch: pytest.Mo
         new = Sidecar(*urls, seen_empty=False)
         await new.peers.start()
         old.serve("b", "x")
-        await new.peers.receive(encode("s", 7, []))
+        await new.peers.receive(encode_batch("s", 7, []))
         await until(lambda: new.hits("x") == [None, 2])
         await new.peers.stop()
 
@@ -55,7 +55,7 @@ async def test_what_is_missed_after_a_peer_has_said_what_it_knows_is_asked_for_a
     starting = asyncio.create_task(new.peers.start())
     await has_said.wait()
     old.serve("b", "x")
-    await new.peers.receive(encode("s", 7, []))
+    await new.peers.receive(encode_batch("s", 7, []))
     may_arrive.set()
     await starting
     assert len(peer.calls) == 1  # for which the start does not wait again
@@ -105,6 +105,6 @@ async def test_a_fault_while_they_are_asked_is_told_and_they_are_asked_again(mon
             broken.setattr(new.index, "restore", lambda image: 1 / 0)
             await new.peers.start()
         assert [line["task"] for line in logs if line["event"] == "smetric.peer.failed"] == ["catch-up"]
-        await new.peers.receive(encode("s", 7, []))
+        await new.peers.receive(encode_batch("s", 7, []))
         await until(lambda: new.hits("x") == [None, 2])
         await new.peers.stop()

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest, Usage
-from smetric.sources.prefix_index.cut import Cut, TextCutting, TokenCutting
+from smetric.sources.prefix_index.cut import Cut, cut_ids, cut_of
 
 BLOCK = 16
-CUTTING = TokenCutting(BLOCK)
 
 
 def leading(held: set[int]) -> Callable[[Sequence[int]], int]:
@@ -27,7 +26,7 @@ def prompt(text: str = "question", *, key: bytes = b"m\0", question: int = 0, hi
 
 
 def cut(ids: list[int], of: Prompt | None = None) -> Cut:
-    return CUTTING.cut(of or prompt(), array("I", ids))
+    return cut_ids(of or prompt(), array("I", ids), BLOCK)
 
 
 @given(st.lists(st.integers(0, 9), max_size=100), st.lists(st.integers(0, 9), max_size=100))
@@ -75,10 +74,10 @@ def test_a_reply_of_which_nothing_certain_is_told_is_no_block(usage: Usage | Non
 
 def test_text_counts_by_the_ratio_and_with_the_history_once_the_question_was_answered() -> None:
     question = "q" * 3 * BLOCK_BYTES
-    (answered,) = TextCutting().of(InferenceRequest(prompt=prompt(question))).reply(None)  # type: ignore[union-attr]
+    (answered,) = cut_of(InferenceRequest(prompt=prompt(question)), 0).reply(None)  # type: ignore[union-attr]
     history = len(question) + 1000
     follow = prompt(question + "a" * 5000, question=len(question), history=history)
-    one = TextCutting().of(InferenceRequest(prompt=follow))
+    one = cut_of(InferenceRequest(prompt=follow), 0)
     assert one is not None
     assert one.tokens(one.reach(3, leading({answered}))) == history // 4
     assert one.tokens(one.reach(3, set[int]().__contains__)) == 768
@@ -87,15 +86,15 @@ def test_text_counts_by_the_ratio_and_with_the_history_once_the_question_was_ans
 
 def test_what_was_hashed_once_needs_no_ids_any_more() -> None:
     request = InferenceRequest(prompt=prompt())
-    assert CUTTING.of(request) is None
+    assert cut_of(request, BLOCK) is None
     request.token_ids = array("I", range(40))
-    first = CUTTING.of(request)
+    first = cut_of(request, BLOCK)
     request.token_ids = None
-    again = CUTTING.of(request)
+    again = cut_of(request, BLOCK)
     assert first is not None
     assert again is not None
     assert (again.blocks, again.size) == (first.blocks, 40)
-    assert CUTTING.of(InferenceRequest()) is None
+    assert cut_of(InferenceRequest(), BLOCK) is None
 
 
 @given(question=st.integers(1, 40), reply=st.integers(17, 60))
@@ -109,8 +108,8 @@ def test_a_short_prompt_asks_for_the_first_hash_of_the_reply_that_it_follows(que
 
 def test_a_text_asks_for_its_question_where_that_is_held_to_its_last_full_block() -> None:
     question = "q" * (BLOCK_BYTES + 1)
-    one = TextCutting().of(InferenceRequest(prompt=prompt(question + "more", question=len(question))))
-    asked = TextCutting().of(InferenceRequest(prompt=prompt(question)))
+    one = cut_of(InferenceRequest(prompt=prompt(question + "more", question=len(question))), 0)
+    asked = cut_of(InferenceRequest(prompt=prompt(question)), 0)
     assert one is not None
     assert asked is not None
     assert [one.answered(1)] == list(asked.reply(None))

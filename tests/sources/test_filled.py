@@ -10,7 +10,7 @@ from smetric.app import Application
 from smetric.config import load_settings
 from smetric.features import VOCABULARY
 from smetric.policy import load
-from smetric.sources.source import filled_by
+from smetric.sources.build import filled_by
 
 _LMCACHE = "lmcache:\n  url: http://127.0.0.1:9\n"
 _TOKENIZER = "tokenizer:\n  source: engine\n"
@@ -31,7 +31,7 @@ def test_the_features_said_to_be_filled_are_those_of_the_sources(text: str, tmp_
     path = tmp_path / "smetric.yaml"
     path.write_text(f"instances: [http://127.0.0.1:9]\n{text}")
     settings = load_settings(path, {})
-    sources = Application(settings, environ={}).knows.sources
+    sources = Application(settings, environ={}).sources.ranked
     filled = {name for source in sources for name in (*source.fills, *getattr(source, "measures", ()))}
     if not settings.lmcache.url and not settings.prefill.fetch_rate:
         filled -= {"fetch_rate"}  # it is measured where a look-up tells of other tiers

@@ -15,10 +15,8 @@ from structlog.testing import capture_logs
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
-from smetric.sources.prefix_index.cut import TokenCutting
-from smetric.sources.prefix_index.file import NAME, IndexFile
-from smetric.sources.prefix_index.image import IndexImage, decode, encode
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
+from smetric.sources.prefix_index.persistence import NAME, IndexFile, IndexImage, decode_image, encode_image
 from tests.fakes import until
 
 ASKED = InferenceRequest(prompt=Prompt([b"x" * 3 * BLOCK_BYTES], 4.0))
@@ -61,7 +59,7 @@ async def test_the_index_outlives_the_router_where_the_engine_does(tmp_path: Pat
 
 async def test_blocks_of_both_kinds_are_kept_in_one_file(tmp_path: Path) -> None:
     def both() -> PrefixIndexes:
-        return PrefixIndexes([PrefixIndex(cutting=TokenCutting(16)), PrefixIndex()])
+        return PrefixIndexes([PrefixIndex(block_tokens=16), PrefixIndex()])
 
     asked = InferenceRequest(prompt=Prompt([b"x" * 3000], 4.0), token_ids=array("I", range(700)))
     before = both()
@@ -101,7 +99,7 @@ async def test_it_is_written_now_and_then_when_it_has_changed_for_its_owner_alon
     assert not path.exists()
     index.prefilled(ASKED, engine())
     await until(path.exists)
-    (one,) = decode(path.read_bytes()).instances
+    (one,) = decode_image(path.read_bytes()).instances
     assert len(one.blocks) == 3
     assert path.stat().st_mode & 0o077 == 0
     assert os.listdir(tmp_path) == [NAME]
@@ -146,7 +144,7 @@ async def test_the_last_writing_waits_for_the_one_that_is_under_way(
     index.prefilled(ASKED, other)
     await file.stop()
     assert at_once == [1, 1]
-    assert [one.id for one in decode((tmp_path / NAME).read_bytes()).instances] == ["a", "b"]
+    assert [one.id for one in decode_image((tmp_path / NAME).read_bytes()).instances] == ["a", "b"]
     assert os.listdir(tmp_path) == [NAME]
 
 
@@ -155,7 +153,7 @@ async def test_the_last_writing_waits_for_the_one_that_is_under_way(
     [
         (b"", "no image"),
         (b"{}" * 100, "no image"),
-        (encode(IndexImage(0.0, BLOCK_BYTES, []))[:-1], "checksum"),
+        (encode_image(IndexImage(0.0, BLOCK_BYTES, []))[:-1], "checksum"),
     ],
 )
 async def test_a_file_that_cannot_be_read_is_a_log_line_and_written_anew(
@@ -168,7 +166,7 @@ async def test_a_file_that_cannot_be_read_is_a_log_line_and_written_anew(
     assert reason in line["reason"]
     index.prefilled(ASKED, engine())
     await file.stop()
-    assert len(decode((tmp_path / NAME).read_bytes()).instances) == 1
+    assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1
 
 
 async def test_a_pipe_in_its_place_holds_nothing_up(tmp_path: Path) -> None:
@@ -178,7 +176,7 @@ async def test_a_pipe_in_its_place_holds_nothing_up(tmp_path: Path) -> None:
     assert [line["reason"] for line in logs] == ["not a regular file"]
     index.prefilled(ASKED, engine())
     await file.stop()
-    assert len(decode((tmp_path / NAME).read_bytes()).instances) == 1
+    assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1
 
 
 async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -> None:
@@ -225,7 +223,7 @@ async def test_a_full_disk_is_left_no_fuller_and_the_last_image_stays(
         ("smetric.index.not_saved", "No space left on device")
     ]
     assert os.listdir(tmp_path) == [NAME]
-    assert [one.id for one in decode((tmp_path / NAME).read_bytes()).instances] == ["a"]
+    assert [one.id for one in decode_image((tmp_path / NAME).read_bytes()).instances] == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
@@ -241,4 +239,4 @@ async def test_what_lies_in_the_drafts_place_is_neither_waited_for_nor_written_t
         index.prefilled(ASKED, engine())
         await file.stop()
     assert other.read_text() == "of somebody else"
-    assert len(decode((tmp_path / NAME).read_bytes()).instances) == 1
+    assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1

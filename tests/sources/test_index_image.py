@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.request.prompt import BLOCK_BYTES
-from smetric.sources.prefix_index.image import (
+from smetric.sources.prefix_index.persistence import (
     MAGIC,
     IndexImage,
     InstanceImage,
     UnreadableImage,
-    decode,
-    encode,
+    decode_image,
+    encode_image,
     pack,
     unpack,
 )
@@ -28,7 +28,7 @@ def image(blocks: list[int], runs: list[tuple[int, int]]) -> IndexImage:
 @given(st.lists(HASH, max_size=40))
 def test_what_was_written_comes_back(blocks: list[int]) -> None:
     runs = [(place, 1) for place in range(len(blocks))]
-    (one,) = decode(encode(image(blocks, runs))).instances
+    (one,) = decode_image(encode_image(image(blocks, runs))).instances
     assert list(one.blocks) == blocks
     assert (one.id, one.started_at, one.runs) == ("a", 1000.5, runs)
 
@@ -40,20 +40,20 @@ def test_hashes_are_packed_in_little_endian() -> None:
 
 @given(st.data())
 def test_one_changed_bit_or_a_missing_end_is_noticed(data: st.DataObject) -> None:
-    whole = bytearray(encode(image([1, 2, 3], [(1, 3)])))
+    whole = bytearray(encode_image(image([1, 2, 3], [(1, 3)])))
     if data.draw(st.booleans()):
         del whole[data.draw(st.integers(0, len(whole) - 1)) :]
     else:
         whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(UnreadableImage):
-        decode(bytes(whole))
+        decode_image(bytes(whole))
 
 
 def test_another_version_is_named() -> None:
-    other = bytearray(encode(image([], [])))
+    other = bytearray(encode_image(image([], [])))
     other[len(MAGIC) - 1] += 1
     with pytest.raises(UnreadableImage, match="another version"):
-        decode(bytes(other))
+        decode_image(bytes(other))
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_another_version_is_named() -> None:
 )
 def test_what_cannot_be_is_refused_even_with_a_checksum_that_fits(wrong: IndexImage) -> None:
     with pytest.raises(UnreadableImage):
-        decode(encode(wrong))
+        decode_image(encode_image(wrong))

@@ -66,7 +66,7 @@ async def routed() -> AsyncIterator[tuple[Application, KvEngine, KvEngine]]:
 
 
 def caches(application: Application) -> Mapping[str, CacheFigures]:
-    source = next(source for source in application.knows.sources if isinstance(source, KvEvents))
+    source = next(source for source in application.sources.ranked if isinstance(source, KvEvents))
     return source.figures().instances
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.sources.source import next_turn
+from smetric.sources.vllm import next_turn
 
 
 def test_turns_follow_each_other_at_the_interval() -> None:

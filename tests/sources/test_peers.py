@@ -14,13 +14,12 @@ from smetric.http.listener import address_of, listen
 from smetric.log_limit import CHANGES_TOLD
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest
-from smetric.sources.prefix_index.cut import TokenCutting
-from smetric.sources.prefix_index.image import VERSION, pack
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
+from smetric.sources.prefix_index.persistence import VERSION, pack
 from smetric.sources.shared import peers
 from smetric.sources.shared import peers as catch_up
 from smetric.sources.shared import peers as peer
-from smetric.sources.shared.peers import BATCH_BYTES, MAX_QUEUED, Peers, Placement, UnreadableBatch, encode
+from smetric.sources.shared.peers import BATCH_BYTES, MAX_QUEUED, Peers, Placement, UnreadableBatch, encode_batch
 from tests.fakes import Call, FakeEngine, hang, until
 from tests.sources.sidecars import Sidecar, asked, running
 
@@ -47,7 +46,7 @@ async def test_blocks_of_token_ids_are_shared_with_those_that_cut_them_alike_and
     class Tokens(Sidecar):
         def __init__(self, block: int, *urls: str) -> None:
             super().__init__(*urls)
-            self.tokens = PrefixIndex(cutting=TokenCutting(block))
+            self.tokens = PrefixIndex(block_tokens=block)
             self.peers = Peers(PrefixIndexes([self.tokens, self.index]), self.fleet, urls, interval_s=0.01)
 
         def held(self) -> list[int]:
@@ -115,7 +114,7 @@ async def test_a_placement_of_another_instance_or_process_is_refused_and_counted
 ) -> None:
     one = Sidecar()
     block = pack(asked("x", 1).prompt.hashes.blocks)  # type: ignore[union-attr]
-    await one.peers.receive(encode("s", 0, [Placement(id, started_at, block)]))
+    await one.peers.receive(encode_batch("s", 0, [Placement(id, started_at, block)]))
     assert 1 not in one.hits("x", 1)
     assert one.peers.figures().placements["refused"] == 1
 
@@ -126,9 +125,9 @@ async def test_what_is_sent_to_an_instance_or_in_blocks_that_are_not_known_here_
     one = Sidecar()
     block = pack(asked("x", 1).prompt.hashes.blocks)  # type: ignore[union-attr]
     with capture_logs() as logs:
-        await one.peers.receive(encode("s", 0, [Placement("a", 1000.0, block, 32)] * 3))
+        await one.peers.receive(encode_batch("s", 0, [Placement("a", 1000.0, block, 32)] * 3))
         assert one.hits("x", 1) == [0, 0]
-        await one.peers.receive(encode("s", 1, [Placement("c", 1000.0, block)] * 3))
+        await one.peers.receive(encode_batch("s", 1, [Placement("c", 1000.0, block)] * 3))
         assert one.hits("x", 1) == [None, None]
     told = [(line["event"], line["instance"], line["problem"]) for line in logs]
     assert told == [("smetric.peer.refused", "a", "blocks"), ("smetric.peer.refused", "c", "instance")]
@@ -144,7 +143,7 @@ async def test_what_a_peer_sent_to_a_new_process_before_it_was_known_here_is_mis
         await one.peers.start()
         ahead.serve("a", "x")
         block = pack(asked("x", 2).prompt.hashes.blocks)  # type: ignore[union-attr]
-        await one.peers.receive(encode("s", 0, [Placement("a", 2000.0, block)]))
+        await one.peers.receive(encode_batch("s", 0, [Placement("a", 2000.0, block)]))
         assert one.hits("x") == [0, 0]
         instance = one.fleet["a"]
         instance.started_at, instance.incarnation = 2000.0, instance.incarnation + 1
@@ -167,9 +166,9 @@ async def test_a_missing_batch_makes_misses_unknown_and_what_is_known_stays() ->
     one = Sidecar()
     one.serve("a", "x")
     for number in (0, 1):
-        await one.peers.receive(encode("s", number, []))
+        await one.peers.receive(encode_batch("s", number, []))
     assert one.hits("x") == [2, 0]
-    await one.peers.receive(encode("s", 3, []))
+    await one.peers.receive(encode_batch("s", 3, []))
     assert one.hits("x") == [2, None]
 
 
@@ -185,7 +184,7 @@ async def test_a_peer_that_falls_silent_makes_misses_unknown_and_one_that_says_g
         with capture_logs() as logs:
             await asyncio.sleep(0.2)
             assert listener.hits("x") == [2, 0]
-            await listener.peers.receive(encode("cut off", 0, []))
+            await listener.peers.receive(encode_batch("cut off", 0, []))
             await until(lambda: listener.hits("x") == [2, None])
     assert [(line["event"], line["sender"]) for line in logs] == [("smetric.peer.silent", "cut off")]
     await listener.peers.stop()
@@ -227,10 +226,10 @@ async def test_peers_that_hear_each_other_know_what_is_not_held() -> None:
         b"",
         b"\xc1",
         b"{}",
-        encode("s", 0, [])[:-1],
-        encode("s", 0, [Placement("a", None, b"123")]),
-        encode("s", 0, [Placement("a", 1000.0, pack([5, 6, 5]))]),
-        encode("s" * 1000, 0, []),
+        encode_batch("s", 0, [])[:-1],
+        encode_batch("s", 0, [Placement("a", None, b"123")]),
+        encode_batch("s", 0, [Placement("a", 1000.0, pack([5, 6, 5]))]),
+        encode_batch("s" * 1000, 0, []),
         msgspec.msgpack.encode([VERSION + 1, "s", 0, [], False]),
     ],
 )

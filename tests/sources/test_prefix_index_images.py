@@ -6,22 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.request.prompt import BLOCK_BYTES
-from smetric.sources.prefix_index.image import (
-    MAX_INSTANCES_WAITING,
-    MAX_WAITING,
+from smetric.sources.prefix_index.index import MAX_INSTANCES_WAITING, MAX_WAITING, PrefixIndex
+from smetric.sources.prefix_index.persistence import (
     IndexImage,
     InstanceImage,
-    decode,
-    encode,
+    decode_image,
+    encode_image,
 )
-from smetric.sources.prefix_index.index import PrefixIndex
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, instances, request
 
 PROMPT = st.text("xyz", max_size=7)
 
 
 def image_of(index: PrefixIndex) -> list[InstanceImage]:
-    return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(index.images())))).instances
+    return decode_image(encode_image(IndexImage(0.0, BLOCK_BYTES, list(index.images())))).instances
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), PROMPT), max_size=20), st.lists(PROMPT, max_size=5))
@@ -83,9 +81,9 @@ def test_images_of_instances_nobody_knows_do_not_pile_up() -> None:
     for number in range(50):
         strangers = [InstanceImage(f"{number}-{i}", 1000.0, known.packed, known.runs) for i in range(100)]
         again.restore(strangers)
-    assert len(again._restoring.waiting) <= MAX_INSTANCES_WAITING
+    assert len(again._waiting) <= MAX_INSTANCES_WAITING
     again.restore([known] * 50)
-    assert sum(map(len, again._restoring.waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
+    assert sum(map(len, again._waiting.values())) <= MAX_WAITING * MAX_INSTANCES_WAITING
 
 
 async def test_what_nobody_has_asked_about_since_the_start_is_passed_on_to_the_next_process() -> None:

@@ -10,8 +10,7 @@ from smetric.fleet.instance import Instance
 from smetric.lab.store import PrefixCache
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest, Usage
-from smetric.sources.prefix_index.cache_model import ZEROS
-from smetric.sources.prefix_index.index import PrefixIndex
+from smetric.sources.prefix_index.index import ZEROS, PrefixIndex
 from tests.sources.lettered import TOKENS_PER_BLOCK, hits, instances, request
 
 

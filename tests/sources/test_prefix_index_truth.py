@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.request.prompt import BLOCK_BYTES
 from smetric.request.request import Usage
-from smetric.sources.prefix_index.image import IndexImage, InstanceImage, decode, encode
 from smetric.sources.prefix_index.index import PrefixIndex
+from smetric.sources.prefix_index.persistence import IndexImage, InstanceImage, decode_image, encode_image
 from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, request
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ class Site:
                 instance.cache = CacheConfig(TOKENS_PER_BLOCK, self.blocks)
 
     def image(self) -> list[InstanceImage]:
-        return decode(encode(IndexImage(0.0, BLOCK_BYTES, list(self.index.images())))).instances
+        return decode_image(encode_image(IndexImage(0.0, BLOCK_BYTES, list(self.index.images())))).instances
 
     def step(self, what: str, which: int, prompt: str) -> None:
         instance, asked = self.fleet[which], request(prompt)

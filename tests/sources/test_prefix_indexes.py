@@ -5,16 +5,15 @@ from __future__ import annotations
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
-from smetric.sources.prefix_index.cut import TokenCutting
-from smetric.sources.prefix_index.image import encode
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
+from smetric.sources.prefix_index.persistence import encode_image
 
 ASKED = InferenceRequest(prompt=Prompt([b"x" * 2 * BLOCK_BYTES], 4.0))
 
 
 def both() -> tuple[PrefixIndex, PrefixIndex, PrefixIndexes]:
     """One of token ids, one of text, and the two as one."""
-    tokens, text = PrefixIndex(2**20, cutting=TokenCutting(16)), PrefixIndex(2**19)
+    tokens, text = PrefixIndex(2**20, block_tokens=16), PrefixIndex(2**19)
     return tokens, text, PrefixIndexes([tokens, text])
 
 
@@ -64,7 +63,7 @@ async def test_an_image_of_full_indexes_has_room_where_they_have() -> None:
     tokens.placed(engine(), range(1, 100_000))
     text.placed(engine(), range(1, 100_000))
     assert indexes.figures().evictions
-    assert len(encode(await indexes.image())) <= indexes.image_bytes == 2**20 + 2**19
+    assert len(encode_image(await indexes.image())) <= indexes.image_bytes == 2**20 + 2**19
 
 
 def test_what_never_arrived_is_unknown_to_all() -> None:

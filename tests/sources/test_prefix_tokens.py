@@ -12,7 +12,6 @@ import pytest
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest, Usage
-from smetric.sources.prefix_index.cut import TokenCutting
 from smetric.sources.prefix_index.index import ASKED_S, PrefixIndex, PrefixTokens
 from tests.clock import Clock
 from tests.fakes import until
@@ -52,9 +51,8 @@ class Pair:
         self.fleet = instances(count, seen_empty=seen_empty)
         self.ids, self.clock = Ids(), Clock()
         self.text = PrefixIndex(yields=yields, clock=self.clock)
-        cutting = TokenCutting(BLOCK)
-        index = PrefixIndex(cutting=cutting, yields=yields, clock=self.clock)
-        self.tokens = PrefixTokens(index, cutting, self.text, self.ids, yields=yields, clock=self.clock)
+        index = PrefixIndex(block_tokens=BLOCK, yields=yields, clock=self.clock)
+        self.tokens = PrefixTokens(index, self.text, self.ids, yields=yields, clock=self.clock)
 
     async def look_up(self, request: InferenceRequest) -> list[float | None]:
         answer = self.tokens.lookup(request, self.fleet)

@@ -19,7 +19,7 @@ from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Candidates, Fleet
 from smetric.fleet.instance import Instance
-from smetric.sources.stack import SourceStack, grains, require_token_ids, source_stack
+from smetric.sources.build import Sources, build_sources, grains, require_token_ids
 from smetric.telemetry.metrics import Metrics
 from tests.sources.lettered import TOKENS_PER_BLOCK, instances, request
 from tests.sources.lmcache_fakes import Ids
@@ -30,11 +30,11 @@ LMCACHE = LmcacheSettings(url="http://127.0.0.1:2")
 EVENTS = KvEventsSettings(enabled=True)
 
 
-def stack(fleet: Fleet | None = None, **settings: object) -> SourceStack:
+def stack(fleet: Fleet | None = None, **settings: object) -> Sources:
     chosen = replace(PLAIN, **settings)
     fleet = fleet or Fleet([Instance("a", "http://127.0.0.1:1")], VOCABULARY)
     metrics = Metrics(per_instance=True)
-    return source_stack(chosen, fleet, metrics, Ids(()), lambda _: 0.1, lambda _: None)
+    return build_sources(chosen, fleet, metrics, Ids(()), lambda _: 0.1, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def stack(fleet: Fleet | None = None, **settings: object) -> SourceStack:
     ids=["nothing set", "token ids", "no index", "everything"],
 )
 async def test_hit_lengths_are_asked_for_best_knowledge_first(settings: dict[str, Any], names: list[str]) -> None:
-    assert [source.name for source in stack(**settings).sources if "hit_len" in source.fills] == names
+    assert [source.name for source in stack(**settings).ranked if "hit_len" in source.fills] == names
 
 
 def test_the_two_kinds_of_blocks_share_the_memory_of_the_index() -> None:
     alone, (tokens, text) = stack().indexes, stack(tokenizer=TOKENS).indexes
     assert [index.table.max_bytes for index in alone] == [PLAIN.prefix_index.max_bytes]
     assert tokens.table.max_bytes + text.table.max_bytes == PLAIN.prefix_index.max_bytes
-    assert (tokens.cutting.tokens, text.cutting.tokens) == (PLAIN.block_size, 0)
+    assert (tokens.block_tokens, text.block_tokens) == (PLAIN.block_size, 0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"tokenizer": TOKENS}], ids=["text alone", "token ids as well"])
@@ -66,7 +66,7 @@ def test_what_an_instance_holds_is_measured_where_every_prompt_is_entered_also_o
     settings: dict[str, Any],
 ) -> None:
     fleet = Fleet(instances(2), VOCABULARY)
-    for source in stack(fleet, **settings).sources:
+    for source in stack(fleet, **settings).ranked:
         source.prefilled(request("abc"), fleet["a"])
     measured = fleet.snapshot(Candidates(fleet.instances), frozenset({"cached_tokens"}))
     assert measured.columns["cached_tokens"] == [3 * TOKENS_PER_BLOCK, 0]

@@ -14,7 +14,7 @@ import structlog
 
 from smetric.fleet.instance import Instance
 from smetric.http import addresses
-from smetric.sources.vllm import MAX_PAGE_BYTES, VllmSource
+from smetric.sources.vllm import MAX_PAGE_BYTES, Scraper
 from tests.clock import Clock
 from tests.resolver import Resolver
 
@@ -70,7 +70,7 @@ class Bench:
         self.instance, self.engine, self.clock = instance, engine, Clock(100.0)
         self.restarts: list[int] = []
         self.results: list[str] = []
-        self.source = VllmSource(
+        self.source = Scraper(
             [instance],
             interval_s=3600,
             timeout_s=timeout_s,
@@ -211,7 +211,7 @@ async def test_a_page_is_had_from_the_last_good_address_while_the_name_cannot_be
     engine = Engine()
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     instance = Instance("a", f"http://engine.test:{server.sockets[0].getsockname()[1]}", models=["m"])
-    source = VllmSource(
+    source = Scraper(
         [instance], interval_s=3600, on_restart=lambda _: None, on_scrape=lambda *_: None, resolve=resolver
     )
     await source.start()
@@ -243,7 +243,7 @@ async def test_one_that_hangs_times_out_and_delays_no_other() -> None:
         if len(results["hanging"]) >= 2:
             enough.set()
 
-    source = VllmSource(fleet, interval_s=0.02, timeout_s=0.2, on_restart=lambda _: None, on_scrape=on_scrape)
+    source = Scraper(fleet, interval_s=0.02, timeout_s=0.2, on_restart=lambda _: None, on_scrape=on_scrape)
     await source.start()
     async with asyncio.timeout(5):
         await enough.wait()
@@ -271,7 +271,7 @@ async def test_a_failing_callback_does_not_end_the_polling() -> None:
             thrice.set()
         raise RuntimeError("a bug")
 
-    source = VllmSource([instance], interval_s=0.01, on_restart=lambda _: None, on_scrape=on_scrape)
+    source = Scraper([instance], interval_s=0.01, on_restart=lambda _: None, on_scrape=on_scrape)
     await source.start()
     async with asyncio.timeout(5):
         await thrice.wait()

@@ -1,21 +1,31 @@
-"""Block table: which holders hold which blocks."""
+"""Block table: which holders hold which blocks, bounded in bytes, with least recently entered blocks evicted first.
+
+Blocks are 64-bit hashes that cover all blocks before them (`smetric.request.prompt`), so two prompts share a block only
+if they share all blocks before it. Blocks that were entered together are kept together as runs: a look-up or a repeated
+entry costs by the number of runs, a few for each turn of the history, and not by the number of blocks.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
 
-# What one holder holds: blocks in runs, as prompts follow each other, by when each was last entered.
-#
-# The table of all holders, which enters and forgets, is in `smetric.sources.holdings`.
+#: Bytes of a block, of each holding of a block (as much as it takes in an image), of a run beside its blocks, and of
+#: each holding of a run. Measured with CPython 3.11 to 3.13; `test_table_memory_bound_counts_real_bytes` checks them.
+BYTES_PER_BLOCK = 10
+BYTES_PER_HOLDING = 8
+BYTES_PER_RUN = 300
+BYTES_PER_HELD_RUN = 500
+#: Neighbouring runs that are merged in share a tick until they have this many blocks.
+MERGED_BLOCKS = 64
 
 
 class Run:
-    """Blocks that follow each other, held by the same holders; a prompt is a path of runs.
+    """Blocks that follow each other and have the same holders. A prompt is a path of runs.
 
     Args:
         keys: the blocks, in prompt order.
-        bits: of those who hold them.
+        bits: the holders' bits.
     """
 
     __slots__ = ("bits", "keys")
@@ -25,9 +35,9 @@ class Run:
         self.bits = bits
 
     def common(self, blocks: Sequence[int], at: int) -> int:
-        """How many of its blocks *blocks* has from *at* on, which has the first of them.
+        """Return how many of its leading blocks *blocks* has from *at* on; the first one must be equal.
 
-        A block that is the same there has the same blocks before it, so that few need be compared.
+        Equal blocks have equal blocks before them, so a binary search suffices.
         """
         keys = self.keys
         high = len(blocks) - at
@@ -35,7 +45,7 @@ class Run:
             high = len(keys)
         if keys[high - 1] == blocks[at + high - 1]:
             return high
-        low = 1  # so many are the same, and not `high`
+        low = 1  # `low` blocks are equal, `high` are not
         while high - low > 1:
             middle = (low + high) // 2
             if keys[middle - 1] == blocks[at + middle - 1]:
@@ -46,10 +56,18 @@ class Run:
 
 
 class HolderBlocks:
-    """What one holder holds, and the tick in which it was last entered.
+    """Blocks of one holder, each with the tick in which it was last entered.
 
-    The end of a prompt counts as older than its beginning, so that forgetting the oldest never leaves a block without
-    those before it.
+    Within a tick the end of a prompt counts as older than its beginning, so evicting the oldest never leaves a block
+    without the blocks before it.
+
+    Attributes:
+        bit: the holder's bit.
+        ticks: by tick, oldest first, the runs last entered in it, in prompt order.
+        runs_at: the tick of each run.
+        size: blocks held.
+        entered: blocks entered so far that were not held.
+        pressed: whether blocks were evicted for want of memory here; the reader resets it.
     """
 
     __slots__ = ("_first", "bit", "entered", "pressed", "runs_at", "size", "ticks")
@@ -57,15 +75,10 @@ class HolderBlocks:
     def __init__(self, bit: int, first: dict[int, Run]) -> None:
         self._first = first
         self.bit = bit
-        #: By tick, oldest first: the runs last entered in it, what comes earlier in a prompt before what comes later.
         self.ticks: dict[int, list[Run]] = {}
-        #: The tick of each.
         self.runs_at: dict[Run, int] = {}
-        #: Blocks held.
         self.size = 0
-        #: Blocks entered so far that were not held.
         self.entered = 0
-        #: Blocks were forgotten for want of room here, not there, since somebody last took note.
         self.pressed = False
 
     def __len__(self) -> int:
@@ -73,18 +86,13 @@ class HolderBlocks:
 
     @property
     def oldest_tick(self) -> int:
-        """The tick of what is forgotten next; there must be something."""
+        """Tick of the run that is evicted next; the holder must hold something."""
         return next(iter(self.ticks))
 
-    @property
-    def oldest(self) -> Run:
-        """What is forgotten next, from its end."""
-        return self.ticks[self.oldest_tick][-1]
-
     def runs(self, path: Sequence[Run]) -> list[tuple[int, int]]:
-        """How many of the leading blocks of *path* it holds, and when each was last entered: (place, tick) runs.
+        """Return how many leading blocks of *path* it holds, and since when: a (place, tick) pair for each new tick.
 
-        The last one is (number held, 0).
+        The last pair is (number held, 0).
         """
         found: list[tuple[int, int]] = []
         tick, place = None, 0
@@ -100,7 +108,7 @@ class HolderBlocks:
         return found
 
     def depth(self, blocks: Sequence[int]) -> int:
-        """How many of the leading *blocks* it holds."""
+        """Return how many of the leading *blocks* it holds."""
         first, runs_at = self._first, self.runs_at
         place, end = 0, len(blocks)
         while place < end and (run := first.get(blocks[place])) is not None and run in runs_at:
@@ -110,7 +118,7 @@ class HolderBlocks:
         return place
 
     def newer_than(self, tick: int, most: int) -> int:
-        """How many blocks were entered after *tick*; stops counting at *most*."""
+        """Return how many blocks were entered after *tick*, at most *most*."""
         count = 0
         for at in reversed(self.ticks):
             if at <= tick or count >= most:
@@ -119,7 +127,7 @@ class HolderBlocks:
         return min(count, most)
 
     def image(self) -> tuple[array[int], list[tuple[int, int]]]:
-        """All blocks, run by run, oldest first, each run in prompt order; and the (tick, number of blocks) of each."""
+        """Return all blocks, oldest run first and each run in prompt order, and the (tick, length) of each run."""
         blocks = array("Q")
         runs: list[tuple[int, int]] = []
         for tick, entered in self.ticks.items():
@@ -129,8 +137,8 @@ class HolderBlocks:
         return blocks, runs
 
 
-def path_of(first: dict[int, Run], blocks: Sequence[int]) -> Iterator[tuple[Run, int]]:
-    """The runs that *blocks* begin with, and how many blocks of each: all, where another one is known to follow it."""
+def _path(first: dict[int, Run], blocks: Sequence[int]) -> Iterator[tuple[Run, int]]:
+    """Yield the runs that *blocks* begin with, and how many blocks of each are equal: all, except in the last one."""
     at, end = 0, len(blocks)
     while at < end and (run := first.get(blocks[at])) is not None:
         common = run.common(blocks, at)
@@ -138,42 +146,28 @@ def path_of(first: dict[int, Run], blocks: Sequence[int]) -> Iterator[tuple[Run,
         yield run, common
 
 
-# Which of many holders hold which blocks: a table bounded in bytes that forgets what was held longest ago.
-#
-# Blocks are 64-bit hashes that cover all blocks before them (`smetric.reading.prompt`), so that two prompts share a
-# block only if they share all before it. Blocks that were entered together are kept together, as runs: looking a prompt
-# up, or entering it again, costs by the runs it consists of, a few in each turn's history, and not by its blocks. What
-# holders are, and what follows from a block that is missing, is in `smetric.sources.prefix_index`.
-
-#: What a block costs, what each holding of it counts for (it takes as much in an image), what a run costs beside its
-#: blocks, and each holding of a run. Measured with CPython 3.11 to 3.13; see `test_the_bound_counts_real_bytes`.
-BYTES_PER_BLOCK = 10
-BYTES_PER_HOLDING = 8
-BYTES_PER_RUN = 300
-BYTES_PER_HELD_RUN = 500
-#: Ticks of runs merged in are shared by neighbours of at least so many blocks.
-MERGED_BLOCKS = 64
-
-
 class BlockTable:
-    """The table.
+    """The blocks of all holders.
 
     Args:
         max_bytes: bound on the memory it takes.
+
+    Attributes:
+        most_blocks: the blocks of a single holder that fit into *max_bytes*.
+        tick: number of the last entry.
+        blocks: blocks with at least one holder.
+        evictions: holdings evicted to stay within *max_bytes* or a holder's room.
+        changes: goes up with every change, so that a copy can be told from the present state.
+        surprises: goes up when it may have changed whether the table knows everything a holder holds.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        #: Blocks of a single holder for which there is memory.
         self.most_blocks = max_bytes // (BYTES_PER_BLOCK + BYTES_PER_HOLDING)
         self.tick = 0
-        #: Blocks that at least one holder holds.
         self.blocks = 0
-        #: Holdings forgotten to stay within the bound or within a holder's room.
         self.evictions = 0
-        #: Counts changes, so that who has copied the table knows whether to copy it again.
         self.changes = 0
-        #: Counts what makes it doubtful, or certain, that holders hold nothing but what is known here.
         self.surprises = 0
         #: Runs by their first block.
         self._first: dict[int, Run] = {}
@@ -183,12 +177,12 @@ class BlockTable:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory the table takes, by the costs above."""
+        """Memory that the table takes, by the constants above."""
         blocks = self.blocks * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
         return blocks + len(self._first) * BYTES_PER_RUN + self._held_runs * BYTES_PER_HELD_RUN
 
     def open(self) -> HolderBlocks:
-        """A new holder, of nothing."""
+        """Return a new holder without blocks."""
         taken = 0
         for held in self._held:
             taken |= held.bit
@@ -197,22 +191,22 @@ class BlockTable:
         return held
 
     def close(self, held: HolderBlocks) -> None:
-        """*held* is gone."""
+        """Remove *held* and its blocks."""
         while held.size:
             self._drop_oldest(held, held.size)
         self._held.remove(held)
         self.changes += 1
 
     def holders(self, block: int) -> int:
-        """The bits of those who hold *block*, one that was entered as the first of several."""
+        """Return the bits of the holders of *block*, which must be the first of a run."""
         run = self._first.get(block)
         return 0 if run is None else run.bits
 
     def depths(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """How many leading *blocks* those hold who hold any: (bits of who, how many), by one walk along the blocks."""
+        """Return how many leading *blocks* each holder of the first one holds: (bits of holders, depth) pairs."""
         found: list[tuple[int, int]] = []
         following, depth = 0, 0
-        for run, common in path_of(self._first, blocks):
+        for run, common in _path(self._first, blocks):
             if not depth:
                 following = run.bits
             elif run.bits & following != following:
@@ -226,12 +220,12 @@ class BlockTable:
         return found
 
     def enter(self, held: HolderBlocks, blocks: Sequence[int], room: int) -> list[tuple[int, int]]:
-        """*held* has just come to hold *blocks*, in prompt order; it has room for *room* in all.
+        """Enter *blocks*, in prompt order, as the most recent of *held*, which has room for *room* blocks.
 
-        What does not fit there, or in the memory allowed here, is forgotten, oldest first.
+        Blocks that exceed the room or *max_bytes* are evicted, oldest first.
 
         Returns:
-            What it held of them before, as of `Held.runs`.
+            The leading blocks that it held before, as of `HolderBlocks.runs`.
         """
         if room > self.most_blocks:
             room = self.most_blocks
@@ -239,11 +233,11 @@ class BlockTable:
             blocks = blocks[:room]
         self.tick = tick = self.tick + 1
         self.changes += 1
-        path, rest = self._cut(blocks)
+        path, rest = self._find(blocks)
         runs = held.runs(path) if path else [(0, 0)]
         before = held.size
         if rest and path and path[-1].bits == held.bit:
-            # It alone holds what this goes on from, and both are of this tick now.
+            # It is the only holder of the last run, and both parts are of this tick now.
             path[-1].keys.extend(rest)
             self._count(held, len(rest), len(rest))
         elif rest:
@@ -257,28 +251,28 @@ class BlockTable:
                 self._leave(held, run, at)
             runs_at[run] = tick
         if path:
-            held.ticks[tick] = path[:]  # as large as it need be, which a list that has grown is not
+            held.ticks[tick] = path[:]  # a copy has no spare capacity, which would be memory that nothing counts
         held.entered += held.size - before
         if held.size > room or self.memory_bytes > self.max_bytes:
             self._fit(held, room)
         return runs
 
     def merge(self, held: HolderBlocks, blocks: array[int], runs: Sequence[tuple[int, int]], room: int) -> int:
-        """*held* came to hold *blocks* before all that is known here of it; returns how many are new.
+        """Enter *blocks* as older than everything known of *held*; return how many are new.
 
         Args:
-            held: whose.
-            blocks: run by run, oldest first, as of `Held.image`.
-            runs: their ticks in the table they come from, and lengths.
-            room: what *held* has room for in all.
+            held: the holder.
+            blocks: blocks run by run, oldest first, as of `HolderBlocks.image`.
+            runs: the ticks of the runs in the table they come from, and their lengths.
+            room: blocks that *held* has room for.
         """
         self.changes += 1
         before = held.size
-        ticks = _aged(runs, min(0, held.oldest_tick) if held.size else 0)
+        ticks = _older_ticks(runs, min(0, held.oldest_tick) if held.size else 0)
         end = len(blocks)
-        # The newest first: no run comes before the one it goes on from.
+        # Newest first, so no run precedes the one it continues.
         for (_, count), tick in zip(reversed(runs), reversed(ticks), strict=True):
-            path, rest = self._cut(blocks[end - count : end])
+            path, rest = self._find(blocks[end - count : end])
             if rest:
                 path.append(self._add(rest))
             for run in path:
@@ -293,26 +287,26 @@ class BlockTable:
         return new
 
     def forget_until(self, held: HolderBlocks, tick: int) -> int:
-        """Forget what *held* was last known to hold at *tick* or before; returns how many blocks that are."""
+        """Drop the blocks that *held* was last entered with at *tick* or before; return how many."""
         before = held.size
         while held.size and held.oldest_tick <= tick:
             self._drop_oldest(held, held.size)
         self.changes += 1
         return before - held.size
 
-    def _cut(self, blocks: Sequence[int]) -> tuple[list[Run], array[int]]:
-        """The runs that *blocks* begin with, the last of them cut where they part, and the blocks behind them."""
+    def _find(self, blocks: Sequence[int]) -> tuple[list[Run], array[int]]:
+        """Return the runs that *blocks* begin with, the last one split where they part, and the remaining blocks."""
         path: list[Run] = []
         at = 0
         if blocks and blocks[0] in self._first:
-            for run, common in path_of(self._first, blocks):
+            for run, common in _path(self._first, blocks):
                 path.append(run if common == len(run.keys) else self._split(run, common))
                 at += common
         rest = blocks[at:]
         return path, rest if isinstance(rest, array) else array("Q", rest)
 
     def _split(self, run: Run, at: int) -> Run:
-        """Cut *run* in two at *at*; returns the first half. The second one is *run* itself."""
+        """Split *run* at *at*; return the new first half. The second half is *run* itself."""
         head = Run(run.keys[:at], run.bits)
         run.keys = run.keys[at:]
         self._first[head.keys[0]] = head
@@ -331,11 +325,9 @@ class BlockTable:
         return run
 
     def _take(self, held: HolderBlocks, run: Run) -> None:
-        """*held*, which did not hold *run*, holds it."""
+        """Make *held* a holder of *run*."""
         run.bits |= held.bit
-        size = len(run.keys)
-        held.size += size
-        self._holdings += size
+        self._count(held, len(run.keys), 0)
         self._held_runs += 1
 
     @staticmethod
@@ -346,12 +338,12 @@ class BlockTable:
             del held.ticks[tick]
 
     def _count(self, held: HolderBlocks, holdings: int, blocks: int) -> None:
-        """So many holdings and blocks more, or fewer."""
         held.size += holdings
         self._holdings += holdings
         self.blocks += blocks
 
     def _fit(self, held: HolderBlocks, room: int) -> None:
+        """Evict the oldest blocks of *held* beyond *room*, and of all holders beyond *max_bytes*."""
         while held.size > room:
             if room == self.most_blocks:
                 self._press(held)
@@ -360,8 +352,8 @@ class BlockTable:
             oldest = min((h for h in self._held if h.size), key=lambda h: h.oldest_tick)
             self._press(oldest)
             excess = -(-(self.memory_bytes - self.max_bytes) // (BYTES_PER_BLOCK + BYTES_PER_HOLDING))
-            # Of a run that others hold too all is forgotten: to cut it in two would take more than it frees.
-            is_alone = oldest.oldest.bits == oldest.bit
+            # A run with other holders is dropped whole: splitting it would take more memory than it frees.
+            is_alone = oldest.ticks[oldest.oldest_tick][-1].bits == oldest.bit
             self.evictions += self._drop_oldest(oldest, excess if is_alone else oldest.size)
 
     def _press(self, held: HolderBlocks) -> None:
@@ -369,8 +361,9 @@ class BlockTable:
         self.surprises += 1
 
     def _drop_oldest(self, held: HolderBlocks, most: int) -> int:
-        """Forget blocks of the run that *held* holds longest, from its end, at most *most*; returns how many."""
-        tick, run = held.oldest_tick, held.oldest
+        """Drop up to *most* blocks from the end of the oldest run of *held*; return how many."""
+        tick = held.oldest_tick
+        run = held.ticks[tick][-1]
         size = len(run.keys)
         if size > most:
             if run.bits == held.bit:
@@ -384,13 +377,13 @@ class BlockTable:
         self._held_runs -= 1
         run.bits ^= held.bit
         self._count(held, -size, 0 if run.bits else -size)
-        if not run.bits and self._first.get(run.keys[0]) is run:  # another run has its place where hashes collide
+        if not run.bits and self._first.get(run.keys[0]) is run:  # after a hash collision another run has its place
             del self._first[run.keys[0]]
         return size
 
 
-def _aged(runs: Sequence[tuple[int, int]], before: int) -> list[int]:
-    """A tick for each run, in the order of *runs* and all older than *before*; neighbours share one."""
+def _older_ticks(runs: Sequence[tuple[int, int]], before: int) -> list[int]:
+    """Return a tick older than *before* for each of *runs*, in their order; small neighbours share one."""
     ticks: list[int] = []
     newest = runs[-1][0] if runs else 0
     shared, left = 0, 0

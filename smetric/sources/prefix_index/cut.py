@@ -1,4 +1,7 @@
-"""Prompts cut into blocks of text or token ids."""
+"""Prompts cut into blocks of text or of token ids.
+
+The two kinds of blocks are separate spaces: their hashes never match.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import struct
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import xxhash
 
@@ -20,11 +22,11 @@ _hash = xxhash.xxh3_64_intdigest
 
 
 class Cut(ABC):
-    """One prompt in one space.
+    """One prompt, cut into blocks. Its units are bytes of text or tokens.
 
     Attributes:
         blocks: hashes of its full blocks; each covers all before it.
-        grain: units of a block: bytes or tokens.
+        grain: units of a block.
         size: units of the whole prompt.
     """
 
@@ -37,35 +39,38 @@ class Cut(ABC):
     @property
     @abstractmethod
     def units_per_token(self) -> float:
-        """Units that a token is, in the mean."""
+        """Units per token, on average."""
 
     @abstractmethod
     def tokens(self, units: int) -> int:
-        """Tokens that can hit where the leading *units* are held."""
+        """Return the tokens that can hit if the leading *units* are held."""
 
     @abstractmethod
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
-        """Units held where the leading *depth* blocks are, with a reply that goes on from there.
+        """Return the units held by a holder of the leading *depth* blocks, including a reply that follows them.
 
         Args:
             depth: blocks.
-            held: how many leading ones are held there of hashes that `reply` gave for an earlier prompt.
+            held: returns how many leading ones of the hashes that `reply` gave for an earlier prompt are held.
         """
 
     @abstractmethod
     def answered(self, depth: int) -> int:
-        """The first of the hashes that `reply` gave for the prompt that this one follows, which ended in block *depth*.
+        """Return the first hash that `reply` gave for the prompt before this one, if that ended in block *depth*.
 
-        0 where it did not end there, or nothing was followed.
+        0 if it did not end there, or if there is none.
         """
 
     @abstractmethod
     def reply(self, usage: Usage | None) -> Sequence[int]:
-        """Hashes that stand for the reply to this prompt, to be held by whoever gave it."""
+        """Return hashes that stand for the reply to this prompt, to be entered for the instance that gave it."""
 
 
 class TextCut(Cut):
-    """By rendered text. A follow-up whose question was answered counts as held with all of its history."""
+    """Prompt cut by rendered text.
+
+    A follow-up whose previous question was answered by the holder counts as held with its whole history.
+    """
 
     __slots__ = ("_hashes", "_prompt")
 
@@ -78,33 +83,34 @@ class TextCut(Cut):
 
     @property
     def units_per_token(self) -> float:
-        """Bytes of a token, as far as that is known."""
+        """Bytes per token, as far as known."""
         return self._prompt.bytes_per_token
 
     def tokens(self, units: int) -> int:
-        """By that ratio, at most the whole prompt."""
+        """Return *units* divided by that ratio, at most the whole prompt."""
         return self._prompt.tokens_within(units)
 
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
-        """The blocks, or the whole history where the question before it was answered there."""
+        """Return the bytes of the blocks, or of the whole history if its last question was answered there."""
         reach, question = depth * BLOCK_BYTES, self.answered(depth)
         history = self._prompt.history_bytes
         return history if history > reach and question and held((question,)) else reach
 
     def answered(self, depth: int) -> int:
-        """The question."""
+        """Return the hash of the last question in the history."""
         return self._hashes.question if depth >= self._prompt.question_bytes // BLOCK_BYTES else 0
 
     def reply(self, usage: Usage | None) -> Sequence[int]:
-        """The prompt itself, as a question that was answered."""
+        """Return the hash of the whole prompt, which stands for an answered question."""
         return (self._hashes.whole,)
 
 
 class TokenCut(Cut):
-    """By token ids. Of a reply no ids are known, only their number: it is blocks that are named by the question's text.
+    """Prompt cut by token ids.
 
-    The engine has computed all tokens of the reply but the last. They are those that follow the question in the next
-    prompt, unless the engine would encode its own text otherwise than it wrote it.
+    Of a reply only the number of tokens is known, not their ids, so the hashes of its blocks derive from the text of
+    the question. The engine has computed all tokens of the reply but the last. They follow the question in the next
+    prompt, unless the engine encodes its own text differently from how it generated it.
     """
 
     __slots__ = ("_question", "_whole")
@@ -118,15 +124,15 @@ class TokenCut(Cut):
 
     @property
     def units_per_token(self) -> float:
-        """Tokens are what is counted."""
+        """Always 1."""
         return 1.0
 
     def tokens(self, units: int) -> int:
-        """Whole blocks; the last token of a prompt is always computed again."""
+        """Return whole blocks; the last token of a prompt is always computed again."""
         return min(units, (self.size - 1) // self.grain * self.grain)
 
     def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
-        """The blocks, and those of the reply to the question that ends within the next one."""
+        """Return the tokens of the blocks, and of the reply to the question that ends within the next block."""
         end, first = depth, self.answered(depth)
         if first and held((first,)):
             most = min(self.size // self.grain, depth + MOST_REPLY_BLOCKS)
@@ -134,12 +140,12 @@ class TokenCut(Cut):
         return end * self.grain
 
     def answered(self, depth: int) -> int:
-        """The block behind the question's last full one."""
+        """Return the hash of the first reply block, which follows the last full block of the question."""
         is_followed = self._question and depth < self.size // self.grain
         return _reply_block(self._question, depth, depth) if is_followed else 0
 
     def reply(self, usage: Usage | None) -> Sequence[int]:
-        """The blocks that the engine has filled with it; none where that is not told."""
+        """Return the blocks that the engine has filled with the reply; none if *usage* does not report it."""
         if usage is None or not usage.completion_tokens or usage.prompt_tokens != self.size:
             return array("Q")
         begin, end = self.size // self.grain, (self.size + usage.completion_tokens - 1) // self.grain
@@ -147,54 +153,32 @@ class TokenCut(Cut):
         return array("Q", [_reply_block(self._whole, begin, at) for at in range(begin, end)])
 
 
-class Cutting(Protocol):
-    """One of the spaces."""
+def cut_of(request: InferenceRequest, block_tokens: int) -> Cut | None:
+    """Return the request's first prompt, cut into blocks of *block_tokens* token ids, or of text for 0.
 
-    #: Tokens of a block, 0 for blocks of text; and the units of a block.
-    tokens: int
-    grain: int
-
-    def of(self, request: InferenceRequest) -> Cut | None:
-        """The request's first prompt, hashed once; None where it has none, or no ids."""
-
-
-class TextCutting:
-    """Blocks of text."""
-
-    tokens = 0
-    grain = BLOCK_BYTES
-
-    def of(self, request: InferenceRequest) -> Cut | None:
-        """Its first prompt, if there is one; who asks again gets the same."""
-        cut: TextCut | None = request.text_cut
-        if cut is None and request.prompt is not None:
-            cut = request.text_cut = TextCut(request.prompt)
-        return cut
+    A prompt is hashed once. None if there is no prompt, or if its token ids are unknown and were when it was hashed.
+    """
+    prompt = request.prompt
+    if not block_tokens:
+        text: TextCut | None = request.text_cut
+        if text is None and prompt is not None:
+            text = request.text_cut = TextCut(prompt)
+        return text
+    if prompt is None:
+        return None
+    known = prompt.token_blocks.get(block_tokens)
+    if known is not None:
+        return TokenCut(known[0], block_tokens, known[1], prompt)
+    return None if request.token_ids is None else cut_ids(prompt, request.token_ids, block_tokens)
 
 
-class TokenCutting:
-    """Blocks of *tokens* token ids."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = self.grain = tokens
-
-    def of(self, request: InferenceRequest) -> Cut | None:
-        """Its first prompt, if its ids are known, or were when it was hashed."""
-        prompt, ids = request.prompt, request.token_ids
-        if prompt is None:
-            return None
-        known = prompt.token_blocks.get(self.tokens)
-        if known is not None:
-            return TokenCut(known[0], self.tokens, known[1], prompt)
-        return self.cut(prompt, ids) if ids is not None else None
-
-    def cut(self, prompt: Prompt, ids: Sequence[int]) -> Cut:
-        """*prompt*, whose ids are *ids*; hashed from now on, whether or not its request keeps them."""
-        blocks = BlockKeys(ids, self.tokens, root=_hash(prompt.key)).upto(len(ids) // self.tokens)
-        prompt.token_blocks[self.tokens] = blocks, len(ids)
-        return TokenCut(blocks, self.tokens, len(ids), prompt)
+def cut_ids(prompt: Prompt, ids: Sequence[int], block_tokens: int) -> Cut:
+    """Return *prompt* cut by its token *ids*. The prompt keeps the hashes, so its request need not keep the ids."""
+    blocks = BlockKeys(ids, block_tokens, root=_hash(prompt.key)).upto(len(ids) // block_tokens)
+    prompt.token_blocks[block_tokens] = blocks, len(ids)
+    return TokenCut(blocks, block_tokens, len(ids), prompt)
 
 
 def _reply_block(question: int, begin: int, at: int) -> int:
-    """Hash of the block *at* of what was answered to *question*, whose own full blocks end at *begin*."""
+    """Return the hash of block *at* of the answer to *question*, whose own full blocks end at *begin*."""
     return _hash(_pair(begin, at), question)

@@ -1,8 +1,13 @@
-"""Prefix index: which prompt blocks each instance was sent."""
+"""Prefix index: which prompt blocks each instance was sent, and so probably still holds.
+
+The default source of `hit_len`. It records what instances contain, not sessions. It learns from what this router
+routed, from cached tokens that responses report, and from other routers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,41 +20,252 @@ from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import INITIAL, InferenceRequest, Usage
 from smetric.sources.prefix_index.block_table import BlockTable
-from smetric.sources.prefix_index.cache_model import CacheModel, CacheModels
-from smetric.sources.prefix_index.cut import Cut, Cutting, TextCutting, TokenCutting
-from smetric.sources.prefix_index.image import IndexImage, InstanceImage, Restoring, pack
+from smetric.sources.prefix_index.cut import Cut, cut_ids, cut_of
+from smetric.sources.prefix_index.persistence import IndexImage, InstanceImage, pack
 from smetric.sources.source import Cells, Source, TokenIds
 
-# The embedded default for `hit_len`: which prompt blocks each instance was sent, and so probably still holds.
-#
-# A record of what instances contain, not of sessions. It learns from what this router routed, from what answers report,
-# and from other routers (`peers.py`); it outlives this process by way of `index_file.py`. How prompts are cut is in
-# `cut.py`, the table itself in `holdings.py`, what answers teach in `belief.py`.
-
-#: Bytes the index may take before it forgets what was sent longest ago.
+#: Bytes the index may take before it evicts what was sent longest ago.
 MAX_BYTES = 64 * 1024 * 1024
-#: Seconds after which a miss counts as one even where the instance was not watched from its start.
+#: Seconds after which a miss counts as one even if the instance was not watched from its start.
 WARM_UP_S = 600.0
+#: A response contradicts the model if it reports less than believed by this many blocks and this share.
+DOUBT_BLOCKS = 2
+DOUBT_SHARE = 1 / 8
+#: Missing blocks count as evicted once the instance was sent this share of its capacity since they were last used.
+EVICTED_AFTER = 1 / 4
+#: An eviction that shows less than this share of the assumed room is more than the coarseness of the index.
+SHRINK = 0.9
+#: Factor by which a reduced room grows whenever more is held than believed.
+REGAIN = 1.1
+#: Consecutive responses without any hit where one was believed, after which the cache counts as cleared.
+ZEROS = 3
+#: Replies are believed to be cached while their share found in the cache stays above REPLIES; each response that tells
+#: has this weight. Replies are not found if templates leave out generated text, such as reasoning.
+REPLY_WEIGHT = 1 / 8
+REPLIES = 0.5
+#: Most images that wait for one instance, and most instances that images wait for.
+MAX_WAITING = 8
+MAX_INSTANCES_WAITING = 1024
+#: Seconds since the last look-up after which no token ids are requested: no policy reads hits, or a better source
+#: answers.
+ASKED_S = 600.0
+#: Prompts remembered as entered by token ids.
+MOST_ENTERED = 16_384
 
 log = structlog.get_logger("smetric.index")
 
 
-class PrefixIndex(Source):
-    """A source that knows at once, and learns from answers.
+class CacheModel:
+    """Model of the cache of one incarnation of an instance, learned from what it was sent and what it reported.
 
-    Losing knowledge is not eviction: where this index may have missed or forgotten something, an instance of which it
-    knows no hit is unknown, not 0. It misses nothing of an instance that it saw empty or saw restart. Of any other it
-    knows that a block is gone once the instance was sent more than its capacity since, and it takes it to be so after
-    `warm_up_s`.
+    Args:
+        instance: the instance.
+        table: holds its blocks.
+        grain: units (bytes of text, or tokens) per block.
+        units_per_token: units per token, until its prompts show it.
+        sure_at: when a miss counts as one in any case, monotonic seconds.
+
+    Attributes:
+        since: the tick from which on this incarnation is known.
+    """
+
+    __slots__ = (
+        "_entered_then",
+        "_grain",
+        "_instance",
+        "_replies_found",
+        "_reports",
+        "_shown_room",
+        "_table",
+        "_zero_tick",
+        "_zeros",
+        "held",
+        "incarnation",
+        "since",
+        "sure_at",
+        "units_per_token",
+    )
+
+    def __init__(
+        self, instance: Instance, table: BlockTable, grain: int, units_per_token: float, sure_at: float
+    ) -> None:
+        self._instance = instance
+        self._table = table
+        self._grain = grain
+        self.units_per_token = units_per_token
+        self.incarnation = instance.incarnation
+        self.held = table.open()
+        self.since = table.tick = table.tick + 1
+        self.sure_at = sure_at
+        #: `held.entered` at the last loss of knowledge. None if there was none: then the instance itself may report
+        #: that it was empty at the beginning.
+        self._entered_then: int | None = None
+        #: Blocks it has room for, if responses have shown that to be less than its capacity.
+        self._shown_room: int | None = None
+        #: Share of replies that were held when their session went on.
+        self._replies_found = 1.0
+        #: Whether a response ever reported cached tokens: some engines never do.
+        self._reports = False
+        #: Consecutive responses without a hit where one was believed, and the tick before the first of them.
+        self._zeros = 0
+        self._zero_tick = 0
+
+    @property
+    def capacity(self) -> int | None:
+        """Blocks that fit into the instance's cache; None if unknown."""
+        tokens = self._instance.cache.capacity_tokens
+        return None if tokens is None else int(tokens * self.units_per_token / self._grain)
+
+    @property
+    def room(self) -> int:
+        """Blocks it is believed to keep."""
+        return self._room_of(self.capacity)
+
+    def _room_of(self, capacity: int | None) -> int:
+        if capacity is None:
+            return self._table.most_blocks
+        return capacity if self._shown_room is None else min(capacity, self._shown_room)
+
+    def enter(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Enter *blocks* as held from now on; return which were held before, as of `HolderBlocks.runs`."""
+        capacity = self.capacity
+        runs = self._table.enter(self.held, blocks, self._room_of(capacity))
+        if (
+            capacity is not None
+            and self.held.entered - (self._entered_then or 0) >= capacity
+            and self.sure_at > -math.inf
+        ):
+            # Engines evict what was used longest ago, so everything from before is gone by now.
+            self.sure_at = -math.inf
+            self._table.surprises += 1
+        return runs
+
+    def lost(self, sure_at: float) -> None:
+        """Note that it may hold unknown blocks from now on, until *sure_at* at the latest."""
+        self._entered_then, self.sure_at = self.held.entered, sure_at
+        self._table.surprises += 1
+
+    def misses_are_known(self, now: float, warm_up_s: float) -> bool:
+        """Return whether it holds only blocks that it is known to hold."""
+        if self.held.pressed:
+            self.held.pressed = False
+            self.lost(now + warm_up_s)
+        return now >= self.sure_at or (self._instance.seen_empty and self._entered_then is None)
+
+    def reach(self, cut: Cut, depth: int) -> int:
+        """Return the units of *cut* held if its leading *depth* blocks are, with a reply if replies are found."""
+        return depth * cut.grain if self._replies_found < REPLIES else cut.reach(depth, self.held.depth)
+
+    def judge(self, cut: Cut, before: tuple[list[tuple[int, int]], int], share: float) -> None:
+        """Learn from the *share* of a prompt's tokens that a response reports as cached.
+
+        If less was cached than believed, there are three explanations:
+
+        - Eviction, if the instance was sent `EVICTED_AFTER` of its capacity since that part was last used. Then
+          everything used before it is gone too, and the room is what came since and what is left of the prompt.
+        - A cleared cache, if `ZEROS` responses in a row report no hit although the instance reports hits otherwise.
+        - Another rendering of the prompt in the engine. Then nothing is dropped.
+
+        If more was cached than believed, the room is larger than assumed.
+
+        Args:
+            cut: the prompt, which is entered already.
+            before: the blocks that were believed held (`HolderBlocks.runs`), and the tick then.
+            share: 0 to 1.
+        """
+        runs, tick = before
+        if share:
+            self._reports, self._zeros = True, 0
+        if cut.size <= DOUBT_BLOCKS * cut.grain:
+            return  # too short to contradict anything
+        believed, actual = runs[-1][0] * cut.grain, share * cut.size
+        with_reply = cut.reach(runs[-1][0], self.held.depth)
+        if with_reply - believed > cut.grain:
+            is_found = abs(actual - with_reply) < abs(actual - believed)
+            self._replies_found += (is_found - self._replies_found) * REPLY_WEIGHT
+        doubt = max(DOUBT_SHARE * believed, DOUBT_BLOCKS * cut.grain)
+        if actual - max(with_reply, believed) > doubt:
+            capacity = self.capacity
+            if capacity is not None and self._shown_room is not None:
+                self._shown_room = min(capacity, int(self._shown_room * REGAIN) + 1)
+        elif believed - actual > doubt:
+            place = int(actual / cut.grain) + 1
+            last_used = next(at for start, at in reversed(runs[:-1]) if start <= place)
+            if not self._was_evicted(cut, last_used, place) and not share and self._reports:
+                self._zero_tick = self._zero_tick if self._zeros else tick
+                self._zeros += 1
+                if self._zeros >= ZEROS:
+                    forgotten = self._table.forget_until(self.held, self._zero_tick)
+                    log.warning("smetric.index.cleared", instance=self._instance.id, blocks=forgotten)
+                    self._zeros = 0
+
+    def _was_evicted(self, cut: Cut, last_used: int, place: int) -> bool:
+        """Return whether block *place* of *cut*, last used at *last_used*, was evicted; if so, learn from it."""
+        capacity = self.capacity
+        if capacity is None:
+            return False
+        newer = self.held.newer_than(last_used, capacity)
+        since = newer - len(cut.blocks)
+        if since < capacity * EVICTED_AFTER:
+            return False
+        room = self.room
+        # If entering the prompt has evicted other blocks, those were newer, too.
+        shown = since + place if len(self.held) < room else newer
+        if shown < SHRINK * room:
+            self._shown_room = shown
+        self._table.forget_until(self.held, last_used)
+        return True
+
+
+class CacheModels:
+    """Cache models of several instances, kept while the same instances are asked about.
+
+    Args:
+        each: the models, in the order of the instances.
+        table: holds their blocks.
+
+    Attributes:
+        place: position of each model by its holder's bit.
+    """
+
+    __slots__ = ("_misses", "_surprises", "_table", "_until", "each", "place")
+
+    def __init__(self, each: Sequence[CacheModel], table: BlockTable) -> None:
+        self.each = each
+        self.place = {model.held.bit: at for at, model in enumerate(each)}
+        self._table = table
+        self._misses: Sequence[float | None] = ()
+        self._surprises = -1
+        self._until = -math.inf
+
+    def misses(self, now: float, warm_up_s: float) -> Sequence[float | None]:
+        """Return the cell of each instance without known blocks: 0 if it is known to hold none, else None."""
+        if self._surprises != self._table.surprises or now >= self._until:
+            self._misses = [0 if model.misses_are_known(now, warm_up_s) else None for model in self.each]
+            self._surprises = self._table.surprises
+            self._until = min([model.sure_at for model in self.each if model.sure_at > now], default=math.inf)
+        return self._misses
+
+
+class PrefixIndex(Source):
+    """Index of one kind of blocks. It answers at once, and learns from responses.
+
+    Losing knowledge is not eviction: a miss is reported as unknown, not 0, if this index may have missed or forgotten
+    something. It has missed nothing of an instance that it saw empty or saw restart. A block of any other instance is
+    known to be gone once the instance was sent more than its capacity since, and is assumed to be gone after
+    *warm_up_s*.
 
     Args:
         max_bytes: bound on the memory it takes.
         warm_up_s: seconds after which a miss counts as one in any case.
-        sees_all: whether it is told of all placements. If others place what it never hears of, no miss is known.
-        yields: whether another source is asked where this one knows a part only (`prefix_part.py`): what an instance is
-            known to hold is less than a request is expected to hit, and may not be all.
-        cutting: what its blocks are of, text by default.
+        sees_all: whether it learns of all placements. If other routers place requests unseen, every miss is unknown.
+        yields: whether another source is asked if this one knows only a part of a hit (`PrefixPart`).
+        block_tokens: token ids per block; 0 for blocks of text.
         clock: monotonic seconds.
+
+    Attributes:
+        grain: units (bytes of text, or tokens) per block.
+        on_placed: called with each placement of this router: instance, blocks, `block_tokens`.
     """
 
     name = "prefix_index"
@@ -63,59 +279,63 @@ class PrefixIndex(Source):
         warm_up_s: float = WARM_UP_S,
         sees_all: bool = True,
         yields: bool = False,
-        cutting: Cutting | None = None,
+        block_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = BlockTable(max_bytes)
-        self.cutting = cutting or TextCutting()
-        #: Told of every placement that this router made itself, for other routers: instance, blocks, tokens of a block.
+        self.block_tokens = block_tokens
+        self.grain = block_tokens or BLOCK_BYTES
         self.on_placed: Callable[[Instance, Sequence[int], int], None] | None = None
         self._warm_up_s = warm_up_s
         self._sees_all = sees_all
         self._yields = yields
         self._clock = clock
-        self._known: dict[Instance, CacheModel] = {}
-        #: The candidates that were asked about last, and what is known of them.
-        self._asked: tuple[Candidates, CacheModels] | None = None
-        self._restoring = Restoring()
+        self._models: dict[Instance, CacheModel] = {}
+        #: The candidates of the last look-up, and their models.
+        self._last: tuple[Candidates, CacheModels] | None = None
+        #: Images of instances, by id, that wait until it is known which process the instance is.
+        self._waiting: dict[str, list[InstanceImage]] = {}
 
     @property
     def is_restoring(self) -> bool:
-        """Whether something waits for an instance to say which process it is."""
-        return bool(self._restoring.waiting)
+        """Whether an image waits until an instance reports which process it is."""
+        return bool(self._waiting)
 
     def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
-        """Hit lengths in tokens, by one walk along the prompt for all instances.
+        """Return hit lengths in tokens.
 
-        An instance that has answered the very request that this one follows holds its reply too.
+        An instance that answered the request before this one in its session holds its own reply too.
         """
-        cut = self.cutting.of(request)
+        cut = cut_of(request, self.block_tokens)
         if cut is None:
             return {"hit_len": [None] * len(instances)}
-        asked = self._all_of(instances)
-        misses = asked.misses(self._clock(), self._warm_up_s) if self._sees_all else [None] * len(instances)
+        models = self._models_of(instances)
+        misses = models.misses(self._clock(), self._warm_up_s) if self._sees_all else [None] * len(instances)
         cells: list[float | None] = [*misses]
-        for at, hit in self._hits(cut, asked):
+        for at, hit in self._hits(cut, models):
             if cells[at] is not None or (hit and not (self._yields and is_part(hit, request))):
                 cells[at] = hit
         return {"hit_len": cells}
 
     def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
-        """Tokens that each instance is believed to hold."""
-        known = self._all_of(instances).each
-        return [one.held.size * self.cutting.grain / one.units_per_token for one in known], None
+        """Return the tokens that each instance is believed to hold."""
+        models = self._models_of(instances).each
+        return [model.held.size * self.grain / model.units_per_token for model in models], None
 
     def least(self, request: InferenceRequest, instances: Sequence[Instance]) -> list[int]:
-        """Tokens of *request*'s prompt that each of *instances* is known to hold; it may hold more."""
-        cut = self.cutting.of(request)
+        """Return the tokens of *request*'s prompt that each of *instances* is known to hold; it may hold more."""
+        cut = cut_of(request, self.block_tokens)
         least = [0] * len(instances)
         if cut is not None:
-            for at, hit in self._hits(cut, self._all_of(instances)):
+            for at, hit in self._hits(cut, self._models_of(instances)):
                 least[at] = hit
         return least
 
-    def _hits(self, cut: Cut, asked: CacheModels) -> list[tuple[int, int]]:
-        """The places in *asked* of those that hold some of *cut*, and the tokens that can hit."""
+    def _hits(self, cut: Cut, models: CacheModels) -> list[tuple[int, int]]:
+        """Return (position in *models*, tokens that can hit) of each holder of a part of *cut*.
+
+        One walk along the prompt finds all holders.
+        """
         holders = self.table.holders
         groups: list[tuple[int, int, int]] = []
         if cut.blocks:
@@ -123,7 +343,7 @@ class PrefixIndex(Source):
                 answered = holders(question) & bits if (question := cut.answered(depth)) else 0
                 groups.append((bits, depth, answered))
         if question := cut.answered(0):
-            # What it follows fills no block: who has answered that need hold none.
+            # The question is shorter than a block, so who answered it need not hold any block.
             others = holders(question)
             for bits, _, _ in groups:
                 others &= ~bits
@@ -134,237 +354,153 @@ class PrefixIndex(Source):
             while bits:
                 bit = bits & -bits
                 bits ^= bit
-                at = asked.place.get(bit)
+                at = models.place.get(bit)
                 if at is not None:
-                    hits.append((at, cut.tokens(asked.each[at].reach(cut, depth)) if bit & answered else hit))
+                    hits.append((at, cut.tokens(models.each[at].reach(cut, depth)) if bit & answered else hit))
         return hits
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Enter the request's blocks as held by *instance*, as the most recent it was sent."""
-        cut = self.cutting.of(request)
+        """Enter the request's blocks as held by *instance*."""
+        cut = cut_of(request, self.block_tokens)
         if cut is not None and request.prompt is not None:
             self.enter(cut, request.prompt, instance)
 
     def enter(self, cut: Cut, prompt: Prompt, instance: Instance) -> None:
-        """The same for *prompt*, which is *cut*."""
+        """Enter *cut*, the blocks of *prompt*, as held by *instance*."""
         if instance.cache.prefix_caching is False:
             return
-        known = self._of(instance)
-        known.units_per_token = cut.units_per_token
+        model = self._model(instance)
+        model.units_per_token = cut.units_per_token
         tick = self.table.tick
-        prompt.held_before[self.cutting.tokens] = self._place(instance, known, cut.blocks), tick
+        prompt.held_before[self.block_tokens] = self._place(instance, model, cut.blocks), tick
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """*instance* has answered: it holds its reply, and says how much of the prompt it held before."""
-        cut = self.cutting.of(request)
+        """Enter the reply, and learn from the cached tokens that *usage* reports."""
+        cut = cut_of(request, self.block_tokens)
         if cut is not None and request.prompt is not None:
             self.settle(cut, request.prompt, instance, usage if request.prompts == 1 else None)
 
     def settle(self, cut: Cut, prompt: Prompt, instance: Instance, usage: Usage | None) -> None:
-        """The same for *prompt*, which is *cut* and has been entered; *usage* is of it alone."""
-        before = prompt.held_before.pop(self.cutting.tokens, None)
-        known = self._of(instance)
-        if before is None or before[1] < known.since:  # it was sent to a process that is gone
+        """Do the same for *prompt*, which was entered as *cut*; *usage* counts this prompt alone."""
+        before = prompt.held_before.pop(self.block_tokens, None)
+        model = self._model(instance)
+        if before is None or before[1] < model.since:  # it was sent to an earlier process
             return
-        self._place(instance, known, cut.reply(usage))
+        self._place(instance, model, cut.reply(usage))
         if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
-            known.judge(cut, before, usage.cached_tokens / usage.prompt_tokens)
+            model.judge(cut, before, usage.cached_tokens / usage.prompt_tokens)
 
     def placed(self, instance: Instance, blocks: Sequence[int]) -> None:
-        """Another router has sent *instance* a prompt of these blocks."""
+        """Enter *blocks* of a prompt that another router sent to *instance*."""
         if instance.cache.prefix_caching is not False:
-            self._of(instance).enter(blocks)
+            self._model(instance).enter(blocks)
 
     def forget(self, instance: Instance) -> None:
-        """*instance* restarted or is gone: it holds nothing of what it was sent before."""
-        known = self._known.pop(instance, None)
-        if known is not None:
-            self.table.close(known.held)
-            self._asked = None
+        """Drop all blocks of *instance*, which restarted or was removed."""
+        model = self._models.pop(instance, None)
+        if model is not None:
+            self.table.close(model.held)
+            self._last = None
 
     def missed(self, instances: Iterable[Instance]) -> None:
-        """Placements on *instances* never arrived here: what is not known to be held may be held all the same."""
+        """Note that placements on *instances* were lost: they may hold unknown blocks."""
         sure_at = self._clock() + self._warm_up_s
-        for known in map(self._of, instances):
-            known.lost(sure_at)
+        for instance in instances:
+            self._model(instance).lost(sure_at)
+
+    def misses_are_known(self, instance: Instance) -> bool:
+        """Return whether *instance* holds only blocks that it is known to hold."""
+        return self._sees_all and self._model(instance).misses_are_known(self._clock(), self._warm_up_s)
 
     def images(self) -> Iterator[InstanceImage]:
-        """What each instance holds, one after the other, so that others may run in between.
-
-        What still waits to be taken in is among them: an instance that nobody has asked about is not forgotten.
-        """
-        for instance in list(self._known):
-            known = self._of(instance)
-            if len(known.held):
-                blocks, runs = known.held.image()
-                yield InstanceImage(instance.id, instance.started_at, pack(blocks), runs, self.cutting.tokens)
-        yield from self._restoring.latest()
+        """Yield the blocks of each instance, and the latest of the images that wait for one."""
+        for instance in list(self._models):
+            held = self._model(instance).held
+            if len(held):
+                blocks, runs = held.image()
+                yield InstanceImage(instance.id, instance.started_at, pack(blocks), runs, self.block_tokens)
+        yield from [images[-1] for images in self._waiting.values()]
 
     def restore(self, images: Iterable[InstanceImage]) -> None:
-        """Take in those of *images* whose instance is still the same process, as older than what is known here.
+        """Take in *images* of blocks of this kind, as older than everything known.
 
-        Whether it is is settled when the instance is next looked at and has said when it started.
+        Each waits until its instance reports when its process started, and is dropped if that is another process.
         """
-        self._restoring.add(one for one in images if one.tokens == self.cutting.tokens)
+        for image in images:
+            if image.tokens == self.block_tokens and (
+                image.id in self._waiting or len(self._waiting) < MAX_INSTANCES_WAITING
+            ):
+                waiting = self._waiting.setdefault(image.id, [])
+                waiting.append(image)
+                del waiting[:-MAX_WAITING]
 
     async def recall(self, instances: Collection[Instance]) -> None:
-        """Take in what waits for *instances* that have said when they started; they are all there are."""
-        self._restoring.drop_strangers([instance.id for instance in instances])
+        """Take in the images of all *instances* that have reported when they started; drop those of others."""
+        for id in self._waiting.keys() - {instance.id for instance in instances}:
+            del self._waiting[id]
         for instance in instances:
             self.take_in(instance)
             await asyncio.sleep(0)
 
     def take_in(self, instance: Instance) -> None:
-        """Take in what waits for *instance*, if it has said when it started."""
-        self._of(instance)
+        """Take in the images of *instance*, if it has reported when it started."""
+        self._model(instance)
 
-    def _of(self, instance: Instance) -> CacheModel:
-        """What is known of the present incarnation of *instance*."""
-        known = self._known.get(instance)
-        if known is None or known.incarnation != instance.incarnation:
+    def _model(self, instance: Instance) -> CacheModel:
+        """Return the model of the present incarnation of *instance*."""
+        model = self._models.get(instance)
+        if model is None or model.incarnation != instance.incarnation:
             self.forget(instance)
-            units = 1.0 if self.cutting.tokens else INITIAL
+            units = 1.0 if self.block_tokens else INITIAL
             sure_at = self._clock() + self._warm_up_s
-            known = self._known[instance] = CacheModel(instance, self.table, self.cutting.grain, units, sure_at)
-        if self._restoring.waiting:
-            self._merge(instance, known)
-        return known
+            model = self._models[instance] = CacheModel(instance, self.table, self.grain, units, sure_at)
+        # Which process answers is known once the instance was scraped or has reported when it started.
+        if instance.id in self._waiting and (instance.scrape is not None or instance.started_at is not None):
+            for image in self._waiting.pop(instance.id):
+                is_same, new = instance.is_incarnation(image.started_at), 0
+                if is_same:
+                    new = self.table.merge(model.held, image.blocks, image.runs, model.room)
+                if new or not is_same:  # images of several peers mostly repeat each other
+                    log.info("smetric.index.restored", instance=instance.id, is_same_process=is_same, blocks=new)
+        return model
 
-    def _all_of(self, instances: Sequence[Instance]) -> CacheModels:
-        """The same for each of *instances*."""
-        last = self._asked
-        if last is not None and last[0] is instances and not self._restoring.waiting:
+    def _models_of(self, instances: Sequence[Instance]) -> CacheModels:
+        """Return the models of *instances*."""
+        last = self._last
+        if last is not None and last[0] is instances and not self._waiting:
             return last[1]
-        asked = CacheModels([self._of(instance) for instance in instances], self.table)
-        if isinstance(instances, Candidates):  # which are others once one of them has restarted
-            self._asked = instances, asked
-        return asked
+        models = CacheModels([self._model(instance) for instance in instances], self.table)
+        if isinstance(instances, Candidates):  # a restart makes new candidates
+            self._last = instances, models
+        return models
 
-    def _merge(self, instance: Instance, known: CacheModel) -> None:
-        for image in self._restoring.of(instance):
-            is_same = instance.is_incarnation(image.started_at)
-            new = 0
-            if is_same:
-                new = self.table.merge(known.held, image.blocks, image.runs, known.room)
-            if new or not is_same:  # of twenty peers one says what the others do
-                log.info("smetric.index.restored", instance=instance.id, is_same_process=is_same, blocks=new)
-
-    def misses_are_known(self, instance: Instance) -> bool:
-        """Whether *instance* holds nothing but what it is known to hold."""
-        return self._sees_all and self._of(instance).misses_are_known(self._clock(), self._warm_up_s)
-
-    def _place(self, instance: Instance, known: CacheModel, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """It holds *blocks* from now on; returns what of them it held before, as of `Held.runs`."""
+    def _place(self, instance: Instance, model: CacheModel, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Enter *blocks* and report the placement; return which were held before, as of `HolderBlocks.runs`."""
         if not blocks:
             return [(0, 0)]
-        before = known.enter(blocks)
+        before = model.enter(blocks)
         if self.on_placed is not None:
-            self.on_placed(instance, blocks, self.cutting.tokens)
+            self.on_placed(instance, blocks, self.block_tokens)
         return before
 
 
 def is_part(hit: int, request: InferenceRequest) -> bool:
-    """Whether *hit* is less than *request* is expected to hit where its session was served.
+    """Return whether *hit* is less than the expected hit of *request* by a block of text or more.
 
-    By a block of text or more: what is expected is a share of bytes, also where tokens are counted.
+    Expected hits derive from shares of bytes, so they are no more exact than that.
     """
     assert request.prompt is not None, "there is no hit without a prompt"
     return not request.est_hit or hit + request.prompt.tokens(BLOCK_BYTES) <= request.est_hit
 
 
-# All prefix indexes of a router as one: of blocks of text and, where a tokenizer gives them, of blocks of token ids.
-#
-# What one knows is in `prefix_index.py`; how the memory is shared out is in `stack.py`.
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFigures:
-    """Size of the prefix index."""
-
-    blocks: int
-    memory_bytes: int
-    evictions: int
-
-
-class PrefixIndexes:
-    """One index for each kind of blocks; none where the prefix index is off.
-
-    Args:
-        indexes: each with blocks of its own kind.
-    """
-
-    def __init__(self, indexes: Iterable[PrefixIndex] = ()) -> None:
-        self._by_tokens = {index.cutting.tokens: index for index in indexes}
-
-    def __iter__(self) -> Iterator[PrefixIndex]:
-        return iter(self._by_tokens.values())
-
-    def __len__(self) -> int:
-        return len(self._by_tokens)
-
-    def of(self, tokens: int) -> PrefixIndex | None:
-        """The one whose blocks have so many token ids, 0 for text; None where there is none."""
-        return self._by_tokens.get(tokens)
-
-    @property
-    def image_bytes(self) -> int:
-        """Most bytes of an image that fits: each holding takes eight of them, and counts for more in memory."""
-        return sum(index.table.max_bytes for index in self)
-
-    @property
-    def changes(self) -> int:
-        """Goes up with every change."""
-        return sum(index.table.changes for index in self)
-
-    @property
-    def is_restoring(self) -> bool:
-        """Whether something learnt before waits for an instance to say which process it is."""
-        return any(index.is_restoring for index in self)
-
-    def figures(self) -> IndexFigures:
-        """What they take, for the metrics page."""
-        return IndexFigures(
-            sum(index.table.blocks for index in self),
-            sum(index.table.memory_bytes for index in self),
-            sum(index.table.evictions for index in self),
-        )
-
-    def missed(self, instances: Collection[Instance]) -> None:
-        """Placements on *instances* never arrived here."""
-        for index in self:
-            index.missed(instances)
-
-    async def image(self) -> IndexImage:
-        """What they know now, gathered so that others may run in between."""
-        instances = []
-        for index in self:
-            for one in index.images():
-                instances.append(one)
-                await asyncio.sleep(0)
-        return IndexImage(time.time(), BLOCK_BYTES, instances)
-
-    def restore(self, images: Collection[InstanceImage]) -> None:
-        """Take in what *images* say, once their instances have said which process they are."""
-        for index in self:
-            index.restore(images)
-
-    async def recall(self, instances: Collection[Instance]) -> None:
-        """Take in what was learnt before of those of all *instances* that have said which process they are."""
-        for index in self:
-            await index.recall(instances)
-
-
-# What the prefix index knows of a hit in part only: it stands where no source knows the whole.
-#
-# A router that has just started may know an instance to hold the system prompt that all sessions share, and nothing of
-# the session that is asked for. Told at once, this part would hide the whole from sources that are asked later.
-
-
 class PrefixPart(Source):
-    """A source to be asked after all others.
+    """Source of partial hits of a `PrefixIndex` that yields, asked after all others.
+
+    A router that has just started may know that an instance holds the system prompt that all sessions share, and
+    nothing of the session itself. Reported first, this part would hide the whole from sources asked later.
 
     Args:
-        index: what learns, and forgets; it is told itself.
+        index: the index; it learns and forgets as a source of its own.
     """
 
     name = "prefix_index:part"
@@ -374,46 +510,33 @@ class PrefixPart(Source):
         self._index = index
 
     def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
-        """The tokens that each instance is known to hold, None where that is none."""
+        """Return the tokens that each instance is known to hold; None if there are none."""
         return {"hit_len": [hit or None for hit in self._index.least(request, instances)]}
-
-
-# The prefix index by token ids: exact to a block of the engine, where ids are known in time.
-#
-# A second index beside that of text, with a table of its own: hashes of the two spaces never meet. Every prompt is
-# entered in both if its ids are known or can be found: those of a request that was routed without them, as a session's
-# first one is, are found while its answer comes. Which prompts have ids is known in `smetric.tokenize`.
-
-#: Seconds since the last look-up after which no ids are asked for any more: no policy, or a better source, decides.
-ASKED_S = 600.0
-#: Prompts entered here that are remembered.
-MOST_ENTERED = 16_384
 
 
 @dataclass(slots=True)
 class _Late:
-    """A prompt that was sent before its ids were known."""
+    """A prompt that was sent before its token ids were known; whether it is answered, and its usage."""
 
     instance: Instance
     incarnation: int
-    #: Whether it was answered, and what its answer counted.
     is_settled: bool = False
     usage: Usage | None = None
 
 
 class PrefixTokens(Source):
-    """A source that knows as soon as it has the token ids, and learns from answers.
+    """Index of blocks of token ids beside one of text: exact to a block of the engine if ids are known in time.
 
-    It speaks where it knows as much of the prompt to be held as the index of text does, to a block of text; or less,
-    where it has missed nothing and the session's last prompt was entered here. Else the index of text speaks: for what
-    was entered there alone, and for what is not held.
+    Every prompt whose ids are known, or can be found while its response comes, is entered in both indexes. This one
+    answers if it knows as much of the prompt to be held as the index of text, to a block of text; or less, if it has
+    missed nothing and the session's last prompt was entered here. Otherwise the index of text answers: for prompts that
+    were entered there alone, and for misses.
 
     Args:
-        tokens: the index of token ids.
-        cutting: how it cuts them.
+        index: the index of token ids.
         text: the index of text.
-        token_ids: of prompts.
-        yields: whether another source than the two is asked where only a part is known.
+        token_ids: gives the ids of prompts.
+        yields: whether another source than the two is asked if only a part is known.
         clock: monotonic seconds.
     """
 
@@ -422,29 +545,27 @@ class PrefixTokens(Source):
 
     def __init__(
         self,
-        tokens: PrefixIndex,
-        cutting: TokenCutting,
+        index: PrefixIndex,
         text: PrefixIndex,
         token_ids: TokenIds,
         *,
         yields: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.index = tokens
-        self._cutting = cutting
+        self.index = index
         self._text = text
         self._token_ids = token_ids
         self._yields = yields
         self._clock = clock
         self._asked_at = clock()
         self._late: dict[Prompt, _Late] = {}
-        #: Hashes of the text of prompts that were entered here. What else was sent, by this router without ids or by
-        #: others, may be in the index of text alone.
+        #: Text hashes of prompts that were entered here. Other prompts, sent by this router without ids or by other
+        #: routers, may be in the index of text alone.
         self._entered: LRUCache[int, None] = LRUCache(MOST_ENTERED)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Give up what has no ids yet."""
+        """Cancel the search for ids."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -453,7 +574,7 @@ class PrefixTokens(Source):
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
     ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
-        """Hit lengths in whole blocks, always less than the prompt; no ids are asked for while nothing is held."""
+        """Return hit lengths in whole blocks, less than the prompt. No ids are requested while nothing is held."""
         self._asked_at = self._clock()
         if request.prompt is None or not (self.index.table.blocks or self.index.is_restoring):
             return {"hit_len": [None] * len(instances)}
@@ -472,10 +593,11 @@ class PrefixTokens(Source):
         is_whole = hashes.question in self._entered or hashes.whole in self._entered
         exact, rough = self.index.least(request, instances), self._text.least(request, instances)
         for instance, hit, text in zip(instances, exact, rough, strict=True):
-            stands = hit and (hit + block_of_text > text or (is_whole and self.index.misses_are_known(instance)))
-            if stands and self._yields and is_part(hit, request):
-                stands = False
-            cells.append(_whole(hit, instance) if stands else None)
+            answers = hit and (hit + block_of_text > text or (is_whole and self.index.misses_are_known(instance)))
+            if answers and self._yields and is_part(hit, request):
+                answers = False
+            # The instance's own blocks may be larger than those here.
+            cells.append(hit - hit % (instance.cache.block_size or 1) if answers else None)
         return {"hit_len": cells}
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
@@ -505,30 +627,98 @@ class PrefixTokens(Source):
             self._entered.pop(prompt.hashes.whole, None)
         if ids is None or late.instance.incarnation != late.incarnation:
             return
-        cut = self._cutting.cut(prompt, ids)
+        cut = cut_ids(prompt, ids, self.index.block_tokens)
         self.index.enter(cut, prompt, late.instance)
         self._entered[prompt.hashes.whole] = None
         if late.is_settled:
             self.index.settle(cut, prompt, late.instance, late.usage)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """*instance* has answered: it holds its reply, and says how much of the prompt it held before."""
-        prompt = request.prompt
-        if prompt is None:
-            return
-        alone = usage if request.prompts == 1 else None
-        late = self._late.get(prompt)
-        if late is not None:
-            late.is_settled, late.usage = True, alone
-        else:
+        """Enter the reply, and learn from *usage*, now or when the prompt's ids are known."""
+        late = self._late.get(request.prompt) if request.prompt is not None else None
+        if late is None:
             self.index.settled(request, instance, usage)
+        else:
+            late.is_settled, late.usage = True, usage if request.prompts == 1 else None
 
     def forget(self, instance: Instance) -> None:
-        """*instance* restarted or is gone."""
+        """Drop all blocks of *instance*, which restarted or was removed."""
         self.index.forget(instance)
 
 
-def _whole(hit: int, instance: Instance) -> int:
-    """*hit* in whole blocks of the instance, which may be larger than those here."""
-    block = instance.cache.block_size
-    return hit - hit % block if block else hit
+@dataclass(frozen=True, slots=True)
+class IndexFigures:
+    """Size of the prefix index."""
+
+    blocks: int
+    memory_bytes: int
+    evictions: int
+
+
+class PrefixIndexes:
+    """The prefix indexes of a router: one for each kind of blocks, or none if the prefix index is off.
+
+    Args:
+        indexes: the indexes.
+    """
+
+    def __init__(self, indexes: Iterable[PrefixIndex] = ()) -> None:
+        self._by_tokens = {index.block_tokens: index for index in indexes}
+
+    def __iter__(self) -> Iterator[PrefixIndex]:
+        return iter(self._by_tokens.values())
+
+    def __len__(self) -> int:
+        return len(self._by_tokens)
+
+    def of(self, block_tokens: int) -> PrefixIndex | None:
+        """Return the index with blocks of *block_tokens* token ids, 0 for text; None if there is none."""
+        return self._by_tokens.get(block_tokens)
+
+    @property
+    def image_bytes(self) -> int:
+        """Most bytes of an image: a holding takes 8 of them, and counts for more in memory."""
+        return sum(index.table.max_bytes for index in self)
+
+    @property
+    def changes(self) -> int:
+        """Number that goes up with every change."""
+        return sum(index.table.changes for index in self)
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether an image waits until an instance reports which process it is."""
+        return any(index.is_restoring for index in self)
+
+    def figures(self) -> IndexFigures:
+        """Return their size, for the metrics page."""
+        tables = [index.table for index in self]
+        return IndexFigures(
+            sum(table.blocks for table in tables),
+            sum(table.memory_bytes for table in tables),
+            sum(table.evictions for table in tables),
+        )
+
+    def missed(self, instances: Collection[Instance]) -> None:
+        """Note that placements on *instances* were lost."""
+        for index in self:
+            index.missed(instances)
+
+    async def image(self) -> IndexImage:
+        """Return an image of all indexes, gathered instance by instance so that other tasks run in between."""
+        instances = []
+        for index in self:
+            for image in index.images():
+                instances.append(image)
+                await asyncio.sleep(0)
+        return IndexImage(time.time(), BLOCK_BYTES, instances)
+
+    def restore(self, images: Collection[InstanceImage]) -> None:
+        """Take in *images*, each once its instance has reported which process it is."""
+        for index in self:
+            index.restore(images)
+
+    async def recall(self, instances: Collection[Instance]) -> None:
+        """Take in the images of all *instances* that have reported which process they are; drop those of others."""
+        for index in self:
+            await index.recall(instances)
