@@ -102,6 +102,21 @@ class Answer:
         """
         return self._wire.read(self)
 
+    def relay(self, sink: Callable[[bytes], bool]) -> Coroutine[Any, Any, bool]:
+        """Call *sink* with each piece of the body as soon as it arrives, without a change of tasks in between.
+
+        Args:
+            sink: takes a piece; returns whether it takes more now.
+
+        Returns:
+            True at the end of the body; False once *sink* takes no more.
+
+        Raises:
+            AnswerBroken: the connection ended or broke HTTP within the body.
+            Exception: as *sink* raised it.
+        """
+        return self._wire.relay(self, sink)
+
     @property
     def is_whole(self) -> bool:
         """All of it has come and been read."""
@@ -275,6 +290,7 @@ class Wire(asyncio.BufferedProtocol):
         "_on_lost",
         "_on_made",
         "_poll",
+        "_sink",
         "_transport",
         "_unsent",
         "_waiter",
@@ -298,6 +314,8 @@ class Wire(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        #: Takes each piece of a body that is relayed.
+        self._sink: Callable[[bytes], bool] | None = None
         self._poll = select.poll()
         self._unsent: memoryview | None = None
         self._is_congested = self._is_paused = self._is_lost = False
@@ -366,6 +384,25 @@ class Wire(asyncio.BufferedProtocol):
             self._waiter = self._loop.create_future()
             await self._waiter
         return answer.take()
+
+    async def relay(self, answer: Answer, sink: Callable[[bytes], bool]) -> bool:
+        """Call *sink* with each piece of the body as it arrives; as of `Answer.relay`."""
+        while True:
+            if answer.pieces and not sink(answer.take()):
+                return False
+            if answer.is_done:
+                return True
+            if answer.reason:
+                raise AnswerBroken(answer.reason)
+            self._waiter = self._loop.create_future()
+            self._sink = sink
+            try:
+                await self._waiter
+                has_sink = self._sink is not None
+            finally:
+                self._sink = None
+            if not has_sink:
+                return False
 
     def taken(self) -> None:
         """What had come of the answer has been taken."""
@@ -443,6 +480,9 @@ class Wire(asyncio.BufferedProtocol):
         answer = self.answer
         if answer is None or not answer.feed(self._just_read[:nbytes]):
             self.abort()
+        elif self._sink is not None and answer.pieces and not answer.is_done:
+            self._relay_piece(answer, self._sink)
+            return
         elif answer.size >= HIGH_BYTES and not (self._is_paused or answer.is_done):
             assert self._transport is not None
             self._is_paused = True
@@ -455,6 +495,19 @@ class Wire(asyncio.BufferedProtocol):
             self._is_spoilt = True
         if answer.has_head or answer.reason:
             self._wake()
+
+    def _relay_piece(self, answer: Answer, sink: Callable[[bytes], bool]) -> None:
+        """Hand what has arrived to *sink*. Wake the reader if *sink* takes no more; the end of a body wakes it too."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return  # its task has been cancelled
+        try:
+            if sink(answer.take()):
+                return
+            self._sink = None
+        except Exception as error:  # noqa: BLE001 - its reader raises it
+            waiter.set_exception(error)
+        self._wake()
 
     def eof_received(self) -> None:
         """The instance sends no more: nobody waits until it has taken what is still to be sent to it."""

@@ -677,3 +677,77 @@ async def test_an_address_that_swallows_connections_holds_up_the_first_request_o
         assert loop.time() - began < 0.5
         await upstream.close()
     await engine.stop()
+
+
+@pytest.mark.parametrize("taken_at_once", [1, 2, 100], ids=["each piece", "some pieces", "all pieces"])
+async def test_relay_gives_each_piece_to_its_sink_until_that_takes_no_more(taken_at_once: int) -> None:
+    pieces = [b"%d" % number for number in range(6)]
+    async with client_of(saying(head(200, (b"content-length", b"6")), *pieces)) as client:
+        answer = await client.send()
+        got: list[bytes] = []
+
+        def sink(piece: bytes) -> bool:
+            got.append(piece)
+            return len(got) % taken_at_once != 0
+
+        stops = 0
+        async with asyncio.timeout(10):
+            while not await answer.relay(sink):
+                stops += 1
+        assert b"".join(got) == b"012345"
+        assert stops == len(got) // taken_at_once
+        assert answer.is_whole
+        answer.finish()
+
+
+async def test_relay_gives_what_has_arrived_before_an_answer_breaks() -> None:
+    async def script(call: Call) -> None:
+        await call.send(head(200, (b"content-length", b"9")) + b"abc")
+        await asyncio.sleep(0.01)
+        await call.send(b"def")
+        call.close()
+
+    async with client_of(script) as client:
+        answer = await client.send()
+        got: list[bytes] = []
+
+        def sink(piece: bytes) -> bool:
+            got.append(piece)
+            return True
+
+        with pytest.raises(AnswerBroken):
+            async with asyncio.timeout(10):
+                await answer.relay(sink)
+        assert b"".join(got) == b"abcdef"
+        answer.close()
+
+
+async def test_relay_raises_an_error_of_its_sink() -> None:
+    async with client_of(saying(head(200, (b"content-length", b"9")), b"abc", b"def", b"ghi")) as client:
+        answer = await client.send()
+
+        def sink(_: bytes) -> bool:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            async with asyncio.timeout(10):
+                await answer.relay(sink)
+        answer.close()
+
+
+async def test_relay_that_is_cancelled_gives_its_sink_nothing_more() -> None:
+    async with client_of(saying(head(200, (b"content-length", b"6")), *[b"x"] * 6)) as client:
+        answer = await client.send()
+        got: list[bytes] = []
+
+        def sink(piece: bytes) -> bool:
+            got.append(piece)
+            return True
+
+        relaying = asyncio.create_task(answer.relay(sink))
+        await until(lambda: len(got) == 2)
+        relaying.cancel()
+        await asyncio.gather(relaying, return_exceptions=True)
+        assert await rest(answer) == b"xxxx"
+        assert len(got) == 2
+        answer.finish()
