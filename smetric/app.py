@@ -201,7 +201,7 @@ class Application:
     def data_app(self) -> Intake:
         """What the data port serves. Starts and stops the application with its lifespan."""
         settings = self.settings
-        plane = ProxyContext(
+        proxy = ProxyContext(
             self.router,
             self.upstream,
             self.tokens,
@@ -209,8 +209,8 @@ class Application:
             Deadlines(settings.forward.first_byte_timeout, settings.forward.idle_timeout),
             settings.response_headers,
         )
-        door = EndpointContext(
-            plane,
+        context = EndpointContext(
+            proxy,
             self.telemetry.exchanges,
             self.admission,
             Reading(
@@ -232,7 +232,7 @@ class Application:
             finally:
                 await self.stop()
 
-        app = data_app(door, Models(plane, settings.models), self._why_unready, lifespan)
+        app = data_app(context, Models(proxy, settings.models, self.telemetry.exchanges), self._why_unready, lifespan)
         intake = Intake(app, _data_limits(settings), self.telemetry.exchanges.unreadable)
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
         self.metrics.register(OverloadGauges(saturation.figures))

@@ -9,7 +9,7 @@ import pytest
 
 from smetric.errors import ConfigError
 from smetric.lab.traces import arrivals
-from smetric.proxy.delivery import Observer
+from smetric.proxy.delivery import AnswerObserver
 from smetric.records.reader import Reading
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.routing.routes import root_of
@@ -34,7 +34,7 @@ def test_files_that_nest_too_deeply_are_named_with_the_line(tmp_path: Path) -> N
 
 
 def test_usage_beside_what_nests_too_deeply_is_found_by_its_name() -> None:
-    observer = Observer(Api.CHAT, is_stream=False)
+    observer = AnswerObserver(Api.CHAT, is_stream=False)
     observer.passed(b'{"x":%b,"usage":{"prompt_tokens":7,"completion_tokens":2}}' % (b"[" * 1500 + b"]" * 1500))
     assert observer.usage() == Usage(7, 2, None)
 

@@ -1,4 +1,4 @@
-"""Shared context of all requests: router, upstream client, timeouts, retry budget."""
+"""Shared context of all requests on the data port."""
 
 from __future__ import annotations
 
@@ -16,23 +16,18 @@ from smetric.request.request import TokenRatio
 from smetric.routing.router import Router
 from smetric.telemetry.hit_truth import CacheWatch
 
-# How many requests may be tried on a second instance: a share of all requests, so that an outage is not multiplied.
-#
-# Which failures are worth it is `forward.py`'s to say. A resend on a fresh connection of the same instance is no retry.
-
-#: Retries there may be per request of the last seconds, and how many there may be however few requests there were. The
-#: latter is more than the failures in a row that eject an instance, so that a quiet router loses no request until then.
+#: Retries allowed per request of the last `WINDOW_S` seconds, and their least number. The latter exceeds the number of
+#: failures in a row that eject an instance, so that a router with few requests loses none until then.
 SHARE = 0.2
 LEAST = 10
 WINDOW_S = 10
 
 
 class RetryBudget:
-    """Counts requests and retries by the second.
+    """Retry budget: bounds second attempts by a share of recent requests, so that an outage is not multiplied.
 
-    Requests of the last seconds are those that came then, and those that were under way already: an instance that dies
-    takes with it what came long before. What it had burdens nobody any more, so all of that may be tried again: of two
-    instances one has half of what is under way.
+    Recent requests are those that arrived in the window, and those that were under way before. An instance that dies
+    takes long streams with it that arrived before the window. Their load is gone, so that each may be tried again.
 
     Args:
         clock: monotonic seconds.
@@ -41,26 +36,25 @@ class RetryBudget:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._under_way = 0
-        #: By second modulo the window: which second, requests that came, retries, requests under way when it began.
+        #: By second modulo the window: the second, its requests, its retries, requests under way when it began.
         self._seconds = [[-WINDOW_S, 0, 0, 0] for _ in range(WINDOW_S)]
-        #: The one there is now, and when it ends.
-        self._second = self._seconds[0]
-        self._ends_at = -inf
+        self._current = self._seconds[0]
+        self._current_ends_at = -inf
 
     def arrived(self) -> None:
-        """A request came."""
+        """Count a request that has arrived."""
         self._now()[1] += 1
         self._under_way += 1
 
     def ended(self) -> None:
-        """A request has ended."""
+        """Count the end of a request."""
         self._under_way -= 1
 
     def take(self, *, has_died: bool = False) -> bool:
-        """Whether there may be another retry; it then counts as one.
+        """Take one retry from the budget; return False if it is exhausted.
 
         Args:
-            has_died: the connection to the instance ended under the request, or it takes none.
+            has_died: the connection to the instance ended during the request, or it accepts none.
         """
         now = self._now()
         recent = [second for second in self._seconds if second[0] > now[0] - WINDOW_S]
@@ -72,20 +66,17 @@ class RetryBudget:
 
     def _now(self) -> list[int]:
         now = self._clock()
-        if now >= self._ends_at:
+        if now >= self._current_ends_at:
             number = int(now)
-            self._ends_at = number + 1.0
-            self._second = self._seconds[number % WINDOW_S]
-            self._second[:] = number, 0, 0, self._under_way
-        return self._second
-
-
-# What all requests on the data port share: the way to a decision, the way to instances, and what is learnt.
+            self._current_ends_at = number + 1.0
+            self._current = self._seconds[number % WINDOW_S]
+            self._current[:] = number, 0, 0, self._under_way
+        return self._current
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds: until the first byte of an answer (queueing and prefill included), and between two pieces of it."""
+    """Timeouts of an instance: until the first byte of an answer, with queue and prefill, and between two pieces."""
 
     first_byte_s: float
     idle_s: float
@@ -93,15 +84,17 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class ProxyContext:
-    """What requests share.
+    """Router, upstream client, timeouts and retry budget: shared by all requests.
 
     Args:
         router: decides.
-        upstream: sends.
+        upstream: sends requests to instances.
         tokens: bytes per token of each model.
-        caches: learns from answers.
-        deadlines: how long an instance may take.
-        response_headers: whether answers carry a receipt.
+        caches: compares expected with actual cache hits.
+        deadlines: timeouts of instances.
+        response_headers: whether answers carry `x-smetric-` headers.
+        id: identifies this router among those that a request passes.
+        retries: retry budget.
     """
 
     router: Router
@@ -110,25 +103,23 @@ class ProxyContext:
     caches: CacheWatch
     deadlines: Deadlines
     response_headers: bool
-    #: This router, among those that a request may pass.
     id: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())
     retries: RetryBudget = field(default_factory=RetryBudget)
 
     def receipt(self, record: DecisionRecord) -> Headers:
-        """`x-smetric-…`: what a client can quote of the decision on its request."""
+        """Return the `x-smetric-` headers that name the decision on a request."""
         if not self.response_headers:
             return []
         policy, instance = record.policy, record.instance
-        told = _told(policy.name, policy.digest, instance.id if instance is not None else "", record.rule)
-        return [(b"x-smetric-decision-id", record.id.encode()), *told]
+        common = _receipt(policy.name, policy.digest, instance.id if instance is not None else "", record.rule)
+        return [(b"x-smetric-decision-id", record.id.encode()), *common]
 
 
 @lru_cache(4096)
-def _told(policy: str, digest: str, instance: str, rule: str) -> Headers:
-    """What many requests are told alike."""
-    told = [(b"x-smetric-policy", f"{policy}@{digest}".encode())]
+def _receipt(policy: str, digest: str, instance: str, rule: str) -> Headers:
+    headers = [(b"x-smetric-policy", f"{policy}@{digest}".encode())]
     if instance:
-        told.append((b"x-smetric-instance", instance.encode()))
+        headers.append((b"x-smetric-instance", instance.encode()))
     if rule:
-        told.append((b"x-smetric-rule", rule.encode()))
-    return told
+        headers.append((b"x-smetric-rule", rule.encode()))
+    return headers

@@ -1,4 +1,7 @@
-"""Endpoints of the data port."""
+"""Endpoints of the data port: the paths and the plain ASGI callables that serve them.
+
+Starlette routes. Its Request and StreamingResponse are not used: they take more time than all of the code here.
+"""
 
 from __future__ import annotations
 
@@ -36,54 +39,39 @@ from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest
 from smetric.telemetry.metrics import OTHER
 
-# Counts and logs the answers of an endpoint that concerns no instance in particular, such as the list of models.
-#
-# No instance answers them, and they have no trace.
+#: Inference paths and their APIs.
+INFERENCE: dict[str, Api] = {
+    "/v1/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    "/v1/messages": Api.MESSAGES,
+    "/v1/responses": Api.RESPONSES,
+}
+#: Other paths that are passed to a candidate. Paths that load adapters or change an engine are left out on purpose.
+PASSED: tuple[str, ...] = tuple(path for path in PATHS if path not in INFERENCE)
+COUNT_TOKENS = "/v1/messages/count_tokens"
+STORED_RESPONSE = "/v1/responses/{id}"
+CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
 
+#: Status that is logged for a client that disconnects before the end of its answer.
+CLIENT_CLOSED = 499
+#: Longest time to send an error to a client that is cut off, seconds.
+LAST_WORDS_S = 1.0
+CUT_OFF = HttpError(
+    503,
+    "the router stops, and this request outlived the time it gives; send it again",
+    "shutting_down",
+    retry_after_s=1.0,
+)
 
-class Counted:
-    """An endpoint that concerns no instance in particular: its answers are counted and logged.
-
-    Args:
-        app: what answers.
-        route: the path template.
-        exchanges: count and log.
-    """
-
-    def __init__(self, app: App, route: str, exchanges: Exchanges) -> None:
-        self._app = app
-        self._route = route
-        self._exchanges = exchanges
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        exchange = self._exchanges.begin(scope, self._route, trusted=False, is_routed=False)
-        status, bytes_out = 500, 0
-
-        async def seen(message: Message) -> None:
-            nonlocal status, bytes_out
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif scope["method"] != "HEAD":
-                bytes_out += len(message.get("body", b""))
-            await send(message)
-
-        try:
-            await self._app(scope, receive, seen)
-        finally:
-            exchange.end(status, bytes_out=bytes_out, error_type=str(status) if status >= 500 else "")
-
-
-# `GET /v1/models`: the model lists of all instances, merged by id; cards pass with every field as it came.
-
-#: Bounds on asking one instance: seconds, with the wait for its turn, and bytes; and how many are asked at a time,
-#: whoever wants to know: each takes a connection, which requests may want.
+#: Bounds on a request for the models of one instance: seconds with the wait for its turn, and bytes.
 DEADLINE_S = 2.0
 MAX_BYTES = 1024 * 1024
+#: Bound on such requests at a time, for all clients: each takes a connection that inference may need.
 MOST_AT_ONCE = 64
+#: Client's header fields that go with them.
+_ASKED_WITH = frozenset({b"authorization", VIA})
 
-
-#: A model's fields, by name; what they say is not read.
+#: Fields of a model by name, undecoded.
 _Card = dict[str, Any]
 
 
@@ -93,27 +81,173 @@ class _List(msgspec.Struct):
 
 _read = msgspec.json.Decoder(_List).decode
 
-#: What of a client's request goes along: who it is, and the routers passed.
-_ASKED_WITH = frozenset({b"authorization", VIA})
+
+class UnderWay:
+    """Requests that are being served, so that those that outlive the drain deadline can be cut off."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+        #: Number of requests that were cut off.
+        self.cut = 0
+
+    def cut_off(self) -> int:
+        """End all requests, each with an error in its API's own shape; return their number."""
+        for task in self.tasks:
+            task.cancel()
+        return len(self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointContext:
+    """Shared dependencies of the inference endpoints.
+
+    Args:
+        proxy: router, upstream client, timeouts, retry budget.
+        exchanges: makes an exchange for each request.
+        admission: admission control.
+        reading: how requests are read.
+        trusted: networks of peers whose trace is continued and whose tenant names count.
+        salt: keeps tenants apart; None: `cache_salt` passes as it is.
+        under_way: requests that are being served.
+    """
+
+    proxy: ProxyContext
+    exchanges: Exchanges
+    admission: Admission
+    reading: Reading
+    trusted: Sequence[Network]
+    salt: TenantSalt | None
+    under_way: UnderWay
+
+
+class Inference:
+    """Endpoint that reads a body, routes the request and forwards it.
+
+    Args:
+        context: shared dependencies.
+        route: the path template, for metrics and spans.
+        api: wire format of the body.
+        leased: whether requests count as load and are decided by the policy.
+    """
+
+    def __init__(self, context: EndpointContext, route: str, api: Api, *, leased: bool = True) -> None:
+        self._context = context
+        self._route = route
+        self._api = api
+        self._leased = leased
+        self._is_trusted = lru_cache(4096)(self._look_up_peer)
+
+    def _look_up_peer(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        if address.version == 6 and address.ipv4_mapped is not None:  # one socket may listen for both
+            address = address.ipv4_mapped
+        return any(address.version == network.version and address in network for network in self._context.trusted)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. *receive* is the `Client` that the intake made, and *send* its method."""
+        client, context = cast(Client, receive), self._context
+        peer = scope.get("client")
+        is_trusted = peer is not None and self._is_trusted(peer[0])
+        exchange = context.exchanges.begin(scope, self._route, trusted=is_trusted)
+        context.under_way.tasks.add(client.task)
+        forwarding: Forwarding | None = None
+        permit: Permit | None = None
+        try:
+            permit = context.admission.admit(scope["headers"], leased=self._leased)
+            body = await client.body(permit)
+            if context.salt is not None and self._leased:
+                body = context.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
+            request = self._read(scope, body)
+            if (model := context.reading.aliases.get(request.model)) is not None:
+                request.alias, request.model = request.model, model
+                body = patch_model(body, model)
+            forwarding = Forwarding(context.proxy, scope, client, exchange, request, body or None, permit, self._leased)
+            del body  # it is let go as soon as an answer begins
+            await forwarding.run()
+        except HttpError as error:
+            exchange.end(error.status, error_type=error.kind)  # also if the client does not stay for the answer
+            await send_error(send, scope["path"], error)
+        except ClientGone:
+            exchange.end(CLIENT_CLOSED, error_type=names.CLIENT_GONE)
+        except asyncio.CancelledError:
+            expired = client.watchdog.expired
+            bytes_out = forwarding.bytes_out if forwarding is not None else 0
+            if expired == "body":
+                exchange.end(408, error_type="request_timeout")  # the intake answers
+            elif expired is not None:
+                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_STALLED)
+            elif client.gone:
+                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_GONE)
+            else:
+                exchange.end(client.status or CUT_OFF.status, bytes_out=bytes_out, error_type=names.SHUTDOWN)
+                await self._cut_off(scope["path"], client, forwarding)
+            raise
+        finally:
+            if permit is not None:
+                permit.end()
+            context.under_way.tasks.discard(client.task)
+            exchange.end(client.status or 500, error_type="internal_error")  # only if nothing above has ended it
+
+    async def _cut_off(self, path: str, client: Client, forwarding: Forwarding | None) -> None:
+        """Send the error of a router that stops. The answer then lacks its end marker."""
+        self._context.under_way.cut += 1
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                if not client.status:
+                    client.is_last = True
+                    await send_error(client.send, path, CUT_OFF)
+                elif forwarding is not None:
+                    await forwarding.append_error(CUT_OFF)
+        except TimeoutError:
+            pass  # the client does not read; its connection is closed anyway
+
+    def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
+        request = parse(self._api, body, scope["headers"], self._context.proxy.tokens, self._context.reading)
+        params = scope.get("path_params")
+        if params and "id" in params:
+            request.pinned_to = params["id"]
+        return request
 
 
 class Models:
-    """The endpoint.
+    """Endpoint `GET /v1/models`: the lists of all instances, merged by id. Cards pass with every field as it came.
 
     Args:
-        plane: whom to ask, and how.
-        aliases: names the router answers for, to the model behind each.
+        context: instances and the client that asks them.
+        aliases: aliases of models, and the model behind each.
+        exchanges: count and log the answers.
     """
 
-    def __init__(self, plane: ProxyContext, aliases: Mapping[str, str]) -> None:
-        self._plane = plane
+    def __init__(self, context: ProxyContext, aliases: Mapping[str, str], exchanges: Exchanges) -> None:
+        self._context = context
         self._aliases = aliases
+        self._exchanges = exchanges
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with every card that any instance names; an alias gets the card of the model behind it."""
+        """Answer with all cards. An alias gets the card of the model behind it."""
+        exchange = self._exchanges.begin(scope, "/v1/models", trusted=False, is_routed=False)
+        status, bytes_out = 500, 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status, bytes_out
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif scope["method"] != "HEAD":
+                bytes_out += len(message.get("body", b""))
+            await send(message)
+
         try:
-            cards = await self._cards(request_headers(scope["headers"], self._plane.id))
+            await self._answer(scope, counted)
+        finally:
+            exchange.end(status, bytes_out=bytes_out, error_type=str(status) if status >= 500 else "")
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        try:
+            cards = await self._cards(request_headers(scope["headers"], self._context.id))
         except HttpError as error:
             await send_error(send, scope["path"], error)
             return
@@ -123,12 +257,12 @@ class Models:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _cards(self, headers: Headers) -> list[_Card]:
-        """One card for each name; *headers* are those that would go to an instance with the client's request.
+        """Return one card for each name; *headers* are those that would go to an instance with the client's request.
 
         Raises:
-            NoCandidate: nobody answers.
+            NoCandidate: no instance answers.
         """
-        all_instances = self._plane.router.fleet.instances
+        all_instances = self._context.router.fleet.instances
         instances = [i for i in all_instances if i.healthy and not i.draining] or all_instances
         asked_with = [field for field in headers if field[0] in _ASKED_WITH]
         lists = await asyncio.gather(*(self._ask(instance, asked_with) for instance in instances))
@@ -144,10 +278,10 @@ class Models:
         return list(merged.values())
 
     async def _ask(self, instance: Instance, headers: Headers) -> list[tuple[str, _Card]] | None:
-        """The cards of one instance by their ids, or None when it does not answer with any in time."""
+        """Return the cards of one instance by their ids, or None if it does not answer in time with a list of them."""
         try:
             async with asyncio.timeout(DEADLINE_S), self._turns:
-                answer = await self._plane.upstream.send(instance, "GET", b"/v1/models", headers, None)
+                answer = await self._context.upstream.send(instance, "GET", b"/v1/models", headers, None)
                 try:
                     body = bytearray()
                     while piece := await answer.read():
@@ -162,208 +296,47 @@ class Models:
             named = [(msgspec.json.decode(card["id"]), card) for card in _read(body.decode()).data]
             return [(id, card) for id, card in named if isinstance(id, str)]
         except (TimeoutError, UpstreamFailed, AnswerBroken, ValueError, KeyError, RecursionError):
-            return None  # the last three: it is no such list
-
-
-# The data port's endpoints: what each path is, and the plain ASGI callables that serve it.
-#
-# Starlette routes; nothing of it is on the way of a byte (its Request and StreamingResponse cost more than all of
-# this).
-
-#: Inference paths and their APIs.
-INFERENCE: dict[str, Api] = {
-    "/v1/chat/completions": Api.CHAT,
-    "/v1/completions": Api.COMPLETIONS,
-    "/v1/messages": Api.MESSAGES,
-    "/v1/responses": Api.RESPONSES,
-}
-#: The other paths that are passed to a candidate. What loads adapters or changes an engine is left out on purpose.
-PASSED: tuple[str, ...] = tuple(path for path in PATHS if path not in INFERENCE)
-COUNT_TOKENS = "/v1/messages/count_tokens"
-STORED_RESPONSE = "/v1/responses/{id}"
-CANCEL_RESPONSE = "/v1/responses/{id}/cancel"
-
-#: The status logged for a client that did not stay to the end of its answer.
-CLIENT_CLOSED = 499
-#: Seconds that a client which is cut off may take to be told so.
-LAST_WORDS_S = 1.0
-CUT_OFF = HttpError(
-    503,
-    "the router stops, and this request outlived the time it gives; send it again",
-    "shutting_down",
-    retry_after_s=1.0,
-)
-
-
-class UnderWay:
-    """The requests that are being served, so that what outlives the drain deadline can be cut off."""
-
-    def __init__(self) -> None:
-        #: Each serves one.
-        self.tasks: set[asyncio.Task[Any]] = set()
-        #: How many were cut off.
-        self.cut = 0
-
-    def cut_off(self) -> int:
-        """End all of them, each client being told in its API's own shape; returns how many there are."""
-        for task in self.tasks:
-            task.cancel()
-        return len(self.tasks)
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointContext:
-    """What endpoints need besides the plane.
-
-    Args:
-        plane: routes and sends.
-        exchanges: one per request.
-        admission: who is let in.
-        reading: how requests are read.
-        trusted: peers whose trace is continued, and whose word on tenants is taken.
-        salt: keeps tenants apart; None: `cache_salt` passes as it comes.
-        under_way: the requests that are being served.
-    """
-
-    plane: ProxyContext
-    exchanges: Exchanges
-    admission: Admission
-    reading: Reading
-    trusted: Sequence[Network]
-    salt: TenantSalt | None
-    under_way: UnderWay
-
-
-class Inference:
-    """An endpoint that reads a body, routes it and forwards it.
-
-    Args:
-        door: shared parts.
-        route: the path template, for metrics and spans.
-        api: wire format of the body.
-        leased: whether the request counts as load and is decided by the policy.
-    """
-
-    def __init__(self, door: EndpointContext, route: str, api: Api, *, leased: bool = True) -> None:
-        self._door = door
-        self._route = route
-        self._api = api
-        self._leased = leased
-        self._is_trusted = lru_cache(4096)(self._look_up_peer)
-
-    def _look_up_peer(self, host: str) -> bool:
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        if address.version == 6 and address.ipv4_mapped is not None:  # where one socket listens for both
-            address = address.ipv4_mapped
-        return any(address.version == network.version and address in network for network in self._door.trusted)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. *receive* is the intake's `Client`, and *send* its own."""
-        client, door = cast(Client, receive), self._door
-        peer = scope.get("client")
-        is_trusted = peer is not None and self._is_trusted(peer[0])
-        exchange = door.exchanges.begin(scope, self._route, trusted=is_trusted)
-        door.under_way.tasks.add(client.task)
-        forwarding: Forwarding | None = None
-        permit: Permit | None = None
-        try:
-            permit = door.admission.admit(scope["headers"], leased=self._leased)
-            body = await client.body(permit)
-            if door.salt is not None and self._leased:
-                body = door.salt.salted(self._api, scope["headers"], body, trusted=is_trusted)
-            request = self._read(scope, body)
-            if (model := door.reading.aliases.get(request.model)) is not None:
-                request.alias, request.model = request.model, model
-                body = patch_model(body, model)
-            forwarding = Forwarding(door.plane, scope, client, exchange, request, body or None, permit, self._leased)
-            del body  # it is let go as soon as an answer begins
-            await forwarding.run()
-        except HttpError as error:
-            exchange.end(error.status, error_type=error.kind)  # whether or not the client stays to hear of it
-            await send_error(send, scope["path"], error)
-        except ClientGone:
-            exchange.end(CLIENT_CLOSED, error_type=names.CLIENT_GONE)
-        except asyncio.CancelledError:
-            expired = client.watchdog.expired
-            bytes_out = forwarding.bytes_out if forwarding is not None else 0
-            if expired == "body":
-                exchange.end(408, error_type="request_timeout")  # the intake says so
-            elif expired is not None:
-                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_STALLED)
-            elif client.gone:
-                exchange.end(CLIENT_CLOSED, bytes_out=bytes_out, error_type=names.CLIENT_GONE)
-            else:
-                exchange.end(client.status or CUT_OFF.status, bytes_out=bytes_out, error_type=names.SHUTDOWN)
-                await self._cut_off(scope["path"], client, forwarding)
-            raise
-        finally:
-            if permit is not None:
-                permit.end()
-            door.under_way.tasks.discard(client.task)
-            exchange.end(client.status or 500, error_type="internal_error")  # only if nothing above has ended it
-
-    async def _cut_off(self, path: str, client: Client, forwarding: Forwarding | None) -> None:
-        """The router stops before this request has ended: say so, and end without the mark of a good end."""
-        self._door.under_way.cut += 1
-        try:
-            async with asyncio.timeout(LAST_WORDS_S):
-                if not client.status:
-                    client.is_last = True
-                    await send_error(client.send, path, CUT_OFF)
-                elif forwarding is not None:
-                    await forwarding.tell(CUT_OFF)
-        except TimeoutError:
-            pass  # it does not read; the connection is closed over its head
-
-    def _read(self, scope: Scope, body: bytes) -> InferenceRequest:
-        request = parse(self._api, body, scope["headers"], self._door.plane.tokens, self._door.reading)
-        params = scope.get("path_params")
-        if params and "id" in params:
-            request.pinned_to = params["id"]
-        return request
+            return None  # the last three: the body is no such list
 
 
 def data_app(
-    door: EndpointContext,
-    models: App,
+    context: EndpointContext,
+    models: Models,
     why_unready: Callable[[], str],
     lifespan: Callable[[Any], AbstractAsyncContextManager[None]],
 ) -> App:
-    """The data port's app: `/v1/…` and health, nothing else.
+    """Return the app of the data port: `/v1/…` and health, nothing else.
 
     Args:
-        door: shared parts.
-        models: the endpoint of `GET /v1/models`, an ASGI callable.
-        why_unready: why new requests are not welcome; empty if they are.
+        context: shared dependencies.
+        models: the endpoint of `GET /v1/models`.
+        why_unready: returns why the router is not ready; empty if it is.
         lifespan: starts and stops what runs beside requests.
     """
     routes: list[Route] = [
-        *(Route(path, Inference(door, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
-        Route("/v1/models", Counted(models, "/v1/models", door.exchanges), methods=["GET"]),
-        Route(COUNT_TOKENS, Inference(door, COUNT_TOKENS, Api.MESSAGES, leased=False), methods=["POST"]),
-        *(Route(path, Inference(door, path, Api.OTHER), methods=["POST"]) for path in PASSED),
-        Route(STORED_RESPONSE, Inference(door, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
-        Route(CANCEL_RESPONSE, Inference(door, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),
+        *(Route(path, Inference(context, path, api), methods=["POST"]) for path, api in INFERENCE.items()),
+        Route("/v1/models", models, methods=["GET"]),
+        Route(COUNT_TOKENS, Inference(context, COUNT_TOKENS, Api.MESSAGES, leased=False), methods=["POST"]),
+        *(Route(path, Inference(context, path, Api.OTHER), methods=["POST"]) for path in PASSED),
+        Route(STORED_RESPONSE, Inference(context, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
+        Route(CANCEL_RESPONSE, Inference(context, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),
         *health_routes(why_unready),
     ]
     # A redirect would take its host from the client.
     router = PathRouter(routes, lifespan=lifespan, redirect_slashes=False)
     posted = {route.path: route.endpoint for route in routes if route.methods == {"POST"} and "{" not in route.path}
-    return _Routed(router, posted, door.exchanges)
+    return _Routed(router, posted, context.exchanges)
 
 
 class _Routed:
-    """Starlette's router, and answers in the API's own shape where it finds no endpoint.
+    """Starlette's router, with errors in the API's own shape for paths without an endpoint.
 
     Starlette's application would wrap every request, and every message of its answer, in two middlewares for that.
 
     Args:
-        router: knows all paths.
-        posted: the endpoints of fixed paths, to which nearly all requests are posted: found without asking the router.
-        exchanges: count and log a request that has no endpoint.
+        router: routes all paths.
+        posted: endpoints of fixed paths that take POST, which most requests use: found without the router.
+        exchanges: count and log requests without an endpoint.
     """
 
     def __init__(self, router: PathRouter, posted: Mapping[str, App], exchanges: Exchanges) -> None:
@@ -376,13 +349,13 @@ class _Routed:
         return endpoint(scope, receive, send) if endpoint is not None else self._route(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # the router then raises what it cannot serve
+        scope["app"] = self  # makes the router raise what it cannot serve
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
-            known = {404: "this path is not served here", 405: "this path does not take this method"}
-            told = HttpError(error.status_code, known.get(error.status_code, error.detail), "invalid_request_error")
+            texts = {404: "this path is not served here", 405: "this path does not take this method"}
+            problem = HttpError(error.status_code, texts.get(error.status_code, error.detail), "invalid_request_error")
             fields = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
             exchange = self._exchanges.begin(scope, OTHER, trusted=False, is_routed=False)
-            exchange.end(told.status, error_type=told.kind)
-            await send_error(send, scope["path"], told, fields)
+            exchange.end(problem.status, error_type=problem.kind)
+            await send_error(send, scope["path"], problem, fields)

@@ -1,4 +1,8 @@
-"""Forwards one request; at most one other instance, never after the first byte."""
+"""Forwarding of one request to at most two instances.
+
+The bytes pass untouched in both directions. The router decides on the instance; `delivery.py` passes its answer on. A
+second instance is tried only before the client has seen a byte.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +26,29 @@ from smetric.proxy.error_response import send_error
 from smetric.request.request import InferenceRequest
 from smetric.routing.router import Routing
 
-# What an attempt on an instance came to when it gave nothing that the client has seen, and whether another may do.
-
-#: What an instance answers when it is overloaded, stopping or broken; another one may do better.
+#: Statuses of an instance that is overloaded, stopping or broken. Another instance may do better.
 ELSEWHERE = frozenset({429, 500, 502, 503})
-#: Such an answer is held back while another instance is tried, if its body is at most this many bytes.
+#: Largest body of such an answer that is held back while another instance is tried, bytes.
 HELD_BYTES = 16 * 1024
-#: What an engine answers, with 500, from the moment it is told to stop to its end. The whole of a message: less may be
-#: what a client sent.
+#: Messages that an engine sends with 500 from the moment it is told to stop. A client could have sent a part of one.
 SHUTTING_DOWN = tuple(b'"message":%b"cannot schedule new futures after shutdown"' % gap for gap in (b"", b" "))
+#: Results of an attempt on an instance that has died: the connection ended, or a new one failed.
+_DIED = frozenset({names.CLOSED, names.CONNECT_ERROR, names.CONNECT_TIMEOUT})
+#: Error texts for failed attempts, by reason.
+_ERROR_TEXTS = {
+    names.CONNECT_ERROR: "the instance chosen for this request could not be reached",
+    names.CONNECT_TIMEOUT: "the instance chosen for this request could not be reached",
+    names.CLOSED: "the instance chosen for this request ended the connection before it answered",
+    names.PROTOCOL: "what the instance chosen for this request answered is not HTTP/1.1",
+    names.EXHAUSTED: "the router has no connection left for this request; send it again",
+}
+#: Reasons that would apply on another instance too.
+_EVERYWHERE = frozenset({names.PROTOCOL, names.EXHAUSTED})
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of ours, or an answer held back."""
+    """Failed attempt of which the client has seen nothing: an error of the router, or an answer that is held back."""
 
     error: HttpError | None = None
     status: int = 0
@@ -45,42 +58,23 @@ class Failure:
     elsewhere: bool = True
 
 
-# Forwards one request: route and send; at most one other instance, never after the first byte.
-#
-# The bytes pass untouched in both directions. Which instance is the router's business, how its answer reaches the
-# client `delivery.py`'s.
-
-#: What an attempt came to on an instance that has died: the connection ended, or another could not be had.
-_DIED = frozenset({names.CLOSED, names.CONNECT_ERROR, names.CONNECT_TIMEOUT})
-#: What a client is told where no answer came, by reason.
-_SAID = {
-    names.CONNECT_ERROR: "the instance chosen for this request could not be reached",
-    names.CONNECT_TIMEOUT: "the instance chosen for this request could not be reached",
-    names.CLOSED: "the instance chosen for this request ended the connection before it answered",
-    names.PROTOCOL: "what the instance chosen for this request answered is not HTTP/1.1",
-    names.EXHAUSTED: "the router has no connection left for this request; send it again",
-}
-#: Of these, those that would come to the same elsewhere.
-_EVERYWHERE = frozenset({names.PROTOCOL, names.EXHAUSTED})
-
-
 class Forwarding:
     """One request on its way: `run` sends it and streams the answer back.
 
     Args:
-        plane: what all requests share.
-        scope: the ASGI scope.
-        client: its body read; where the answer goes.
-        exchange: what telemetry sees.
-        request: what the router sees.
+        context: shared context of all requests.
+        scope: ASGI scope.
+        client: gets the answer; its body has been read.
+        exchange: telemetry of the request.
+        request: the request as the router sees it.
         body: the bytes to send; None for no body.
-        permit: what it takes of the router.
+        permit: its entry in admission.
         leased: it counts as load and the policy decides; otherwise any candidate does.
     """
 
     def __init__(
         self,
-        plane: ProxyContext,
+        context: ProxyContext,
         scope: Scope,
         client: Client,
         exchange: Exchange,
@@ -89,43 +83,42 @@ class Forwarding:
         permit: Permit,
         leased: bool,
     ) -> None:
-        self._leased = leased
-        self._plane = plane
+        self._context = context
         self._scope = scope
-        self._path: str = scope["path"]
-        query: bytes = scope["query_string"]
-        self._target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
         self._client = client
         self._exchange = exchange
         self._request = request
-        request.path = self._path
         self._body = body
         self._permit = permit
-        self._headers = request_headers(scope["headers"], plane.id)
-        #: The answer that the client is given.
+        self._leased = leased
+        self._path: str = scope["path"]
+        request.path = self._path
+        query: bytes = scope["query_string"]
+        self._target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+        self._headers = request_headers(scope["headers"], context.id)
         self._delivery: Delivery | None = None
-        self._trial = AttemptLog(plane.router.fleet.health)
+        self._trial = AttemptLog(context.router.fleet.health)
 
     async def run(self) -> None:
-        """Route, send, stream back; answers errors in the API's own shape."""
+        """Route, send, stream back; answer errors in the API's own shape."""
         self._client.watch()
-        self._plane.retries.arrived()
+        self._context.retries.arrived()
         try:
             await self._attempts()
         except HttpError as error:
-            # Frames that its traceback keeps keep it: together they would keep the body until garbage is collected.
+            # The frames of its traceback refer to it: together they would keep the body until garbage is collected.
             error.__traceback__ = None
             await self._fail(error)
         finally:
-            self._plane.retries.ended()
+            self._context.retries.ended()
             self._trial.close()
 
     async def _attempts(self) -> None:
-        router, retries, permit = self._plane.router, self._plane.retries, self._permit
+        router, permit = self._context.router, self._permit
         failure: Failure | None = None
         tried: list[Instance] = []
         while True:
-            self._client.watchdog.disarm()  # time in the queue has its own bounds
+            self._client.watchdog.disarm()  # waits in admission have bounds of their own
             try:
                 routing = await permit.route(router, self._request, exclude=tried, leased=self._leased)
             except (asyncio.CancelledError, Overloaded) as error:
@@ -134,7 +127,7 @@ class Forwarding:
                 if failure is None or not isinstance(error, Overloaded):
                     raise
                 self._give_up(error.reason)
-                break  # no place elsewhere: as where there is nobody else
+                break
             lease = routing.lease
             try:
                 record = self._record(routing)
@@ -147,7 +140,7 @@ class Forwarding:
                         raise routing.error
                     if routing.outcome == names.REJECTED:
                         self._give_up(names.REJECTED)
-                    break  # nobody else: the first instance's own answer says more than ours
+                    break
                 attempt = self._exchange.attempt(self._path)
                 try:
                     failure = await self._attempt(lease, record, attempt)
@@ -158,35 +151,37 @@ class Forwarding:
                     lease.release()
             if failure is None:
                 return
-            if tried or not failure.elsewhere or routing.outcome == "pinned":
+            if tried or not failure.elsewhere or routing.outcome == names.PINNED:
                 break
-            if not retries.take(has_died=attempt.result in _DIED):
+            if not self._context.retries.take(has_died=attempt.result in _DIED):
                 self._give_up(names.BUDGET)
                 break
             tried.append(lease.instance)
+        # Without a second instance the first one's own answer says more than an error of the router.
         await self._give(failure)
 
     def _give_up(self, reason: str) -> None:
-        """Another instance is not tried, for *reason*, one of `names.NOT_RETRIED`."""
+        """Try no other instance, for *reason*, one of `names.NOT_RETRIED`."""
         self._exchange.give_up(reason)
         self._trial.untried()
 
     def _record(self, routing: Routing) -> DecisionRecord:
+        """Return the record of the decision of *routing*."""
         generation, decision, lease, held = routing.generation, routing.decision, routing.lease, self._permit.held
-        record = DecisionRecord(  # made for every request: by position it costs a third of what it costs by name
-            time.time_ns(),
-            routing.outcome if held is None or lease is None else names.HELD,
-            self._request,
-            generation.policy,
-            generation.number,
-            decision,
-            lease.instance if lease is not None else None,
-            routing.evaluate_s,
-            routing.lookup_s,
-            self._permit.waited_s,
-            routing.route.name,
-            routing.arm.name if decision is not None or routing.outcome == names.ERROR else "",
-            generation.origin,
+        record = DecisionRecord(
+            time_ns=time.time_ns(),
+            outcome=routing.outcome if held is None or lease is None else names.HELD,
+            request=self._request,
+            policy=generation.policy,
+            generation=generation.number,
+            decision=decision,
+            instance=lease.instance if lease is not None else None,
+            evaluate_s=routing.evaluate_s,
+            lookup_s=routing.lookup_s,
+            held_s=self._permit.waited_s,
+            route=routing.route.name,
+            arm=routing.arm.name if decision is not None or routing.outcome == names.ERROR else "",
+            policy_origin=generation.origin,
         )
         record.is_inference = self._leased
         if held is not None:
@@ -198,12 +193,12 @@ class Forwarding:
         return record
 
     async def _attempt(self, lease: Lease, record: DecisionRecord, attempt: Attempt) -> Failure | None:
-        """Send to the chosen instance and relay its answer; None when the client has been answered."""
+        """Send the request to the chosen instance and relay its answer; return None once the client has an answer."""
         watchdog = self._client.watchdog
-        watchdog.arm(self._plane.deadlines.first_byte_s, "first_byte")
+        watchdog.arm(self._context.deadlines.first_byte_s, "first_byte")
         answer: Answer | None = None
         try:
-            answer = await self._plane.upstream.send(
+            answer = await self._context.upstream.send(
                 lease.instance,
                 self._scope["method"],
                 self._target,
@@ -215,23 +210,20 @@ class Forwarding:
         except UpstreamFailed as failed:
             attempt.end(failed.reason)
             status = 503 if isinstance(failed, Unreachable) or failed.reason == names.EXHAUSTED else 502
-            error = UpstreamError(_SAID[failed.reason], reason=failed.reason, status=status)
+            error = UpstreamError(_ERROR_TEXTS[failed.reason], reason=failed.reason, status=status)
             return Failure(error, elsewhere=failed.reason not in _EVERYWHERE)
         except asyncio.CancelledError:
             if watchdog.expired == "first_byte" and not self._client.status:
-                return self._overdue(attempt)
+                watchdog.resume()
+                attempt.end("timeout")
+                seconds = self._context.deadlines.first_byte_s
+                error = UpstreamError(f"no answer within {seconds:g} s", reason="timeout", status=504)
+                return Failure(error, elsewhere=False)
             attempt.end("aborted", status=answer.status if answer is not None else None)
             raise
         finally:
             if answer is not None:
                 answer.close()  # unless it was read to its end
-
-    def _overdue(self, attempt: Attempt) -> Failure:
-        """The first byte did not come in time."""
-        self._client.watchdog.resume()
-        attempt.end("timeout")
-        seconds = self._plane.deadlines.first_byte_s
-        return Failure(UpstreamError(f"no answer within {seconds:g} s", reason="timeout", status=504), elsewhere=False)
 
     async def _answer(self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: Answer) -> Failure | None:
         """Relay *answer*, or hold it back if another instance may do better."""
@@ -247,33 +239,22 @@ class Forwarding:
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
                     if answer.status == 500 and any(message in held for message in SHUTTING_DOWN):
                         self._trial.stopping(lease)
-                    return Failure(
-                        status=answer.status,
-                        headers=response_headers(answer.headers) + self._plane.receipt(record),
-                        body=held,
-                    )
+                    headers = response_headers(answer.headers) + self._context.receipt(record)
+                    return Failure(status=answer.status, headers=headers, body=held)
             except AnswerBroken:
                 attempt.end("closed", status=answer.status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
         self._trial.answers(answer.status)
-        self._body = None  # it is sent to nobody else from here on
+        self._body = None  # no other instance is tried from here on
         self._permit.settle(0)
         self._delivery = Delivery(
-            self._plane,
-            self._scope,
-            self._exchange,
-            self._client,
-            lease,
-            attempt,
-            answer,
-            self._trial,
-            record,
+            self._context, self._scope, self._exchange, self._client, lease, attempt, answer, self._trial, record
         )
         await self._delivery.run(held)
         return None
 
     async def _give(self, failure: Failure) -> None:
-        """Answer with what is left after the last attempt."""
+        """Answer with the failure of the last attempt."""
         if failure.error is not None:
             raise failure.error
         if self._client.begin(failure.status, failure.headers, failure.body, is_last=True):
@@ -285,14 +266,14 @@ class Forwarding:
         record = self._exchange.record
         reason = error.reason if isinstance(error, UpstreamError) else error.kind
         self._exchange.end(error.status, error_type=reason)
-        await send_error(self._client.send, self._path, error, self._plane.receipt(record) if record else None)
+        await send_error(self._client.send, self._path, error, self._context.receipt(record) if record else None)
 
-    async def tell(self, error: HttpError) -> None:
-        """Tell the client of *error* in the middle of its answer, where that can be told."""
+    async def append_error(self, error: HttpError) -> None:
+        """Append *error* to an answer that has begun, if it is a stream that can carry it."""
         if self._delivery is not None:
-            await self._delivery.tell(error)
+            await self._delivery.append_error(error)
 
     @property
     def bytes_out(self) -> int:
-        """Bytes of the instance's answer that were passed on."""
+        """Number of bytes of the instance's answer that were passed on."""
         return self._delivery.observer.size if self._delivery is not None else 0

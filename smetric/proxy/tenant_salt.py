@@ -1,4 +1,4 @@
-"""Cache salts that keep tenants apart."""
+"""Cache salts that keep the KV caches of tenants apart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smetric.request.body import members, patch_member, screen
 from smetric.request.request import Api
 
 _STRING = msgspec.json.Decoder(str | None)
-#: Longest name of a tenant.
+#: Longest name of a tenant, bytes.
 MAX_NAME = 256
 
 
@@ -23,8 +23,8 @@ class TenantSalt:
     """Salts requests by the tenant that the gateway names.
 
     Args:
-        header: the gateway's header that names the tenant, in lower case.
-        secret: makes salts that nobody else can compute.
+        header: header of the gateway with the name of the tenant, in lower case.
+        secret: key of the salts, so that clients cannot compute them.
     """
 
     def __init__(self, header: str, secret: Credential) -> None:
@@ -33,10 +33,10 @@ class TenantSalt:
         self._secret = secret
 
     def salted(self, api: Api, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, trusted: bool) -> bytes:
-        """*body* with its `cache_salt` set: HMAC-SHA256 of the tenant and of the salt the client sent, if it did.
+        """Return *body* with a new `cache_salt`: the HMAC-SHA256 of the tenant and of the client's own salt, if any.
 
         Raises:
-            RequestError: no tenant is named, or not by a trusted proxy; or the API has no salts.
+            RequestError: no trusted proxy names the tenant, or the client's salt is no string.
         """
         named = [value for name, value in headers if name == self._header] if trusted else []
         if len(named) != 1 or not 0 < len(named[0]) <= MAX_NAME:
@@ -44,7 +44,7 @@ class TenantSalt:
                 f"a trusted proxy must name the tenant, once, in `{self._shown}`", status=403, kind="permission_error"
             )
         if api is Api.OTHER and (first(headers, b"content-type") or b"").lower().startswith(b"multipart/"):
-            return body  # a file to transcribe: there is no prefix to share
+            return body  # a file to transcribe has no prefix to share
         found = members(screen(body).body)
         try:
             sent = _STRING.decode(found.get("cache_salt", b"null"))

@@ -748,12 +748,12 @@ def test_saturation_of_the_router_is_its_fullest_bound() -> None:
     overload = lobby.admission.overload = Overload(Thresholds(0.2, 1.0), Thresholds(0.8, 0.9), memory_bytes=1 << 60)
     full = saturation(lobby, connections=lambda: (30, 100))
     for _ in range(10):
-        overload.looked(0.0)
+        overload.measure(0.0)
     assert full.router() == pytest.approx(max(0.3, overload.shares["files"]))
     permit = lobby.admit(size=990)
     assert full.router() == pytest.approx(0.99)
     for _ in range(10):
-        overload.looked(0.3)
+        overload.measure(0.3)
     assert full.router() == pytest.approx(1.5)
     permit.end()
     figures = full.figures()

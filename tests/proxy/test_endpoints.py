@@ -8,7 +8,7 @@ import pytest
 from smetric.config.settings import Limits
 from smetric.http.headers import VIA
 from smetric.proxy import endpoints, forward
-from tests.fakes import Call, FakeEngine, RawClient, one_model, request, until
+from tests.fakes import DONE, Call, FakeEngine, RawClient, chunk, delta, one_model, request, until
 from tests.faults.harness import chat, running
 
 pytestmark = pytest.mark.slow
@@ -132,20 +132,30 @@ async def test_a_fault_of_ours_is_answered_500_in_the_apis_shape_logged_and_leav
         assert router.counted() == (0, 0, 0)
 
 
-async def test_a_fault_of_ours_behind_an_answer_is_logged_with_the_status_that_was_sent(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("broken", ["prefilled", "settled"])
+async def test_fault_behind_the_head_of_an_answer_is_logged_with_the_status_that_was_sent(
+    monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    async with running(FakeEngine()) as router:
+    async def script(call: Call) -> None:
+        await call.stream(delta("a"), end=False)
+        await asyncio.sleep(0.02)
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-        def broken(*_: object) -> None:
+    async with running(FakeEngine()) as router:
+        router.engines[0].script = script
+
+        def fail(*_: object) -> None:
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(router.application.router, "settled", broken)
-            assert (await router.chat()).status == 200
+            patch.setattr(router.application.router, broken, fail)
+            answer = await router.chat(stream=True)
+        assert (answer.status, answer.complete) == (200, broken == "settled")
         await until(lambda: len(router.lines("request")) == 2)
         line = router.lines("request")[1]
         assert (line["status"], line["error_type"]) == (200, "internal_error")
+        assert len(router.lines("smetric.request.failed")) == 1
+        assert router.counted() == (0, 0, 0)
 
 
 async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_cards() -> None:

@@ -36,7 +36,7 @@ class Machine:
 
 def look(overload: Overload, lag_s: float = 0.0, times: int = 10) -> None:
     for _ in range(times):
-        overload.looked(lag_s)
+        overload.measure(lag_s)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_a_loop_that_stays_late_is_an_overload(lag_s: float, level: Level) -> No
 def test_one_long_step_is_none() -> None:
     overload = Machine().watch()
     look(overload)
-    overload.looked(5.0)
-    overload.looked(5.0)
+    overload.measure(5.0)
+    overload.measure(5.0)
     assert overload.level is Level.CALM
 
 

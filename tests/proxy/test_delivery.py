@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smetric.proxy.delivery import Observer
+from smetric.proxy.delivery import AnswerObserver
 from smetric.request.request import Api, Usage
 from tests.fakes import DONE, capture, delta
 
@@ -20,8 +20,8 @@ def body_of(name: str) -> bytes:
     return body
 
 
-def observed(api: Api, body: bytes, size: int, *, is_stream: bool) -> Observer:
-    observer = Observer(api, is_stream=is_stream)
+def observed(api: Api, body: bytes, size: int, *, is_stream: bool) -> AnswerObserver:
+    observer = AnswerObserver(api, is_stream=is_stream)
     for at in range(0, len(body), size):
         observer.passed(body[at : at + size])
     return observer
