@@ -22,9 +22,8 @@ from statistics import median
 import msgspec
 
 from smetric.request.prompt import BlockKeys
-from smetric.sources.kv_events.contents import Contents, KvIndex
-from smetric.sources.kv_events.message import decode
-from smetric.sources.kv_events.stream import TURN_S
+from smetric.sources.kv_events.contents import CacheContents, KvIndex, decode
+from smetric.sources.kv_events.subscriber import TURN_S
 
 BLOCK = 16
 #: Blocks of one engine step: 2,048 tokens.
@@ -68,7 +67,7 @@ def prompt(rng: random.Random, length: int) -> array[int]:
     return array("I", (rng.randrange(150_000) for _ in range(length)))
 
 
-def enter(contents: Contents, messages: Iterator[bytes]) -> None:
+def enter(contents: CacheContents, messages: Iterator[bytes]) -> None:
     """Take *messages* as a subscriber does."""
     for message in messages:
         for event in decode(message).events():
@@ -79,7 +78,7 @@ def lookups(rng: random.Random, length: int) -> None:
     """Hit lengths of 32 instances that all hold the whole prompt: the longest walk there is."""
     index = KvIndex(ROOM)
     tokens = prompt(rng, length)
-    caches = [Contents(index) for _ in range(32)]
+    caches = [CacheContents(index) for _ in range(32)]
     for contents in caches:
         contents.begin()
         enter(contents, payloads(rng, tokens))
@@ -95,7 +94,7 @@ def lookups(rng: random.Random, length: int) -> None:
 async def fleet(rng: random.Random, instances: int, tokens: int) -> None:
     """Fill the caches of a whole fleet, with pauses as a subscriber makes them."""
     index = KvIndex(ROOM)
-    caches = [Contents(index) for _ in range(instances)]
+    caches = [CacheContents(index) for _ in range(instances)]
     gc.collect()
     before = resident()
     longest, spent, messages = 0.0, 0, 0

@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from tests.sources.kv_engine import KvEngine, stored
+from tests.sources.kv_events.kv_engine import KvEngine, stored
 
 Edit = Callable[[bytes], bytes]
 

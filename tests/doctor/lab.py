@@ -31,7 +31,7 @@ from smetric.lab.engine import EngineConfig
 from tests.doctor.front import Front
 from tests.fakes import until
 from tests.ports import free_port
-from tests.sources.kv_engine import KvEngine
+from tests.sources.kv_events.kv_engine import KvEngine
 
 ENGINES = EngineSettings(model="m", engine=EngineConfig(blocks=2048, max_model_len=16384), time_scale=100.0)
 

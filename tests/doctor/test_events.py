@@ -10,7 +10,7 @@ from smetric.doctor.examination import examine
 from smetric.doctor.site import Severity
 from tests.doctor.front import publishing
 from tests.doctor.lab import Lab, listening, told
-from tests.sources.kv_engine import stored
+from tests.sources.kv_events.kv_engine import stored
 
 pytestmark = pytest.mark.slow
 

@@ -1,77 +1,252 @@
-"""Contents of one KV cache, as its engine's events say."""
+"""KV events as engines publish them, and the index of cached blocks that they build.
+
+The order of messages, and the detection of lost ones, is in `subscriber.py`.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
+import msgspec
 import xxhash
+from msgspec.structs import replace
 
+from smetric.errors import UNREADABLE
 from smetric.request.prompt import ROOT, BlockKeys, suffix_of
-from smetric.sources.kv_events.message import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash, Event
 
-# Which cache holds which prompt block, and how long each cache's hit on a prompt is: one walk for all caches.
-#
-# Engines name a block by a hash of their own, which differs with version, seed and algorithm. The index never computes
-# those: it names blocks by the token ids that the events carry (`smetric.block_keys`), so equal prefixes on all engines
-# share one entry, whose value says which caches hold it. What one cache holds is in `smetric.sources.kv_contents`.
-
-#: What a block costs in the tables of holders and of parents, and what each holding of it costs in a cache's own
-#: table, at the emptiest that the tables get. Measured with CPython 3.11; see `benchmarks/kv_index.py`.
+#: Name of a block within one engine.
+EngineHash: TypeAlias = int | bytes
+#: Most blocks that are entered at once; they take about a millisecond.
+PIECE_BLOCKS = 128
+#: Memory of a block in the tables of holders and parents, and of each holding in the table of its cache. Measured with
+#: CPython 3.11 where these tables are emptiest; see `benchmarks/kv_index.py`.
 BYTES_PER_BLOCK = 160
 BYTES_PER_HOLDING = 110
 #: Most adapters whose names are kept.
 MOST_ADAPTERS = 4096
-#: Tables the blocks are spread over: a dict that grows is copied whole, and one of millions would stall the loop.
+#: Tables that share the blocks. A dict is copied when it grows, and copying one of millions would stall the loop.
 _TABLES = 256
+#: Kinds of KV cache groups that hold a prefix exactly when they hold each of its blocks.
+_WHOLE_PREFIX = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+
+
+class MessageError(Exception):
+    """Unreadable payload of a KV event message. The text never quotes the payload."""
+
+
+class BlockStored(msgspec.Struct, tag=True, gc=False):
+    """Event: blocks entered a cache, one copy each, in the order of the prompt.
+
+    Args:
+        block_hashes: the engine's names of the blocks.
+        parent_block_hash: name of the block before the first; None at the start of a prompt.
+        token_ids: tokens of all blocks.
+        block_size: tokens per block.
+        lora_id: number of the adapter, in engines that do not send its name.
+        medium: GPU, CPU or STORAGE; None in engines that have only the first.
+        lora_name: name of the adapter.
+        extra_keys: for each block, the other inputs of its hash: adapter, images, cache salt, in this order.
+        group_idx: KV cache group, in models whose layers have several kinds of caches.
+        kv_cache_spec_kind: kind of that group.
+        kv_cache_spec_sliding_window: its window in tokens.
+        locality: LOCAL or REMOTE; None if unspecified.
+    """
+
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, gc=False):
+    """Event: one copy of each of these blocks left a cache. The fields are those of `BlockStored`."""
+
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
+    """Event: the cache is empty."""
+
+
+class _StoredRow(BlockStored, array_like=True, tag="BlockStored", gc=False):
+    pass
+
+
+class _RemovedRow(BlockRemoved, array_like=True, tag="BlockRemoved", gc=False):
+    pass
+
+
+class _ClearedRow(AllBlocksCleared, array_like=True, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _Payload(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+KvEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+_PAYLOAD = msgspec.msgpack.Decoder(_Payload)
+#: An event is a map in vLLM 0.23 and newer, an array before.
+_MAP = msgspec.msgpack.Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
+_ROW = msgspec.msgpack.Decoder(_StoredRow | _RemovedRow | _ClearedRow)
+_MAP_TYPE = msgspec.msgpack.Decoder(_Typed)
+_ROW_TYPE = msgspec.msgpack.Decoder(list[Any])
+_MALFORMED = (*UNREADABLE, OverflowError)
+_TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+
+
+class EventBatch(msgspec.Struct, gc=False):
+    """Events of one message.
+
+    Args:
+        at: time when the engine made it, seconds on its clock.
+        rank: data-parallel rank of the engine.
+        raws: the encoded events. Ten megabytes decoded at once would stop the loop for a third of a second.
+    """
+
+    at: float
+    rank: int
+    raws: list[msgspec.Raw]
+
+    def events(self) -> Iterator[KvEvent]:
+        """Decode the events one by one, without those of unknown types.
+
+        Raises:
+            MessageError: an event of a known type is malformed.
+        """
+        for raw in self.raws:
+            try:
+                event = _event(raw)
+            except _MALFORMED as error:
+                raise MessageError(type(error).__name__) from None
+            if event is not None:
+                yield event
+
+
+def decode(payload: bytes) -> EventBatch:
+    """Decode the payload of a message; unknown fields are ignored.
+
+    Raises:
+        MessageError: it is malformed.
+    """
+    try:
+        batch = _PAYLOAD.decode(payload)
+    except _MALFORMED as error:
+        raise MessageError(type(error).__name__) from None
+    return EventBatch(batch.ts, batch.data_parallel_rank or 0, batch.events)
+
+
+def _event(raw: msgspec.Raw) -> KvEvent | None:
+    # MessagePack: 0x90-0x9f, 0xdc and 0xdd begin an array.
+    first = memoryview(raw)[0]
+    is_row = first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
+    try:
+        event: KvEvent = _ROW.decode(raw) if is_row else _MAP.decode(raw)
+    except msgspec.ValidationError:
+        kind = _ROW_TYPE.decode(raw)[:1] if is_row else [_MAP_TYPE.decode(raw).type]
+        if kind and isinstance(kind[0], str) and kind[0] not in _TYPES:
+            return None
+        raise
+    return event
+
+
+def pieces(event: KvEvent) -> Iterator[KvEvent]:
+    """Split *event* into events of at most `PIECE_BLOCKS` blocks that have the same effect in order.
+
+    An engine that fetches a long prompt from elsewhere stores all of it in one event.
+    """
+    count = 0 if isinstance(event, AllBlocksCleared) else len(event.block_hashes)
+    if isinstance(event, AllBlocksCleared) or count <= PIECE_BLOCKS or not _is_consistent(event, count):
+        yield event
+        return
+    parent = event.parent_block_hash if isinstance(event, BlockStored) else None
+    for begin in range(0, count, PIECE_BLOCKS):
+        end = begin + PIECE_BLOCKS
+        names = event.block_hashes[begin:end]
+        if isinstance(event, BlockRemoved):
+            yield replace(event, block_hashes=names)
+            continue
+        extra_keys = event.extra_keys[begin:end] if event.extra_keys is not None else None
+        token_ids = event.token_ids[begin * event.block_size : end * event.block_size]
+        yield replace(event, block_hashes=names, parent_block_hash=parent, token_ids=token_ids, extra_keys=extra_keys)
+        parent = names[-1]
+
+
+def _is_consistent(event: BlockStored | BlockRemoved, count: int) -> bool:
+    """Return whether each of the *count* blocks has its tokens and extra keys."""
+    return isinstance(event, BlockRemoved) or (
+        len(event.token_ids) == count * event.block_size
+        and (event.extra_keys is None or len(event.extra_keys) == count)
+    )
 
 
 class KvIndex:
-    """Blocks and their holders, over all caches.
+    """Blocks and the caches that hold them, for all caches.
 
-    When it is full, a block that is stored is not entered, and the contents it belongs to are no longer complete: they
-    are unknown, not missed.
+    Engines name a block by a hash that differs with version, seed and algorithm. The index names blocks by the token
+    ids that the events carry (`BlockKeys`), so equal prefixes on all engines share one entry.
+
+    A full index refuses new blocks. The contents they belong to are then incomplete, so a miss is unknown.
 
     Args:
-        max_bytes: bound on the memory it takes.
+        max_bytes: bound on its memory.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        #: Block to the bits of the caches that hold it, and to the block before it.
+        #: Bits of the caches that hold a block, and the block before it, by block.
         self._holders: list[dict[int, int]] = [{} for _ in range(_TABLES)]
         self._parents: list[dict[int, int]] = [{} for _ in range(_TABLES)]
-        #: Blocks that at least one cache holds.
+        #: Number of blocks that at least one cache holds.
         self.blocks = 0
         self._holdings = 0
-        self._taken = 0
+        self._bits_in_use = 0
         #: Adapters that blocks were stored for.
         self.adapters: set[str] = set()
-        #: Times there was no room for a holding.
+        #: Number of holdings refused because the index was full.
         self.refused = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Memory it takes, by the costs above."""
+        """Memory in use, estimated from the costs above."""
         return self.blocks * BYTES_PER_BLOCK + self._holdings * BYTES_PER_HOLDING
 
     def note_adapter(self, name: str) -> None:
-        """Blocks are stored for the adapter *name*."""
+        """Remember that blocks are stored for the adapter *name*."""
         if len(self.adapters) < MOST_ADAPTERS:
             self.adapters.add(name)
 
     def take_bit(self) -> int:
-        """A single bit to stand for one more cache."""
-        bit = ~self._taken & (self._taken + 1)
-        self._taken |= bit
+        """Return a single free bit that identifies one more cache."""
+        bit = ~self._bits_in_use & (self._bits_in_use + 1)
+        self._bits_in_use |= bit
         return bit
 
     def give_back(self, bit: int) -> None:
-        """The cache of this bit is gone, and holds nothing any more."""
-        self._taken &= ~bit
+        """Free *bit*; its cache holds no block any more."""
+        self._bits_in_use &= ~bit
 
     def hold(self, key: int, parent_key: int, bit: int) -> bool:
-        """One more cache holds a block; False if there is no room to say so."""
+        """Enter that the cache of *bit* holds block *key*; return False if the index is full."""
         table = self._holders[key % _TABLES]
         holders = table.get(key, 0)
         if holders & bit:
@@ -80,21 +255,18 @@ class KvIndex:
             self.refused += 1
             return False
         self._holdings += 1
-        if holders:
-            table[key] = holders | bit
-        else:
-            table[key] = bit
+        table[key] = holders | bit
+        if not holders:
             self._parents[key % _TABLES][key] = parent_key
             self.blocks += 1
         return True
 
     def release(self, key: int, bit: int) -> None:
-        """A cache holds a block no more."""
+        """Remove block *key* from the cache of *bit*."""
         table = self._holders[key % _TABLES]
         holders = table.get(key, 0)
         if not holders & bit:
-            # An engine that gave one block two names has released the other one.
-            return
+            return  # the engine gave the block two names, and the other one was released before
         self._holdings -= 1
         if holders == bit:
             del table[key], self._parents[key % _TABLES][key]
@@ -103,11 +275,11 @@ class KvIndex:
             table[key] = holders ^ bit
 
     def parent_of(self, key: int) -> int:
-        """The block before a held one."""
+        """Return the key of the block before *key*."""
         return self._parents[key % _TABLES].get(key, ROOT)
 
     def depths(self, prompt: BlockKeys, limit: int, bits: Sequence[int]) -> list[int]:
-        """How many leading blocks of *prompt*, at most *limit*, each of the caches of *bits* holds."""
+        """Return how many leading blocks of *prompt*, at most *limit*, each of the caches *bits* holds."""
         following = 0
         for bit in bits:
             following |= bit
@@ -117,7 +289,7 @@ class KvIndex:
         keys = prompt.keys
         while following and depth < limit:
             if depth == known:
-                # A little further each time: most prompts are held nowhere or almost to their end.
+                # Double the number of keys each time: most prompts are held nowhere or almost to their end.
                 keys = prompt.upto(min(limit, max(16, 2 * depth)))
                 known = min(len(keys), limit)
                 if depth == known:
@@ -125,82 +297,59 @@ class KvIndex:
             for key in keys[depth:known]:
                 holding = tables[key % _TABLES].get(key, 0) & following
                 if holding != following:
-                    _end(ended, following & ~holding, depth)
+                    _set_each(ended, following & ~holding, depth)
                     following = holding
                     if not holding:
                         break
                 depth += 1
-        _end(ended, following, depth)
+        _set_each(ended, following, depth)
         return [ended[bit] for bit in bits]
 
 
-def _end(ended: dict[int, int], bits: int, depth: int) -> None:
-    """Note *depth* for each single bit of *bits*."""
+def _set_each(ended: dict[int, int], bits: int, depth: int) -> None:
+    """Set *depth* for each single bit of *bits*."""
     while bits:
         bit = bits & -bits
         ended[bit] = depth
         bits ^= bit
 
 
-# What one KV cache holds, as its engine's events say.
-#
-# Engines publish one store and one removal for each physical copy of a block (in vLLM's default report mode), so copies
-# are counted. How messages arrive, and which were lost, is in `smetric.sources.kv_stream`; all caches together are in
-# `smetric.sources.kv_index`.
+class CacheContents:
+    """Contents of one KV cache, which belongs to one data-parallel rank of one engine.
 
-#: Kinds of KV cache groups in which a prefix is held exactly when each of its blocks is.
-_WHOLE_PREFIX = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-_hash = xxhash.xxh3_64_intdigest
+    Engines publish one store and one removal for each physical copy of a block (vLLM's default report mode), so
+    copies are counted.
 
-
-class Contents:
-    """What one cache (one data-parallel rank of one engine) holds; or did until it was lost sight of.
-
-    It is complete while every event since the cache was empty has been seen. After a loss it is not: what was held
-    before may have been removed (`stale`), what was stored meanwhile is not known. What is stored from then on is
-    certain, and so is every block before it. It is complete again when the cache is cleared, or when as many blocks as
-    the cache has were stored without one whose parent is unknown: by then an engine that evicts what was used longest
-    ago has evicted all that was not used since, and what was used showed itself as the parent of something stored.
+    Contents are complete while every event since the cache was empty was applied. After a loss, a block held before
+    is `stale`: it may have been removed. A block stored from then on is certain, and so are all blocks before it.
+    Contents become complete again when the cache is cleared, or when as many blocks as it has were stored without an
+    unknown parent. By then an engine that evicts the least recently used blocks has evicted all that were not used
+    since the loss, and those that were used appeared as parents of stored blocks.
 
     Args:
-        index: where its blocks are entered.
-
-    Attributes:
-        capacity: blocks the cache has, None while unknown.
-        orphans: blocks that could not be entered because their parent is unknown or the index is full.
-        unsupported: the engine has several kinds of KV caches, so that held blocks do not tell its hits.
+        index: the index its blocks are entered in.
     """
-
-    __slots__ = (
-        "_copies",
-        "_extra_copies",
-        "_group",
-        "_index",
-        "_keys",
-        "_stale",
-        "_stored_since_loss",
-        "bit",
-        "block_size",
-        "capacity",
-        "orphans",
-        "unsupported",
-    )
 
     def __init__(self, index: KvIndex) -> None:
         self._index = index
-        #: What stands for it in the index.
+        #: Bit that identifies it in the index.
         self.bit = index.take_bit()
-        #: Engine's name to our key.
+        #: Key by the engine's name.
         self._keys: dict[EngineHash, int] = {}
-        #: Copies beyond the first, of blocks that have any.
+        #: Number of copies beyond the first, for blocks that have any.
         self._copies: dict[EngineHash, int] = {}
         self._extra_copies = 0
         self._stale: set[int] = set()
+        #: None while complete.
         self._stored_since_loss: int | None = 0
         self._group: int | None = None
+        #: Tokens per block; 0 before the first block.
         self.block_size = 0
+        #: Blocks that the cache has; None while unknown.
         self.capacity: int | None = None
+        #: Number of blocks refused because their parent is unknown or the index is full.
         self.orphans = 0
+        #: The engine has several kinds of KV caches, so its blocks do not determine its hits.
         self.unsupported = False
 
     def __len__(self) -> int:
@@ -208,30 +357,29 @@ class Contents:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a block that is not here is not in the cache."""
+        """Whether a block that is missing here is missing in the cache."""
         return self._stored_since_loss is None and not self.unsupported
 
     def begin(self) -> None:
-        """The cache is empty, or what it holds will be told from its first event on."""
+        """Start complete: the cache is empty, or every event from its first one on will be applied."""
         self.clear()
         self._stored_since_loss = None
 
-    def lose(self) -> None:
-        """Events were missed: what is held may be gone."""
+    def mark_incomplete(self) -> None:
+        """Note that events were lost: blocks held so far may have been removed."""
         if self._stored_since_loss == 0 and len(self._stale) == len(self._keys):
             return
         self._stale = set(self._keys.values())
-        # One copy too few is mended by its next store; one too many would never go.
+        # A copy too few is corrected by the next store of the block. A copy too many would stay for ever.
         self._copies.clear()
         self._extra_copies = 0
         self._stored_since_loss = 0
 
-    def apply(self, event: Event) -> None:
-        """Enter what *event* says."""
+    def apply(self, event: KvEvent) -> None:
+        """Enter *event*; host and remote tiers are ignored."""
         if isinstance(event, AllBlocksCleared):
             self.begin()
             return
-        # Host and remote tiers are not this cache.
         if (event.medium or "GPU") != "GPU" or event.locality == "REMOTE" or self.unsupported:
             return
         if isinstance(event, BlockRemoved):
@@ -259,38 +407,37 @@ class Contents:
         parent = event.parent_block_hash
         key = ROOT if parent is None else self._keys.get(_short(parent))
         if key is None or suffixes is None:
-            self._orphaned(count)
+            self._refuse(count)
             return
         if self._stale:
             self._confirm(key)
         try:
             tokens = memoryview(array("I", event.token_ids)).cast("B")
         except OverflowError:
-            self._orphaned(count)
+            self._refuse(count)
             return
         width = len(tokens) // count if count else 0
         for i, name in enumerate(event.block_hashes):
             block = tokens[i * width : (i + 1) * width]
             parent_key = key
-            key = _hash(bytes(block) + suffixes[i] if suffixes[i] else block, parent_key)
+            key = xxhash.xxh3_64_intdigest(bytes(block) + suffixes[i] if suffixes[i] else block, parent_key)
             if not self._enter(_short(name), key, parent_key):
-                self._orphaned(count - i)
+                self._refuse(count - i)
                 return
         if self._stored_since_loss is not None:
             self._stored_since_loss += count
             if self.capacity is not None and self._stored_since_loss >= self.capacity:
-                self._turned_over()
+                self._drop_stale()
         if self.capacity is not None and (len(self._keys) - len(self._stale) + self._extra_copies > self.capacity):
-            # More than the cache can hold: removals were missed, so nothing here can be relied upon.
+            # More blocks than the cache has: removals were lost, so none of this is reliable.
             self.clear()
             self._stored_since_loss = 0
 
     def _enter(self, name: EngineHash, key: int, parent_key: int) -> bool:
-        """Hold one more copy of a block; False if the index is full."""
+        """Add one copy of a block; return False if the index is full."""
         if name in self._keys:
             if key in self._stale:
-                # Its removal was among what was missed, most likely.
-                self._stale.discard(key)
+                self._stale.discard(key)  # its removal was probably among the lost events
             else:
                 self._copies[name] = self._copies.get(name, 0) + 1
                 self._extra_copies += 1
@@ -314,35 +461,34 @@ class Contents:
             self._stale.discard(key)
             self._index.release(key, self.bit)
         elif self._stored_since_loss is None:
-            # A block nobody told of: something was missed unnoticed.
-            self._stored_since_loss = 0
+            self._stored_since_loss = 0  # a block that was never stored: an event was lost unnoticed
 
-    def _orphaned(self, count: int) -> None:
+    def _refuse(self, count: int) -> None:
         self.orphans += count
         self._stored_since_loss = 0
 
     def _confirm(self, key: int) -> None:
-        """A block was stored after *key*, so that one and all before it are held."""
+        """Mark *key* and all blocks before it as held, because a block was stored after it."""
         while key in self._stale:
             self._stale.discard(key)
             key = self._index.parent_of(key)
 
-    def _turned_over(self) -> None:
-        """What was not seen again since the loss has been evicted by now."""
+    def _drop_stale(self) -> None:
+        """Become complete: blocks not seen since the loss are evicted by now."""
         self._stored_since_loss = None
         for name in [name for name, key in self._keys.items() if key in self._stale]:
             self._index.release(self._keys.pop(name), self.bit)
         self._stale.clear()
 
     def certain(self, keys: Sequence[int], depth: int) -> int:
-        """How many of the first *depth* blocks, all of them listed here, are held for certain."""
+        """Return how many of the first *depth* blocks, all of them entered here, are held for certain."""
         if self._stale:
             while depth and keys[depth - 1] in self._stale:
                 depth -= 1
         return depth
 
     def clear(self) -> None:
-        """Nothing is held any more."""
+        """Remove all blocks."""
         for key in self._keys.values():
             self._index.release(key, self.bit)
         self._keys.clear()
@@ -351,18 +497,18 @@ class Contents:
         self._extra_copies = 0
 
     def close(self) -> None:
-        """The cache is gone."""
+        """Remove all blocks and give the bit back."""
         self.clear()
         self._index.give_back(self.bit)
 
 
 def _short(name: EngineHash) -> EngineHash:
-    """Long hashes by their last 64 bits, as engines themselves shorten them: a quarter of the memory."""
+    """Return the last 64 bits of a long hash, as engines themselves shorten it. They take a quarter of the memory."""
     return name if isinstance(name, int) else int.from_bytes(name[-8:], "big")
 
 
 def _suffixes(event: BlockStored, count: int) -> list[bytes] | None:
-    """Each block's suffix; None where the engine does not say what its adapter is called."""
+    """Return the key suffix of each block; None if the engine does not send the name of its adapter."""
     if event.extra_keys is not None:
         return [suffix_of(extra) for extra in event.extra_keys] if len(event.extra_keys) == count else None
     if event.lora_name:

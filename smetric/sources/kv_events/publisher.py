@@ -17,14 +17,14 @@ _PORT = re.compile(r"(.*:)([0-9]{1,5})\Z", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """Where one engine, or one data-parallel rank of it, publishes.
+    """Addresses at which one data-parallel rank of an engine publishes.
 
     Args:
         instance: the engine.
         endpoint: address of its events, such as tcp://10.0.0.7:5557.
         replay: address of its replay socket; empty for none.
-        topic: what its topics begin with.
-        bind: the engine connects to *endpoint*, so it is bound here.
+        topic: prefix of its topics.
+        bind: whether the engine connects to *endpoint*, so that the router binds it.
     """
 
     instance: Instance
@@ -35,10 +35,10 @@ class Publisher:
 
 
 def publishers(settings: Settings, instances: Iterable[Instance]) -> list[Publisher]:
-    """One for each data-parallel rank of each instance; as vLLM does, rank r has the port r above the first one's.
+    """Return the publishers of all *instances*, one per data-parallel rank; as in vLLM, rank r adds r to the port.
 
     Raises:
-        ConfigError: an address cannot be used, stands for two things, or a rank has no port.
+        ConfigError: an address is unusable or used twice, or a rank has no port.
     """
     own = {one.id: one for one in settings.instances}
     found: list[Publisher] = []
@@ -63,20 +63,20 @@ def publishers(settings: Settings, instances: Iterable[Instance]) -> list[Publis
 
 
 def _take(taken: dict[str, str], address: str, what: str, setting: str, own: str) -> None:
-    """Note that *address* stands for *what*. Two engines at one address would be taken for one."""
+    """Refuse a second use of *address*: two engines at one address would look like one."""
     if address in taken:
         raise ConfigError(
-            f"kv_events: {address} would stand for {taken[address]} and for {what}; use {{host}} or {{port}} in "
-            f"kv_events.{setting}, or give each instance its own `{own}`; ranks take the ports that follow"
+            f"kv_events: {address} would be the address of {taken[address]} and of {what}; use {{host}} or {{port}} "
+            f"in kv_events.{setting}, or give each instance its own `{own}`; ranks use the ports that follow"
         )
     taken[address] = what
 
 
 def _address(template: str, instance: Instance, rank: int, *, bind: bool = False) -> str:
-    """The address that *template* makes for a rank of *instance*; connected to unless it is to be bound."""
+    """Return the address of a rank of *instance* by *template*; it is connected to unless *bind*."""
     text = _filled(template, instance)
     if "{" in text:
-        raise ConfigError(f"kv_events: {template} has a placeholder that is not known; {{host}} and {{port}} are")
+        raise ConfigError(f"kv_events: {template} has an unknown placeholder; use {{host}} or {{port}}")
     if not text.startswith("tcp://"):
         if rank:
             raise ConfigError(
@@ -88,7 +88,7 @@ def _address(template: str, instance: Instance, rank: int, *, bind: bool = False
         raise ConfigError(f"kv_events: {text} has no port from 1 to 65535 for rank {rank}; give it one")
     if not bind and parts[1] in ("tcp://*:", "tcp://[::]:"):
         raise ConfigError(
-            f"kv_events: {text} is where an engine listens, and nothing to connect to; use {{host}}, or set "
+            f"kv_events: {text} is a listen address, which cannot be connected to; use {{host}}, or set "
             "kv_events.bind if the engines connect"
         )
     return f"{parts[1]}{int(parts[2]) + rank}"

@@ -1,4 +1,4 @@
-"""Exact hit lengths from the engines' KV events."""
+"""Source of exact hit lengths from the engines' KV events."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from smetric.log_limit import LogLimit
 from smetric.request.request import InferenceRequest
 from smetric.sources.kv_events.contents import KvIndex
 from smetric.sources.kv_events.publisher import Publisher
-from smetric.sources.kv_events.stream import State, Stream
-from smetric.sources.kv_events.subscriber import Subscriber
+from smetric.sources.kv_events.subscriber import CacheState, RankStream, Subscriber
 from smetric.sources.source import Cells, Source, TokenIds
 
-#: Seconds before an endpoint that could not be used is tried again.
+#: Seconds after which an address that could not be used is tried again.
 RETRY_S = 5.0
 
 log = structlog.get_logger("smetric.kv_events")
@@ -34,11 +33,11 @@ class CacheFigures:
     Args:
         is_known: whether the contents of the caches of all its data-parallel ranks are complete.
         messages: number of messages by result: ok, replayed, repeated, malformed.
-        lag_s: seconds from when the engine made its latest message until it was taken; None before the first.
-        gaps: gaps in the messages that no replay filled.
-        missed: messages missed in these gaps.
-        orphans: stored blocks whose parent was unknown.
-        restarts: most restarts that the numbering of one publisher showed.
+        lag_s: seconds from when the engine made its latest message until it arrived; None before the first.
+        gaps: number of gaps in the messages that no replay filled.
+        missed: number of messages lost in these gaps.
+        orphans: number of stored blocks whose parent was unknown.
+        restarts: most restarts that the sequence numbers of one rank showed.
     """
 
     is_known: bool
@@ -61,16 +60,16 @@ class KvFigures:
 
 
 class KvEvents(Source):
-    """A source that knows as soon as it has the token ids.
+    """Source of `hit_len` from KV events, which answers as soon as it has the token ids.
 
-    An instance whose contents are known has an exact cell: whole blocks, and always less than the prompt, whose last
-    token engines compute again. While contents are not complete, what is certain of them is a lower bound; it stands
-    where it reaches what the request is expected to hit, else the cell is unknown: a part that was learnt again must
-    not hide a whole that another source knows. With several data-parallel ranks the best one counts.
+    An instance whose contents are complete has an exact cell: whole blocks, and always less than the prompt, because
+    engines compute its last token again. While contents are incomplete, the certain part is a lower bound. The cell is
+    that bound if it reaches the expected hit, else unknown: part of the prompt must not hide the whole of it that
+    another source knows. With several data-parallel ranks, the best one counts.
 
     Args:
         publishers: where to listen, one for each rank.
-        token_ids: of prompts.
+        token_ids: gives the token ids of prompts.
         max_bytes: bound on the memory of the index.
     """
 
@@ -82,14 +81,13 @@ class KvEvents(Source):
         self._token_ids = token_ids
         self._subscribers: dict[Instance, list[Subscriber]] = {}
         for publisher in publishers:
-            subscriber = Subscriber(publisher, self.index)
-            self._subscribers.setdefault(publisher.instance, []).append(subscriber)
+            self._subscribers.setdefault(publisher.instance, []).append(Subscriber(publisher, self.index))
         self._context: zmq.asyncio.Context | None = None
         self._log_limit = LogLimit()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         context = self._context = zmq.asyncio.Context()
         self._tasks = [
             asyncio.create_task(self._listen(subscriber, context), name=f"kv-events {subscriber.publisher.endpoint}")
@@ -98,7 +96,7 @@ class KvEvents(Source):
         ]
 
     async def stop(self) -> None:
-        """End listening and close the sockets."""
+        """Stop listening and close the sockets."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -106,7 +104,7 @@ class KvEvents(Source):
             self._context.destroy(linger=0)
 
     async def _listen(self, subscriber: Subscriber, context: zmq.asyncio.Context) -> None:
-        told = {"instance": subscriber.publisher.instance.id, "endpoint": subscriber.publisher.endpoint}
+        fields = {"instance": subscriber.publisher.instance.id, "endpoint": subscriber.publisher.endpoint}
         problem = ""
         while True:
             began = time.monotonic()
@@ -114,36 +112,40 @@ class KvEvents(Source):
                 await subscriber.run(context)
             except zmq.ZMQError as error:
                 if str(error) != problem or time.monotonic() - began > RETRY_S:
-                    log.error("smetric.kv_events.failed", **told, error=str(error))
+                    log.error("smetric.kv_events.failed", **fields, error=str(error))
                 problem = str(error)
             except Exception:
-                # A fault of ours must not blind the router to this instance for good.
+                # A bug here must not end the knowledge of this instance for good.
                 if (kept_back := self._log_limit.passes(subscriber)) is not None:
-                    log.exception("smetric.kv_events.crashed", **told, kept_back=kept_back)
-            subscriber.streams.lose(State.GAP)
+                    log.exception("smetric.kv_events.crashed", **fields, kept_back=kept_back)
+            subscriber.lose(CacheState.GAP)
             await asyncio.sleep(RETRY_S)
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
     ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
-        """Hit lengths in tokens, by one walk along the prompt for all instances; no token is asked for in vain."""
+        """Return hit lengths in tokens, by one walk along the prompt for all instances.
+
+        Token ids are not requested while nothing is known of any instance.
+        """
         streams = {instance: self._streams(instance) for instance in instances}
         if all(stream.knows_nothing for each in streams.values() for stream in each):
             return {"hit_len": [None] * len(instances)}
         return self._look_up(request, streams)
 
     async def _look_up(
-        self, request: InferenceRequest, streams: Mapping[Instance, Sequence[Stream]]
+        self, request: InferenceRequest, streams: Mapping[Instance, Sequence[RankStream]]
     ) -> dict[str, Cells]:
         ids = await self._token_ids.of(request)
         if ids is None:
             return {"hit_len": [None] * len(streams)}
         is_adapter = request.served in self.index.adapters or any(request.served in one.adapters for one in streams)
         adapter = request.served if is_adapter else ""
-        hits: dict[Stream, _Hit] = {}
-        sizes = {stream.contents.block_size for each in streams.values() for stream in each}
-        for size in sizes - {0}:
-            asked = [stream for each in streams.values() for stream in each if stream.contents.block_size == size]
+        by_size: dict[int, list[RankStream]] = {}
+        for stream in (stream for each in streams.values() for stream in each if stream.contents.block_size):
+            by_size.setdefault(stream.contents.block_size, []).append(stream)
+        hits: dict[RankStream, _Hit] = {}
+        for size, asked in by_size.items():
             keys = request.keys_of(ids, size, adapter)
             depths = self.index.depths(keys, (len(ids) - 1) // size, [stream.contents.bit for stream in asked])
             for stream, depth in zip(asked, depths, strict=True):
@@ -151,38 +153,43 @@ class KvEvents(Source):
         return {"hit_len": [self._cell(instance, each, hits, request) for instance, each in streams.items()]}
 
     def _cell(
-        self, instance: Instance, streams: Sequence[Stream], hits: Mapping[Stream, _Hit], request: InferenceRequest
+        self,
+        instance: Instance,
+        streams: Sequence[RankStream],
+        hits: Mapping[RankStream, _Hit],
+        request: InferenceRequest,
     ) -> int | None:
         if not streams:
             return None
         nothing = _Hit(0, 0)
-        all_heard = all(subscriber.streams.by_rank for subscriber in self._subscribers[instance])
-        if all_heard and all(stream.state is State.KNOWN for stream in streams):
+        all_heard = all(subscriber.streams for subscriber in self._subscribers[instance])
+        if all_heard and all(stream.state is CacheState.KNOWN for stream in streams):
             return max(hits.get(stream, nothing).held for stream in streams)
         if any(stream.is_behind for stream in streams):
             return None
         bound = max(hits.get(stream, nothing).certain for stream in streams)
         return bound if request.est_hit and bound >= request.est_hit else None
 
-    def _streams(self, instance: Instance) -> list[Stream]:
-        return [stream for one in self._subscribers.get(instance, ()) for stream in list(one.streams.by_rank.values())]
+    def _streams(self, instance: Instance) -> list[RankStream]:
+        return [stream for one in self._subscribers.get(instance, ()) for stream in list(one.streams.values())]
 
     def forget(self, instance: Instance) -> None:
-        """*instance* restarted: its contents are learnt anew."""
+        """Start anew for *instance*, which restarted."""
         for subscriber in self._subscribers.get(instance, ()):
             subscriber.forget()
 
     def figures(self) -> KvFigures:
-        """How it stands. May be called from another thread."""
+        """Return the current figures. May be called from another thread."""
         return KvFigures(
             blocks=self.index.blocks,
             memory_bytes=self.index.memory_bytes,
             refused=self.index.refused,
             instances={
                 instance.id: CacheFigures(
-                    is_known=bool(streams := self._streams(instance)) and all(s.state is State.KNOWN for s in streams),
-                    messages=sum((Counter(dict(one.streams.messages)) for one in subscribers), Counter()),
-                    lag_s=max((lag for stream in streams if (lag := stream.lag_s) is not None), default=None),
+                    is_known=bool(streams := self._streams(instance))
+                    and all(stream.state is CacheState.KNOWN for stream in streams),
+                    messages=sum((Counter(dict(one.messages)) for one in subscribers), Counter()),
+                    lag_s=max((stream.lag_s for stream in streams if stream.lag_s is not None), default=None),
                     gaps=sum(stream.gaps for stream in streams),
                     missed=sum(stream.missed for stream in streams),
                     orphans=sum(stream.orphans for stream in streams),
@@ -195,7 +202,7 @@ class KvEvents(Source):
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """Leading tokens a cache is believed to hold, and holds for certain."""
+    """Leading tokens that a cache probably holds, and those that it certainly holds."""
 
     held: int
     certain: int

@@ -1,47 +1,202 @@
+"""Decoding of KV events, and the index of blocks they build."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
 from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
+import xxhash
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from smetric.request.prompt import BlockKeys
-from smetric.sources.kv_events.contents import Contents, KvIndex
-from smetric.sources.kv_events.message import decode
-from tests.sources.kv_engine import BLOCK, CLEARED, captured, names_of, removed, stored
+from smetric.request.prompt import ROOT, BlockKeys
+from smetric.sources.kv_events.contents import (
+    BYTES_PER_BLOCK,
+    BYTES_PER_HOLDING,
+    PIECE_BLOCKS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheContents,
+    KvIndex,
+    MessageError,
+    decode,
+    pieces,
+)
+from tests.sources.kv_events.kv_engine import BLOCK, CAPTURES, CLEARED, captured, names_of, removed, stored
+
+
+def encoded(*events: Any, rank: int | None = None) -> bytes:
+    return msgspec.msgpack.encode([1.5, list(events)] + ([] if rank is None else [rank]))
+
+
+@pytest.mark.parametrize("name", ["kv_int_hash.jsonl", "kv_bytes_hash.jsonl", "kv_dp2.jsonl"])
+def test_decode_reads_captured_messages_whole(name: str) -> None:
+    for payload in captured(name):
+        message = decode(msgspec.msgpack.encode(payload))
+        assert (message.at, message.rank) == (payload[0], payload[2])
+        events = list(message.events())
+        assert [type(event).__name__ for event in events] == [event["type"] for event in payload[1]]
+        for event, raw in zip(events, payload[1], strict=True):
+            if isinstance(event, BlockStored):
+                assert event.block_hashes == raw["block_hashes"]
+                assert event.parent_block_hash == raw["parent_block_hash"]
+                assert event.token_ids == raw["token_ids"]
+                assert event.extra_keys == raw["extra_keys"]
+                assert (event.block_size, event.medium, event.group_idx) == (raw["block_size"], "GPU", 0)
+            elif isinstance(event, BlockRemoved):
+                assert event.block_hashes == raw["block_hashes"]
+
+
+def test_decode_reads_captured_frames() -> None:
+    lines = (CAPTURES / "kv_raw_hex.jsonl").read_text().splitlines()
+    messages = [decode(bytes.fromhex(msgspec.json.decode(line)[2])) for line in lines]
+    assert len(messages) == 12
+    assert all(list(message.events()) for message in messages)
+
+
+def test_decode_reads_event_arrays_of_engines_before_0_23() -> None:
+    message = decode(
+        encoded(
+            ["BlockStored", [7, b"\x01" * 32], None, [1, 2, 3, 4], 2, None],
+            ["BlockStored", [8], 7, [5, 6], 2, 3, "GPU", "fr-adapter"],
+            ["BlockRemoved", [7], "GPU"],
+            ["BlockRemoved", [8]],
+            ["AllBlocksCleared"],
+        )
+    )
+    first, second, gone, gone_too, cleared = message.events()
+    assert isinstance(first, BlockStored)
+    assert (first.block_hashes, first.parent_block_hash, first.token_ids) == ([7, b"\x01" * 32], None, [1, 2, 3, 4])
+    assert isinstance(second, BlockStored)
+    assert (second.parent_block_hash, second.lora_id, second.lora_name) == (7, 3, "fr-adapter")
+    assert isinstance(gone, BlockRemoved)
+    assert isinstance(gone_too, BlockRemoved)
+    assert (gone.medium, gone_too.medium) == ("GPU", None)
+    assert isinstance(cleared, AllBlocksCleared)
+    assert message.rank == 0
+
+
+def test_decode_ignores_unknown_events_and_fields() -> None:
+    message = decode(
+        encoded(
+            {"type": "BlockMoved", "block_hashes": [1]},
+            ["BlockMoved", 1, 2],
+            {"type": "BlockRemoved", "block_hashes": [1], "colour": "red"},
+            ["BlockRemoved", [2], "GPU", 0, None, "one", "more"],
+            rank=3,
+        )
+    )
+    assert [event.block_hashes for event in message.events() if isinstance(event, BlockRemoved)] == [[1], [2]]
+    assert (len(list(message.events())), message.rank) == (2, 3)
+
+
+def test_batch_decodes_events_one_by_one() -> None:
+    """All at once held up every stream where they were many."""
+    events = decode(encoded(["BlockRemoved", [1]], ["BlockRemoved"])).events()
+    first = next(events)
+    assert isinstance(first, BlockRemoved)
+    assert first.block_hashes == [1]
+    with pytest.raises(MessageError):
+        next(events)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode({"a": 1}),
+        msgspec.msgpack.encode([1.0, "events", 0]),
+        encoded("event"),
+        encoded([]),
+        encoded({}),
+        encoded({"type": "BlockRemoved"}),
+        encoded({"type": "BlockStored", "block_hashes": ["x"], "parent_block_hash": None, "token_ids": []}),
+        encoded(["BlockStored", [1], None, "tokens", 2, None]),
+        encoded({"type": "BlockRemoved", "block_hashes": [1]})[:-2],
+    ],
+)
+def test_decode_refuses_malformed_payload_without_quoting_it(payload: bytes) -> None:
+    with pytest.raises(MessageError) as raised:
+        list(decode(payload).events())
+    assert str(raised.value).isalpha()
+
+
+@given(st.binary(max_size=64))
+def test_decode_raises_only_message_errors(payload: bytes) -> None:
+    with contextlib.suppress(MessageError):
+        list(decode(payload).events())
+
+
+@pytest.mark.parametrize("count", [0, 1, PIECE_BLOCKS, PIECE_BLOCKS + 1, 3 * PIECE_BLOCKS])
+@pytest.mark.parametrize("extra", [None, ["salt"]])
+def test_pieces_have_the_effect_of_the_event(count: int, extra: list[str] | None) -> None:
+    names: list[int | bytes] = list(range(1, count + 1))
+    extra_keys: list[list[Any] | None] | None = None if extra is None else [[*extra, name] for name in names]
+    whole = BlockStored(names, 7, list(range(2 * count)), 2, extra_keys=extra_keys, lora_name="a")
+    parent: int | bytes | None = 7
+    cut = list(pieces(whole))
+    for piece in cut:
+        assert isinstance(piece, BlockStored)
+        assert len(piece.block_hashes) <= PIECE_BLOCKS
+        assert (piece.parent_block_hash, piece.block_size, piece.lora_name) == (parent, 2, "a")
+        parent = piece.block_hashes[-1] if piece.block_hashes else None
+    assert [name for piece in cut for name in piece.block_hashes] == names  # type: ignore[union-attr]
+    assert [token for piece in cut for token in piece.token_ids] == whole.token_ids  # type: ignore[union-attr]
+    assert [key for piece in cut for key in piece.extra_keys or ()] == (extra_keys or [])  # type: ignore[union-attr]
+    gone = list(pieces(BlockRemoved(names, medium="CPU")))
+    assert [(name, piece.medium) for piece in gone for name in piece.block_hashes] == [(name, "CPU") for name in names]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AllBlocksCleared(),
+        BlockStored([1] * 1000, None, [1] * 999, 1),
+        BlockStored([1] * 1000, None, [1] * 1000, 1, extra_keys=[None]),
+    ],
+)
+def test_pieces_keep_inconsistent_event_whole(event: AllBlocksCleared | BlockStored) -> None:
+    assert list(pieces(event)) == [event]
+
 
 ROOM = 1 << 30
 PROMPT = list(range(100, 100 + 5 * BLOCK))
 
 
-def apply(contents: Contents, *events: dict[str, Any]) -> None:
+def apply(contents: CacheContents, *events: dict[str, Any]) -> None:
     for event in decode(msgspec.msgpack.encode([1.0, list(events), 0])).events():
         contents.apply(event)
 
 
-def fresh(index: KvIndex) -> Contents:
-    contents = Contents(index)
+def fresh(index: KvIndex) -> CacheContents:
+    contents = CacheContents(index)
     contents.begin()
     return contents
 
 
-def hits(index: KvIndex, tokens: list[int], *asked: Contents, salt: str = "", adapter: str = "") -> list[int]:
+def hits(index: KvIndex, tokens: list[int], *asked: CacheContents, salt: str = "", adapter: str = "") -> list[int]:
     """Blocks of each, whatever is certain."""
     return index.depths(
         BlockKeys(tokens, BLOCK, adapter, salt), len(tokens) // BLOCK, [contents.bit for contents in asked]
     )
 
 
-def test_a_block_extends_the_one_it_names_as_its_parent() -> None:
+def test_contents_chain_block_to_its_parent() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     apply(contents, stored(PROMPT[: 2 * BLOCK]), stored(PROMPT, skip=2))
     assert hits(index, PROMPT, contents) == [5]
 
 
-def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
+def test_contents_hold_block_until_last_copy_is_removed() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     names = names_of(PROMPT)
@@ -56,7 +211,7 @@ def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
     assert (index.blocks, index.memory_bytes, contents.is_complete) == (0, 0, True)
 
 
-def test_a_block_that_an_engine_gives_two_names_is_one_holding() -> None:
+def test_contents_count_block_with_two_names_once() -> None:
     index = KvIndex(ROOM)
     contents, other = fresh(index), fresh(index)
     apply(contents, stored(PROMPT, seed="a"), stored(PROMPT, seed="b"))
@@ -67,7 +222,7 @@ def test_a_block_that_an_engine_gives_two_names_is_one_holding() -> None:
     assert index.memory_bytes == 0
 
 
-def test_clearing_empties_one_cache_alone() -> None:
+def test_contents_clear_only_their_own_cache() -> None:
     index = KvIndex(ROOM)
     one, other = fresh(index), fresh(index)
     apply(one, stored(PROMPT))
@@ -77,7 +232,7 @@ def test_clearing_empties_one_cache_alone() -> None:
     assert one.is_complete
 
 
-def test_salt_and_adapter_are_part_of_the_identity() -> None:
+def test_contents_separate_salts_and_adapters() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     apply(contents, stored(PROMPT, salt="tenant-a"), stored(PROMPT[: 3 * BLOCK], lora="fr", seed="x"))
@@ -88,7 +243,7 @@ def test_salt_and_adapter_are_part_of_the_identity() -> None:
     assert hits(index, PROMPT, contents, adapter="fr", salt="tenant-a") == [0]
 
 
-def test_an_image_is_part_of_the_identity_from_its_block_on() -> None:
+def test_contents_separate_images_from_their_block_on() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     picture = stored(PROMPT) | {"extra_keys": [None, [["0123abcd", 3]], None, None, None]}
@@ -96,7 +251,7 @@ def test_an_image_is_part_of_the_identity_from_its_block_on() -> None:
     assert hits(index, PROMPT, contents) == [1]
 
 
-def test_an_adapter_known_by_number_alone_is_not_taken_for_the_base_model() -> None:
+def test_contents_refuse_adapter_without_name() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     apply(contents, stored(PROMPT) | {"lora_id": 1, "lora_name": None, "extra_keys": None})
@@ -107,7 +262,7 @@ def test_an_adapter_known_by_number_alone_is_not_taken_for_the_base_model() -> N
 
 
 @pytest.mark.parametrize("tier", [{"medium": "CPU"}, {"medium": "STORAGE"}, {"locality": "REMOTE"}])
-def test_other_tiers_are_not_this_cache(tier: dict[str, str]) -> None:
+def test_contents_ignore_other_tiers(tier: dict[str, str]) -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     apply(contents, stored(PROMPT) | tier)
@@ -128,7 +283,7 @@ def test_other_tiers_are_not_this_cache(tier: dict[str, str]) -> None:
         {"block_size": 2 * BLOCK},
     ],
 )
-def test_a_cache_whose_blocks_do_not_tell_its_hits_is_not_known(odd: dict[str, Any]) -> None:
+def test_contents_are_unsupported_when_blocks_do_not_determine_hits(odd: dict[str, Any]) -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     apply(contents, stored([1, *PROMPT]), stored(PROMPT) | odd)
@@ -140,14 +295,14 @@ def test_a_cache_whose_blocks_do_not_tell_its_hits_is_not_known(odd: dict[str, A
 
 
 @pytest.mark.parametrize("token", [-1, 2**32, 2**63])
-def test_absurd_token_ids_are_a_loss_and_no_error(token: int) -> None:
+def test_contents_become_incomplete_on_absurd_token_ids(token: int) -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     apply(contents, stored([token, *PROMPT[1:]]))
     assert (hits(index, PROMPT, contents), contents.is_complete, contents.orphans) == ([0], False, 5)
 
 
-def test_blocks_of_any_size_are_found_by_their_own_size() -> None:
+def test_index_finds_blocks_of_any_size() -> None:
     index = KvIndex(ROOM)
     small, large = fresh(index), fresh(index)
     apply(small, stored(PROMPT))
@@ -157,25 +312,25 @@ def test_blocks_of_any_size_are_found_by_their_own_size() -> None:
     assert hits(index, PROMPT, small) == [5]
 
 
-def test_a_block_whose_parent_is_unknown_makes_the_contents_incomplete() -> None:
+def test_contents_become_incomplete_on_unknown_parent() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     apply(contents, stored(PROMPT, skip=2))
     assert (contents.is_complete, contents.orphans, len(contents)) == (False, 3, 0)
 
 
-def test_the_removal_of_a_block_nobody_told_of_makes_the_contents_incomplete() -> None:
+def test_contents_become_incomplete_on_removal_of_unknown_block() -> None:
     contents = fresh(KvIndex(ROOM))
     apply(contents, removed(1))
     assert not contents.is_complete
 
 
-def test_after_a_loss_only_what_is_stored_again_is_certain_and_what_comes_before_it() -> None:
+def test_contents_are_certain_up_to_blocks_stored_after_loss() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     other = [7] * 3 * BLOCK
     apply(contents, stored(PROMPT[: 4 * BLOCK]), stored(other))
-    contents.lose()
+    contents.mark_incomplete()
     assert not contents.is_complete
     keys = BlockKeys(PROMPT, BLOCK)
     assert contents.certain(keys.upto(5), *index.depths(keys, 5, [contents.bit])) == 0
@@ -185,13 +340,13 @@ def test_after_a_loss_only_what_is_stored_again_is_certain_and_what_comes_before
     assert contents.certain(BlockKeys(other, BLOCK).upto(3), 3) == 0
 
 
-def test_contents_are_complete_again_when_the_cache_has_turned_over() -> None:
+def test_contents_become_complete_after_full_turnover() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     contents.capacity = 20
     used, unused = PROMPT[: 2 * BLOCK], [7] * 3 * BLOCK
     apply(contents, stored(used), stored(unused))
-    contents.lose()
+    contents.mark_incomplete()
     apply(contents, stored(used + [8] * BLOCK, skip=2))
     states = []
     for token, blocks in ((50, 5), (51, 5), (52, 5), (53, 3), (54, 1)):
@@ -204,7 +359,7 @@ def test_contents_are_complete_again_when_the_cache_has_turned_over() -> None:
     assert hits(index, unused, contents) == [0]
 
 
-def test_more_than_a_cache_can_hold_means_that_removals_were_missed() -> None:
+def test_contents_become_incomplete_beyond_capacity() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     contents.capacity = 7
@@ -214,7 +369,7 @@ def test_more_than_a_cache_can_hold_means_that_removals_were_missed() -> None:
     assert (contents.is_complete, index.blocks) == (False, 0)
 
 
-def test_a_full_index_takes_nothing_more_and_does_not_call_it_a_miss() -> None:
+def test_index_refuses_blocks_when_full() -> None:
     index = KvIndex(2000)
     contents = fresh(index)
     apply(contents, stored(PROMPT), stored([7] * 5 * BLOCK))
@@ -227,7 +382,7 @@ def test_a_full_index_takes_nothing_more_and_does_not_call_it_a_miss() -> None:
     assert hits(index, [8] * BLOCK, contents) == [1]
 
 
-def test_closing_a_cache_leaves_nothing_of_it() -> None:
+def test_contents_close_removes_all_blocks() -> None:
     index = KvIndex(ROOM)
     one, other = fresh(index), fresh(index)
     apply(one, stored(PROMPT))
@@ -239,9 +394,9 @@ def test_closing_a_cache_leaves_nothing_of_it() -> None:
     assert index.memory_bytes == 0
 
 
-def test_the_capture_with_64_bit_hashes_ends_as_the_engine_did() -> None:
+def test_contents_follow_capture_with_64_bit_hashes() -> None:
     index = KvIndex(ROOM)
-    contents = Contents(index)
+    contents = CacheContents(index)
     payloads = captured("kv_int_hash.jsonl")
     for payload in payloads[:-2]:
         apply(contents, *payload[1])
@@ -258,7 +413,7 @@ def test_the_capture_with_64_bit_hashes_ends_as_the_engine_did() -> None:
     assert index.blocks == 0
 
 
-def test_the_capture_with_long_hashes_chains_by_their_ends() -> None:
+def test_contents_follow_capture_with_long_hashes() -> None:
     index = KvIndex(ROOM)
     contents = fresh(index)
     payloads = captured("kv_bytes_hash.jsonl")
@@ -326,4 +481,42 @@ class AgainstNaive(RuleBasedStateMachine):
 
 
 AgainstNaive.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
-test_it_is_what_a_naive_index_would_say = AgainstNaive.TestCase
+test_index_agrees_with_naive_index = AgainstNaive.TestCase
+
+
+def test_index_shares_equal_prefixes_of_all_engines() -> None:
+    index = KvIndex(ROOM)
+    one, other, none = fresh(index), fresh(index), fresh(index)
+    apply(one, stored(PROMPT, seed="one"))
+    apply(other, stored(PROMPT[: 2 * BLOCK], seed="other"), stored([1, *PROMPT], seed="other"))
+    assert hits(index, PROMPT, one, other, none) == [5, 2, 0]
+    assert hits(index, PROMPT[: 3 * BLOCK] + [9] * BLOCK, one, other, none) == [3, 2, 0]
+    assert index.blocks == 10
+
+
+def test_index_hashes_no_further_than_longest_hit() -> None:
+    index = KvIndex(ROOM)
+    contents = fresh(index)
+    apply(contents, stored(PROMPT))
+    prompt = BlockKeys(PROMPT + [9] * 1000 * BLOCK, BLOCK)
+    assert index.depths(prompt, 1005, [contents.bit]) == [5]
+    assert len(prompt.keys) <= 16
+
+
+def key_of(number: int) -> int:
+    return xxhash.xxh3_64_intdigest(str(number).encode())
+
+
+def test_index_bound_counts_at_least_real_memory() -> None:
+    index = KvIndex(ROOM)
+    contents = fresh(index)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for i in range(30_000):
+            index.hold(key_of(i), ROOT, contents.bit)
+            contents._keys[key_of(-i)] = key_of(i)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (taken - before) / 30_000 <= BYTES_PER_BLOCK + BYTES_PER_HOLDING

@@ -24,7 +24,16 @@ from smetric.sources.kv_events.publisher import Publisher
 from smetric.sources.kv_events.source import CacheFigures, KvEvents
 from smetric.sources.kv_events.subscriber import Subscriber
 from tests.fakes import until
-from tests.sources.kv_engine import BLOCK, CLEARED, KvEngine, captured, free_address, names_of, removed, stored
+from tests.sources.kv_events.kv_engine import (
+    BLOCK,
+    CLEARED,
+    KvEngine,
+    captured,
+    free_address,
+    names_of,
+    removed,
+    stored,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +104,7 @@ def publisher(engine: KvEngine, instance: Instance = ONE, **options: Any) -> Pub
     return Publisher(instance=instance, endpoint=engine.endpoint, replay=engine.replay, **options)
 
 
-async def test_hits_are_whole_blocks_and_less_than_the_prompt() -> None:
+async def test_hits_are_whole_blocks_below_prompt_length() -> None:
     async with engine(replay=False) as one, listening(publisher(one)) as source:
         await one.joined()
         await one.publish(stored(PROMPT))
@@ -106,7 +115,7 @@ async def test_hits_are_whole_blocks_and_less_than_the_prompt() -> None:
         assert await hit_len(source, request([1, *PROMPT])) == [0]
 
 
-async def test_every_instance_is_looked_up_in_one_walk_and_others_are_unknown() -> None:
+async def test_lookup_covers_all_instances_and_leaves_others_unknown() -> None:
     two, other = Instance("two", "http://127.0.0.1:2"), Instance("other", "http://127.0.0.1:3")
     async with engine() as first, engine() as second, listening(publisher(first), publisher(second, two)) as source:
         await first.joined()
@@ -117,7 +126,7 @@ async def test_every_instance_is_looked_up_in_one_walk_and_others_are_unknown() 
         assert await hit_len(source, request(PROMPT), two, other, ONE) == [2 * BLOCK, None, 5 * BLOCK]
 
 
-async def test_no_token_is_asked_for_while_nothing_is_known() -> None:
+async def test_lookup_requests_no_tokens_while_nothing_is_known() -> None:
     tokens = Tokens()
     async with engine(replay=False) as one, listening(publisher(one), tokens=tokens) as source:
         assert await hit_len(source, request(PROMPT)) == [None]
@@ -129,7 +138,7 @@ async def test_no_token_is_asked_for_while_nothing_is_known() -> None:
         assert tokens.asked == 1
 
 
-async def test_salt_and_adapter_of_the_request_decide() -> None:
+async def test_lookup_separates_salts_and_adapters() -> None:
     instance = Instance("one", "http://127.0.0.1:1")
     instance.adapters = frozenset({"fr"})
     async with engine() as one, listening(publisher(one, instance)) as source:
@@ -146,7 +155,7 @@ async def test_salt_and_adapter_of_the_request_decide() -> None:
             assert await hit_len(source, asked, instance) == [expected * BLOCK]
 
 
-async def test_an_adapter_is_known_from_its_blocks_where_the_engine_was_not_asked() -> None:
+async def test_lookup_learns_adapters_from_blocks() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await one.publish(stored(PROMPT), stored(PROMPT[: 2 * BLOCK], lora="de"))
@@ -155,7 +164,7 @@ async def test_an_adapter_is_known_from_its_blocks_where_the_engine_was_not_aske
         assert await hit_len(source, request(PROMPT, served="base")) == [5 * BLOCK]
 
 
-async def test_an_engine_that_was_there_before_is_learnt_from_its_replay_socket() -> None:
+async def test_source_learns_running_engine_by_replay() -> None:
     async with engine() as one:
         await one.publish(stored(PROMPT))
         await one.publish(removed(names_of(PROMPT)[-1]))
@@ -169,13 +178,13 @@ async def test_an_engine_that_was_there_before_is_learnt_from_its_replay_socket(
             assert told(source).messages == {"ok": 1, "replayed": 2}
 
 
-async def test_an_idle_engine_that_never_published_is_known_to_hold_nothing() -> None:
+async def test_source_knows_that_silent_engine_is_empty() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await until(lambda: told(source).is_known)
         assert await hit_len(source, request(PROMPT)) == [0]
 
 
-async def test_a_thousand_lost_messages_are_had_from_the_replay_socket() -> None:
+async def test_source_replays_a_thousand_lost_messages() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await until(lambda: told(source).is_known)
@@ -192,7 +201,7 @@ async def test_a_thousand_lost_messages_are_had_from_the_replay_socket() -> None
         assert await hit_len(source, request(PROMPT)) == [4 * BLOCK]
 
 
-async def test_a_thousand_messages_lost_for_good_make_the_instance_unknown_until_it_is_learnt_again() -> None:
+async def test_source_relearns_instance_after_permanent_loss() -> None:
     instance = Instance("one", "http://127.0.0.1:1")
     instance.cache = CacheConfig(block_size=BLOCK, num_blocks=1100)
     follow_up = request(PROMPT, est_hit=4 * BLOCK)
@@ -220,7 +229,7 @@ async def test_a_thousand_messages_lost_for_good_make_the_instance_unknown_until
         assert await hit_len(source, request([9] * 2 * BLOCK), instance) == [0]
 
 
-async def test_a_gap_longer_than_the_replay_buffer_is_a_loss() -> None:
+async def test_source_counts_gap_beyond_replay_buffer_as_missed() -> None:
     async with engine(buffer=10) as one, listening(publisher(one)) as source:
         await one.joined()
         await until(lambda: told(source).is_known)
@@ -238,7 +247,7 @@ async def test_a_gap_longer_than_the_replay_buffer_is_a_loss() -> None:
         assert await hit_len(source, request(PROMPT)) == [0]
 
 
-async def test_a_replay_socket_that_is_silent_costs_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_source_gives_up_silent_replay_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber, "REPLAY_SILENCE_S", 0.05)
     silent = Publisher(instance=ONE, endpoint="", replay=free_address())
     async with engine(replay=False) as one:
@@ -251,7 +260,7 @@ async def test_a_replay_socket_that_is_silent_costs_a_bounded_wait(monkeypatch: 
             assert not told(source).is_known
 
 
-async def test_a_restart_forgets_what_the_engine_held() -> None:
+async def test_source_forgets_contents_on_restart() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await until(lambda: told(source).is_known)
@@ -268,7 +277,7 @@ async def test_a_restart_forgets_what_the_engine_held() -> None:
         assert await hit_len(source, request(PROMPT)) == [2 * BLOCK]
 
 
-async def test_what_was_published_while_there_was_no_connection_is_had_when_there_is_one_again() -> None:
+async def test_source_catches_up_after_reconnect() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await until(lambda: told(source).is_known)
@@ -287,7 +296,7 @@ async def test_what_was_published_while_there_was_no_connection_is_had_when_ther
 
 
 @pytest.mark.parametrize("published", [0, 1, 3, 8])
-async def test_a_new_process_behind_the_same_address_is_told_from_the_old_one(published: int) -> None:
+async def test_source_detects_new_process_at_same_address(published: int) -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await until(lambda: told(source).is_known)
@@ -307,7 +316,7 @@ async def test_a_new_process_behind_the_same_address_is_told_from_the_old_one(pu
         assert source.index.blocks == 5 * published
 
 
-async def test_how_late_messages_come_is_told_of_the_latest_that_came_by_itself() -> None:
+async def test_source_lag_is_that_of_latest_published_message() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await until(lambda: told(source).is_known)
@@ -327,7 +336,7 @@ async def test_how_late_messages_come_is_told_of_the_latest_that_came_by_itself(
         assert told(source).lag_s == 0.0
 
 
-async def test_without_a_replay_socket_the_next_message_shows_whether_one_was_missed() -> None:
+async def test_source_without_replay_is_known_again_with_next_message() -> None:
     async with engine(replay=False) as one, listening(publisher(one)) as source:
         await one.joined()
         await one.publish(stored(PROMPT))
@@ -341,7 +350,7 @@ async def test_without_a_replay_socket_the_next_message_shows_whether_one_was_mi
         await until(lambda: told(source).is_known)
 
 
-async def test_a_restart_that_the_metrics_show_first_is_learnt_anew() -> None:
+async def test_source_relearns_after_restart_seen_in_metrics() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await one.publish(stored(PROMPT))
@@ -353,7 +362,7 @@ async def test_a_restart_that_the_metrics_show_first_is_learnt_anew() -> None:
         assert await hit_len(source, request(PROMPT)) == [BLOCK]
 
 
-async def test_a_restart_amid_a_message_leaves_nothing_of_the_old_process() -> None:
+async def test_source_drops_old_process_on_restart_within_message() -> None:
     async with engine() as one, listening(publisher(one)) as source:
         await one.joined()
         await until(lambda: told(source).is_known)
@@ -365,7 +374,7 @@ async def test_a_restart_amid_a_message_leaves_nothing_of_the_old_process() -> N
         assert source.index.blocks == 0
 
 
-async def test_the_engine_may_connect_to_an_address_that_is_bound_here() -> None:
+async def test_source_binds_address_that_engine_connects_to() -> None:
     address = free_address()
     at = Publisher(instance=ONE, endpoint=address, bind=True)
     async with listening(at) as source, engine(connect=address, replay=False) as one:
@@ -375,7 +384,7 @@ async def test_the_engine_may_connect_to_an_address_that_is_bound_here() -> None
         assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
 
 
-async def test_other_topics_are_not_listened_to() -> None:
+async def test_source_ignores_other_topics() -> None:
     address = free_address()
     at = Publisher(instance=ONE, endpoint=address, bind=True, topic="kv@one")
     async with (
@@ -392,7 +401,7 @@ async def test_other_topics_are_not_listened_to() -> None:
         assert await hit_len(source, request(PROMPT)) == [5 * BLOCK]
 
 
-async def test_where_the_topic_is_another_than_the_engines_its_replay_does_not_make_its_cache_known() -> None:
+async def test_source_ignores_replay_of_other_topic() -> None:
     async with engine(topic="kv@10.0.0.7@m") as one:
         await one.publish(stored(PROMPT))
         with capture_logs() as logs:
@@ -406,7 +415,7 @@ async def test_where_the_topic_is_another_than_the_engines_its_replay_does_not_m
     assert problems == [("smetric.kv_events.no_replay", "OtherTopic")]
 
 
-async def test_an_engine_that_had_said_nothing_and_speaks_under_another_topic_is_not_known_to_be_empty() -> None:
+async def test_source_is_unknown_when_engine_publishes_other_topic() -> None:
     async with (
         engine(topic="kv@10.0.0.7@m") as one,
         listening(publisher(one, topic="kv@engine-0@m")) as source,
@@ -421,7 +430,7 @@ async def test_an_engine_that_had_said_nothing_and_speaks_under_another_topic_is
         assert await hit_len(source, request([9] * 9)) == [None]
 
 
-async def test_an_event_of_a_long_prompt_leaves_the_loop_to_others() -> None:
+async def test_source_yields_within_event_of_long_prompt() -> None:
     prompt = list(range(8000 * BLOCK + 1))
     async with engine(replay=False) as one, listening(publisher(one)) as source:
         await one.joined()
@@ -440,7 +449,7 @@ async def test_an_event_of_a_long_prompt_leaves_the_loop_to_others() -> None:
     assert len(held) > 4
 
 
-async def test_two_engines_at_one_address_are_unknown_and_do_not_fill_the_log() -> None:
+async def test_source_limits_log_of_two_engines_at_one_address() -> None:
     address = free_address()
     at = Publisher(instance=ONE, endpoint=address, bind=True)
     async with (
@@ -462,7 +471,7 @@ async def test_two_engines_at_one_address_are_unknown_and_do_not_fill_the_log() 
     assert counts == {"smetric.kv_events.restarted": CHANGES_TOLD, "smetric.kv_events.changed": CHANGES_TOLD}
 
 
-async def test_each_data_parallel_rank_is_a_cache_and_the_best_one_counts() -> None:
+async def test_hits_are_those_of_best_rank() -> None:
     payloads = captured("kv_dp2.jsonl")
     async with (
         engine() as zero,
@@ -479,7 +488,7 @@ async def test_each_data_parallel_rank_is_a_cache_and_the_best_one_counts() -> N
             assert await hit_len(source, request([*tokens, 1])) == [len(tokens)]
 
 
-async def test_with_a_rank_that_was_never_heard_a_miss_is_unknown() -> None:
+async def test_hits_are_unknown_while_a_rank_is_silent() -> None:
     async with (
         engine(replay=False) as zero,
         engine(replay=False) as one,
@@ -492,7 +501,7 @@ async def test_with_a_rank_that_was_never_heard_a_miss_is_unknown() -> None:
         assert await hit_len(source, request(PROMPT, est_hit=BLOCK)) == [5 * BLOCK]
 
 
-async def test_what_cannot_be_read_is_counted_and_a_loss() -> None:
+async def test_source_counts_malformed_messages_as_loss() -> None:
     async with engine(replay=False) as one, listening(publisher(one)) as source:
         await one.joined()
         await one.publish(stored(PROMPT))
@@ -507,7 +516,7 @@ async def test_what_cannot_be_read_is_counted_and_a_loss() -> None:
         await until(lambda: told(source).is_known)
 
 
-async def test_a_burst_leaves_the_loop_to_others() -> None:
+async def test_source_yields_within_burst() -> None:
     async with engine(replay=False) as one, listening(publisher(one)) as source:
         await one.joined()
         for i in range(300):
@@ -522,7 +531,7 @@ async def test_a_burst_leaves_the_loop_to_others() -> None:
         assert max(after - before for before, after in pairwise(at_each_turn)) < 30
 
 
-async def test_an_address_that_cannot_be_used_is_said_once_for_each_reason_and_tried_again(
+async def test_source_retries_unusable_address_and_logs_each_reason_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kv_events, "RETRY_S", 0.01)
@@ -546,7 +555,7 @@ async def test_an_address_that_cannot_be_used_is_said_once_for_each_reason_and_t
     ]
 
 
-async def test_a_message_that_is_too_large_is_a_gap_and_what_follows_it_is_heard(
+async def test_source_reconnects_after_too_large_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subscriber, "RECONNECT_S", 0.0)
@@ -564,14 +573,14 @@ async def test_a_message_that_is_too_large_is_a_gap_and_what_follows_it_is_heard
         assert (told(source).gaps, told(source).is_known) == (1, False)
 
 
-async def test_contents_that_are_lost_with_the_connection_are_said_to_be_unknown(
+async def test_source_logs_contents_lost_with_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run(self: Subscriber, context: zmq.asyncio.Context) -> None:
-        stream = self.streams.of(0)
+        stream = self.stream_of(0)
         assert stream is not None
-        stream.has_said_nothing()
-        self.streams.be_behind(False)
+        stream.begin_empty()
+        self.set_behind(False)
         raise RuntimeError
 
     monkeypatch.setattr(Subscriber, "run", run)
@@ -581,13 +590,13 @@ async def test_contents_that_are_lost_with_the_connection_are_said_to_be_unknown
     assert [line["state"] for line in lines if "state" in line] == ["known", "gap"]
 
 
-async def test_an_address_that_is_nonsense_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_source_logs_nonsense_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with capture_logs() as lines:
         async with listening(Publisher(instance=ONE, endpoint="nonsense")):
             await until(lambda: len(lines) >= 1)
     assert [(line["event"], line["endpoint"]) for line in lines] == [("smetric.kv_events.failed", "nonsense")]
 
 
-def test_it_runs_on_the_loop_that_serve_uses() -> None:
+def test_source_runs_on_uvloop() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(test_a_thousand_lost_messages_are_had_from_the_replay_socket())
+        runner.run(test_source_replays_a_thousand_lost_messages())

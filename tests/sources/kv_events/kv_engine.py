@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-CAPTURES = Path(__file__).parents[1] / "data" / "kv_events"
+CAPTURES = Path(__file__).parents[2] / "data" / "kv_events"
 BLOCK = 4
 
 

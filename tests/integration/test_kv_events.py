@@ -13,7 +13,7 @@ from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest
 from smetric.sources.kv_events.source import CacheFigures, KvEvents
 from tests.fakes import FakeEngine, until
-from tests.sources.kv_engine import BLOCK, KvEngine, stored
+from tests.sources.kv_events.kv_engine import BLOCK, KvEngine, stored
 
 PROMPT = list(range(100, 100 + 40 * BLOCK + 1))
 
@@ -70,7 +70,7 @@ def caches(application: Application) -> Mapping[str, CacheFigures]:
     return source.figures().instances
 
 
-async def test_a_follow_up_goes_where_the_events_say(routed: tuple[Application, KvEngine, KvEngine]) -> None:
+async def test_router_sends_follow_up_where_kv_events_say(routed: tuple[Application, KvEngine, KvEngine]) -> None:
     application, one, other = routed
     await one.publish(stored(PROMPT[: 8 * BLOCK]))
     await other.publish(stored(PROMPT))
@@ -97,7 +97,7 @@ async def test_a_follow_up_goes_where_the_events_say(routed: tuple[Application, 
         assert line in body.decode()
 
 
-async def test_what_the_events_do_not_tell_falls_to_the_prefix_index(
+async def test_router_falls_back_to_prefix_index_where_kv_events_are_unknown(
     routed: tuple[Application, KvEngine, KvEngine],
 ) -> None:
     application, one, other = routed
@@ -115,7 +115,7 @@ async def test_what_the_events_do_not_tell_falls_to_the_prefix_index(
     assert (routing.decision.rule, routing.instance) == ("stick", e1)
 
 
-def test_token_ids_are_needed() -> None:
+def test_application_refuses_kv_events_without_token_ids() -> None:
     settings = Settings(
         instances=(InstanceSettings(url="http://a:1", id="a"),), kv_events=KvEventsSettings(enabled=True)
     )

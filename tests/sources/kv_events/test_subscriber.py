@@ -1,4 +1,4 @@
-"""What is known of a cache is what its engine holds, whatever of its messages was lost, and when."""
+"""Order, losses, replays and restarts of one publisher's KV events."""
 
 from __future__ import annotations
 
@@ -14,16 +14,151 @@ import zmq
 import zmq.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.request.prompt import BlockKeys
 from smetric.sources.kv_events import subscriber
-from smetric.sources.kv_events.contents import KvIndex
-from smetric.sources.kv_events.message import Message, decode
+from smetric.sources.kv_events.contents import AllBlocksCleared, BlockStored, EventBatch, KvEvent, KvIndex, decode
 from smetric.sources.kv_events.publisher import Publisher
-from smetric.sources.kv_events.stream import State, Stream
-from smetric.sources.kv_events.subscriber import REPLAY_TRIES, Subscriber
-from tests.sources.kv_engine import BLOCK, CLEARED, names_of, removed, stored
+from smetric.sources.kv_events.subscriber import MOST_RANKS, REPLAY_TRIES, Arrival, CacheState, RankStream, Subscriber
+from tests.sources.kv_events.kv_engine import BLOCK, CLEARED, names_of, removed, stored
+
+
+def saying(at: float, *events: KvEvent) -> EventBatch:
+    return decode(msgspec.msgpack.encode([at, events, 0]))
+
+
+def message(at: float, *tokens: int) -> EventBatch:
+    return saying(at, *[BlockStored([token], None, [token], 1) for token in tokens])
+
+
+def told(stream: RankStream, seq: int, said: EventBatch) -> Arrival:
+    """As a subscriber without a replay socket takes a message."""
+    place = stream.classify(seq, said)
+    if place is Arrival.AFTER_GAP:
+        stream.skip_to(seq)
+    if place is not Arrival.REPEATED:
+        for event in stream.take(seq, said):
+            stream.contents.apply(event)
+    return place
+
+
+def test_stream_is_known_from_first_message_on() -> None:
+    stream = RankStream(KvIndex(1 << 20))
+    assert (stream.state, stream.knows_nothing) == (CacheState.JOINED_LATE, True)
+    assert told(stream, 0, message(1.0, 5)) is Arrival.NEXT
+    assert told(stream, 1, message(2.0, 6)) is Arrival.NEXT
+    assert (stream.state, len(stream.contents), stream.missed) == (CacheState.KNOWN, 2, 0)
+
+
+def test_stream_is_unknown_after_joining_late() -> None:
+    stream = RankStream(KvIndex(1 << 20))
+    assert told(stream, 7, message(1.0, 5)) is Arrival.AFTER_GAP
+    assert told(stream, 8, message(2.0, 6)) is Arrival.NEXT
+    assert (stream.state, len(stream.contents), stream.missed) == (CacheState.JOINED_LATE, 2, 0)
+
+
+def test_stream_is_unknown_after_gap_until_cleared() -> None:
+    stream = RankStream(KvIndex(1 << 20))
+    told(stream, 0, message(1.0, 5))
+    assert told(stream, 3, message(2.0, 6)) is Arrival.AFTER_GAP
+    assert (stream.state, stream.missed) == (CacheState.GAP, 2)
+    told(stream, 4, saying(3.0, AllBlocksCleared()))
+    assert (stream.state, len(stream.contents)) == (CacheState.KNOWN, 0)
+
+
+def test_stream_skips_repetitions_and_restarts_anew() -> None:
+    stream = RankStream(KvIndex(1 << 20))
+    for seq in range(5):
+        told(stream, seq, message(10.0 + seq, seq))
+    assert told(stream, 2, message(12.0, 2)) is Arrival.REPEATED
+    assert (len(stream.contents), stream.restarts) == (5, 0)
+    assert told(stream, 0, message(20.0, 9)) is Arrival.NEXT
+    assert (stream.state, len(stream.contents), stream.restarts) == (CacheState.KNOWN, 1, 1)
+
+
+def test_stream_is_unknown_after_restart_with_gap() -> None:
+    stream = RankStream(KvIndex(1 << 20))
+    for seq in range(5):
+        told(stream, seq, message(10.0 + seq, seq))
+    assert told(stream, 2, message(20.0, 9)) is Arrival.AFTER_GAP
+    assert (stream.state, len(stream.contents), stream.restarts) == (CacheState.JOINED_LATE, 1, 1)
+
+
+def test_stream_state_names_the_loss() -> None:
+    stream = RankStream(KvIndex(1 << 20))
+    states = []
+    for seq, event in enumerate(
+        (
+            BlockStored([1], None, [5], 1),
+            BlockStored([2], 9, [5], 1),
+            BlockStored([3], None, [5], 1, group_idx=3),
+        )
+    ):
+        told(stream, seq, saying(float(seq), event))
+        states.append(stream.state)
+    stream.restart()
+    states.append(stream.state)
+    assert states == [CacheState.KNOWN, CacheState.UNKNOWN_BLOCK, CacheState.UNSUPPORTED, CacheState.JOINED_LATE]
+    assert stream.orphans == 1
+
+
+def ranks() -> Subscriber:
+    return Subscriber(Publisher(instance=Instance("one", "http://127.0.0.1:1"), endpoint="tcp://x"), KvIndex(1 << 20))
+
+
+def batch(at: float, *events: object, rank: int = 0) -> EventBatch:
+    return decode(msgspec.msgpack.encode([at, events, rank]))
+
+
+async def heard(told: Subscriber, *ranks: int) -> None:
+    """The first message of each rank, as they come where nothing was missed."""
+    told.set_behind(False)
+    for rank in ranks:
+        stream = told.stream_of(rank)
+        assert stream is not None
+        assert told.classify(stream, 0, batch(1.0, CLEARED, rank=rank)) is Arrival.NEXT
+        await told.take(stream, 0, batch(1.0, CLEARED, rank=rank), "ok")
+        told._log_state(rank, stream)
+
+
+async def test_subscriber_keeps_one_stream_per_rank() -> None:
+    told = ranks()
+    await heard(told, 0, MOST_RANKS - 1)
+    assert (told.stream_of(-1), told.stream_of(MOST_RANKS)) == (None, None)
+    assert [*told.streams] == [0, MOST_RANKS - 1]
+    assert told.messages == {"ok": 2, "malformed": 2}
+    assert [stream.state for stream in told.streams.values()] == [CacheState.KNOWN] * 2
+
+
+async def test_subscriber_logs_losses_of_all_ranks_once() -> None:
+    told = ranks()
+    with capture_logs() as logs:
+        await heard(told, 0, 1)
+        for _ in range(2):
+            told.set_behind(True)
+        for _ in range(2):
+            told.lose(CacheState.OTHER_TOPIC)
+    assert [(line["rank"], line["state"]) for line in logs] == [
+        (rank, state) for state in ("known", "behind", "other_topic") for rank in (0, 1)
+    ]
+    late = told.stream_of(2)
+    assert late is not None
+    assert late.is_behind
+
+
+async def test_subscriber_forgets_once_per_restart() -> None:
+    told = ranks()
+    await heard(told, 0)
+    stream = told.streams[0]
+    assert told.classify(stream, 0, batch(2.0, CLEARED)) is Arrival.NEXT
+    await told.take(stream, 0, batch(2.0, CLEARED), "ok")
+    told.forget()
+    assert (stream.next, stream.restarts) == (1, 1)
+    told.forget()
+    assert (stream.next, stream.state) == (None, CacheState.JOINED_LATE)
+
 
 #: Prompts of up to four blocks, each of one token said again and again.
 PROMPTS = ["".join(path) for size in range(1, 5) for path in itertools.product("ab", repeat=size)]
@@ -137,7 +272,7 @@ class Line:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        async def replayed(_: object, __: str, start: int, ___: str) -> AsyncGenerator[tuple[int, Message]]:
+        async def replayed(_: object, __: str, start: int, ___: str) -> AsyncGenerator[tuple[int, EventBatch]]:
             messages = [message for message in self.engine.buffer if message[0] >= start]
             for at, (number, payload) in enumerate(messages):
                 if at < 2 or not self.drops():
@@ -174,10 +309,10 @@ class Line:
             await self.catch_up()
 
     @property
-    def stream(self) -> Stream:
-        return self.listener.streams.by_rank[0]
+    def stream(self) -> RankStream:
+        return self.listener.streams[0]
 
-    def state(self) -> State:
+    def state(self) -> CacheState:
         return self.stream.state
 
     def believed(self) -> list[int]:
@@ -191,15 +326,15 @@ class Line:
 
     def check(self) -> None:
         """Who knows is right; who does not know is certain of nothing that is not so."""
-        if not self.is_connected or self.is_deceived or self.processes > 1 or not self.listener.streams.by_rank:
+        if not self.is_connected or self.is_deceived or self.processes > 1 or not self.listener.streams:
             return
         if self.stream.is_behind:
-            assert self.stream.state is not State.KNOWN
+            assert self.stream.state is not CacheState.KNOWN
             return
         believed, held = self.believed(), [self.engine.hit(prompt) for prompt in PROMPTS]
         assert all(one <= other for one, other in zip(believed, held, strict=True))
         # Once a cache of known size has turned over, what was hit and never built upon is taken for evicted.
-        if self.stream.state is State.KNOWN and self.listener.publisher.instance.cache.num_blocks is None:
+        if self.stream.state is CacheState.KNOWN and self.listener.publisher.instance.cache.num_blocks is None:
             assert believed == held
 
 
@@ -217,7 +352,7 @@ STEP = st.tuples(
     st.sampled_from([0, 3, 1000]),
     st.lists(st.booleans(), max_size=30),
 )
-def test_whatever_is_lost_what_is_known_is_so(
+def test_subscriber_is_right_whatever_is_lost(
     steps: list[tuple[str, str]], size: int, is_sized: bool, buffer: int, dropped: list[bool]
 ) -> None:
     line = Line(size, size if is_sized else None, buffer, lambda: dropped.pop() if dropped else False)
@@ -254,48 +389,48 @@ def published(drops: Callable[[], bool], count: int) -> Line:
     return line
 
 
-async def test_a_replay_whose_last_messages_were_dropped_is_asked_for_the_rest() -> None:
+async def test_subscriber_repeats_replay_with_dropped_end() -> None:
     answers = itertools.chain([False, True, True], itertools.repeat(False))
     line = published(lambda: next(answers), 5)
     with line.replaying():
         await line.connect(True)
-    assert line.state() is State.KNOWN
+    assert line.state() is CacheState.KNOWN
     assert line.stream.next == 5
     line.check()
 
 
-async def test_who_cannot_have_all_of_a_replay_does_not_claim_to_know() -> None:
+async def test_subscriber_is_behind_until_replay_is_complete() -> None:
     line = published(lambda: True, 3 * REPLAY_TRIES)
     with line.replaying():
         await line.connect(True)
-        assert line.state() is State.BEHIND
-        while line.state() is State.BEHIND:
+        assert line.state() is CacheState.BEHIND
+        while line.state() is CacheState.BEHIND:
             await line.listener._catch_up()
     assert line.stream.next == 3 * REPLAY_TRIES
     line.check()
 
 
-async def test_after_a_restart_that_the_metrics_show_a_part_of_the_replay_is_not_the_whole() -> None:
+async def test_subscriber_is_behind_after_restart_with_partial_replay() -> None:
     line = published(lambda: True, 0)
     with line.replaying():
         await line.connect(True)
         for number in range(3 * REPLAY_TRIES):
             await line.send(line.engine.run(PROMPTS[-1 - number % 8], is_kept=False))
-        assert line.state() is State.KNOWN
+        assert line.state() is CacheState.KNOWN
         line.listener.forget()
         await line.catch_up()
-    assert line.state() is State.BEHIND
+    assert line.state() is CacheState.BEHIND
 
 
-async def test_an_engine_that_says_more_with_each_replay_is_not_asked_for_ever() -> None:
+async def test_subscriber_stops_replays_of_busy_engine() -> None:
     line = published(lambda: False, 3)
     answers = []
     line.meanwhile = lambda: answers.append(line.engine.run(PROMPTS[-1 - len(answers) % 8], is_kept=False))
     with line.replaying():
         await line.connect(True)
-        assert line.state() is State.BEHIND
+        assert line.state() is CacheState.BEHIND
         await line.send(line.engine.run(PROMPTS[-1], is_kept=False))
-        assert line.state() is State.KNOWN
+        assert line.state() is CacheState.KNOWN
         before = len(answers)
         await line.listener._catch_up()
-    assert (len(answers), line.state()) == (before, State.KNOWN)
+    assert (len(answers), line.state()) == (before, CacheState.KNOWN)

@@ -17,7 +17,7 @@ def listened_to(tmp_path: Path, text: str) -> list[Publisher]:
     return publishers(settings, [Instance(one.id, one.url) for one in settings.instances])
 
 
-def test_addresses_are_made_from_the_instances_urls(tmp_path: Path) -> None:
+def test_publishers_fill_in_host_and_port(tmp_path: Path) -> None:
     text = """
 instances: [http://10.0.0.7:8000, "http://[fd00::7]:8001"]
 kv_events: {enabled: true, replay: "tcp://{host}:1{port}", topic: "kv@{host}:{port}@"}
@@ -27,7 +27,7 @@ kv_events: {enabled: true, replay: "tcp://{host}:1{port}", topic: "kv@{host}:{po
     assert (two.endpoint, two.replay, two.bind) == ("tcp://[fd00::7]:5557", "tcp://[fd00::7]:18001", False)
 
 
-def test_an_instance_may_have_its_own_addresses(tmp_path: Path) -> None:
+def test_publishers_prefer_addresses_of_the_instance(tmp_path: Path) -> None:
     text = """
 instances:
   - {url: http://a:1, kv_events: "tcp://0.0.0.0:7001", kv_replay: "tcp://a:7101"}
@@ -39,7 +39,7 @@ kv_events: {enabled: true, bind: true}
     assert (two.endpoint, two.replay) == ("ipc:///run/b.ipc", "")
 
 
-def test_ranks_have_the_next_ports(tmp_path: Path) -> None:
+def test_publishers_count_ports_by_rank(tmp_path: Path) -> None:
     text = "instances: [http://a:1]\nkv_events: {enabled: true, ranks: 3, replay: 'tcp://{host}:5600'}\n"
     found = listened_to(tmp_path, text)
     assert [one.endpoint for one in found] == ["tcp://a:5557", "tcp://a:5558", "tcp://a:5559"]
@@ -51,20 +51,20 @@ def test_ranks_have_the_next_ports(tmp_path: Path) -> None:
     [
         (
             "instances: [http://a:1, http://b:1]\nkv_events: {endpoint: 'tcp://all:5557'}",
-            r"tcp://all:5557 would stand for the events of a:1 and for the events of b:1; use \{host\} or",
+            r"tcp://all:5557 would be the address of the events of a:1 and of the events of b:1; use \{host\} or",
         ),
         (
             "instances: [{url: http://a:1, kv_events: 'tcp://a:1'}, {url: http://b:1, kv_events: 'tcp://b:1'}]\n"
             "kv_events: {replay: 'tcp://all:5558'}",
-            r"tcp://all:5558 would stand for the replay socket of a:1 and for .* b:1; .* its own `kv_replay`",
+            r"tcp://all:5558 would be the address of the replay socket of a:1 and of .* b:1; .* its own `kv_replay`",
         ),
         (
             "instances: [http://a:1]\nkv_events: {ranks: 2, replay: 'tcp://{host}:5558'}",
-            r"tcp://a:5558 would stand for the replay socket of a:1's rank 0 and for the events of a:1's rank 1",
+            r"tcp://a:5558 would be the address of the replay socket of a:1's rank 0 and of the events of a:1's rank 1",
         ),
         (
             "instances: [http://a:1]\nkv_events: {endpoint: 'tcp://{hots}:5557'}",
-            r"tcp://\{hots\}:5557 has a placeholder that is not known; \{host\} and \{port\} are",
+            r"tcp://\{hots\}:5557 has an unknown placeholder; use \{host\} or \{port\}",
         ),
         (
             "instances: [http://a:1]\nkv_events: {endpoint: 'tcp://{host}:65536'}",
@@ -77,11 +77,11 @@ def test_ranks_have_the_next_ports(tmp_path: Path) -> None:
         ),
         (
             "instances: [http://a:1]\nkv_events: {endpoint: 'tcp://*:5557'}",
-            r"is where an engine listens, and nothing to connect to; use \{host\}, or set kv_events\.bind",
+            r"is a listen address, which cannot be connected to; use \{host\}, or set kv_events\.bind",
         ),
         (
             "instances: [http://a:1]\nkv_events: {bind: true, replay: 'tcp://[::]:5558'}",
-            r"tcp://\[::\]:5558 is where an engine listens",
+            r"tcp://\[::\]:5558 is a listen address",
         ),
         (
             "instances: [http://a:1]\nkv_events: {endpoint: 'ipc:///run/a', ranks: 2}",
@@ -90,14 +90,12 @@ def test_ranks_have_the_next_ports(tmp_path: Path) -> None:
         ("kv_events: {endpoint: 'udp://a:1'}", r"kv_events\.endpoint.*a ZeroMQ address such as tcp://\{host\}:5557"),
     ],
 )
-def test_addresses_that_cannot_work_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_publishers_refuse_unusable_addresses(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         listened_to(tmp_path, text)
 
 
-def test_an_application_without_the_package_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_application_without_pyzmq_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "smetric.yaml"
     path.write_text("instances: [http://a:1]\nkv_events: {enabled: true}\ntokenizer: {source: engine}\n")
     settings = load_settings(path, {})
