@@ -23,7 +23,8 @@ from statistics import median
 from benchmarks.kit.collector import collector
 from smetric import names
 from smetric.features import VOCABULARY
-from smetric.fleet.instance import Instance, PrefillTime
+from smetric.fleet.instance import Instance
+from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request.prompt import Prompt

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import structlog
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from smetric.admin.app import admin_app
 from smetric.admin.guard import AdminGuard
@@ -28,7 +31,6 @@ from smetric.config.values import networks, odd_address
 from smetric.fleet.drains import Drains
 from smetric.fleet.fleet import fleet_of
 from smetric.fleet.instance import Instance
-from smetric.fleet.readiness import unready
 from smetric.http.addresses import resolve_unless
 from smetric.http.headers import App
 from smetric.http.limits import Limits
@@ -192,7 +194,21 @@ class Application:
         self.router.forget(instance)
 
     def _why_unready(self) -> str:
-        return unready(self.fleet, is_ready=self.is_ready, is_ending=self._ending.is_set())
+        if not self.is_ready:
+            return "draining" if self._ending.is_set() else "starting"
+        return self.fleet.why_unready()
+
+    def _health_routes(self) -> list[Route]:
+        """`/healthz` and `/readyz` of both ports: liveness, and whether new requests are welcome."""
+
+        async def healthz(_: Request) -> Response:
+            return PlainTextResponse("ok\n")
+
+        async def readyz(_: Request) -> Response:
+            reason = self._why_unready()
+            return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ready\n")
+
+        return [Route("/healthz", healthz, methods=["GET"]), Route("/readyz", readyz, methods=["GET"])]
 
     def _models(self) -> Iterable[str]:
         served = {name for instance in self.fleet.instances for name in instance.models or ()}
@@ -232,7 +248,9 @@ class Application:
             finally:
                 await self.stop()
 
-        app = data_app(context, Models(proxy, settings.models, self.telemetry.exchanges), self._why_unready, lifespan)
+        app = data_app(
+            context, Models(proxy, settings.models, self.telemetry.exchanges), self._health_routes(), lifespan
+        )
         intake = Intake(app, _data_limits(settings), self.telemetry.exchanges.unreadable)
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
         self.metrics.register(OverloadGauges(saturation.figures))
@@ -245,8 +263,8 @@ class Application:
             decisions=self.telemetry.decisions,
             metrics=self.metrics,
             caches=self.caches,
-            why_unready=self._why_unready,
             routes=[
+                *self._health_routes(),
                 *live_routes(self.live),
                 *drain_routes(self.fleet, self.drains),
                 *policy_routes(self.routes, self.telemetry.decisions, self._ending),

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from smetric.fleet.fleet import Fleet
-from smetric.fleet.readiness import health_routes
 from smetric.fleet.record import DecisionRecord
 from smetric.records.recorder import alone
 from smetric.sources.shared.peers import MAX_BATCH_BYTES
@@ -103,7 +102,6 @@ def admin_app(
     decisions: DecisionLog,
     metrics: Metrics,
     caches: CacheWatch,
-    why_unready: Callable[[], str],
     routes: Sequence[Route] = (),
 ) -> Starlette:
     """The admin port's app; everything it shows is handed in, and *routes* of other parts too."""
@@ -169,7 +167,6 @@ def admin_app(
     return Starlette(
         routes=[
             Route("/metrics", metrics_page),
-            *health_routes(why_unready),
             AdminRoute("/admin/decisions", list_decisions, query=("limit",)),
             *routes,
             AdminRoute("/admin/decisions/{id}", one_decision),

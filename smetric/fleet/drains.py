@@ -1,6 +1,6 @@
-"""Which instances operators drain: applied to their health, kept in a file over a restart, and shared through it.
+"""Drains by operators: applied to health, kept in a file over a restart, and shared through it.
 
-Of two processes that have one folder, as during an upgrade, either may be told; the other reads the file again.
+Two processes with one folder, as during an upgrade, follow each other's changes of the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 
 NAME = "drained.json"
-#: Form of the file; another one is not read.
+#: Version of the file format; other versions are not read.
 VERSION = 1
 #: Largest file that is read, bytes.
 MAX_BYTES = 1024 * 1024
@@ -28,80 +28,80 @@ log = structlog.get_logger("smetric.fleet.drains")
 
 
 class Drains:
-    """Drains instances and lets them come back.
+    """Drained instances.
 
     Args:
-        fleet: whose instances.
-        folder: where the file is; it is made where it is missing. Nothing is kept without one.
+        fleet: the instances.
+        folder: folder of the file, made if missing; None: nothing is kept.
     """
 
     def __init__(self, fleet: Fleet, folder: Path | None) -> None:
         self._fleet = fleet
         self._folder = folder
-        #: The file as it was last read; None before that, and where it cannot be. What is written here is read again,
-        #: for another process may have written since.
+        #: State of the file when it was last read; None before that and if it cannot be read. Its own writes are read
+        #: again, since another process may have written in between.
         self._state: tuple[int, int, int] | None = None
-        #: Ids in the file of instances that are not configured here: another process's, or a former one's.
+        #: Ids in the file that are not configured here: another process's instances, or former ones.
         self._others: list[str] = []
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Drain what was drained when the file was written, and follow it from now on."""
+        """Drain the instances in the file, and follow it from now on."""
         self.restore()
         if self._folder is not None:
             self._watch = asyncio.create_task(watch([self]), name="drains-watch")
 
     async def stop(self) -> None:
-        """Follow it no longer."""
+        """Stop following the file."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
 
     def restore(self) -> None:
-        """Drain what was drained when the file was written, but for instances that are not configured any more."""
+        """Drain the instances in the file that are configured."""
         if self._folder is None or not self._take_over():
             return
         if drained := self._fleet.health.drained():
             log.info("smetric.drains.restored", instances=drained)
-        # Whoever configured the folder learns at once that nothing can be kept there, not when a drain is lost.
+        # An unwritable folder is reported at the start, not when a drain is lost.
         self._keep()
 
     @property
     def folders(self) -> Sequence[Path]:
-        """Where the file is."""
+        """The watched folder."""
         return [self._folder] if self._folder is not None else []
 
     def refresh(self) -> None:
-        """Follow what another process has written."""
+        """Apply changes by another process."""
         before = set(self._fleet.health.drained())
         if self._folder is None or not _has_changed(self._folder / NAME, self._state) or not self._take_over():
             return
         after = set(self._fleet.health.drained())
         for id in sorted(after ^ before):
-            self._tell(self._fleet[id])
+            self._log(self._fleet[id])
 
     def drain(self, instance: Instance) -> str:
-        """Send nothing new to *instance*; says why that will not outlive a restart, empty if it will."""
+        """Send nothing new to *instance*; return why that is not kept over a restart, or an empty text."""
         self.refresh()
         self._fleet.health.drain(instance)
-        self._tell(instance)
+        self._log(instance)
         return self._keep()
 
     def undrain(self, instance: Instance) -> str:
-        """Let *instance* be a candidate again; says why that will not outlive a restart, empty if it will."""
+        """Let *instance* be a candidate again; return why that is not kept over a restart, or an empty text."""
         self.refresh()
         self._fleet.health.undrain(instance)
-        self._tell(instance)
+        self._log(instance)
         return self._keep()
 
-    def _tell(self, instance: Instance) -> None:
+    def _log(self, instance: Instance) -> None:
         if instance.id in self._fleet.health.drained():
             log.warning("smetric.drains.drained", instance=instance.id, requests=instance.own)
         else:
             log.info("smetric.drains.undrained", instance=instance.id)
 
     def _take_over(self) -> bool:
-        """Have drained what the file says, and nothing else; False if it cannot be read, and all stays as it is."""
+        """Drain exactly what the file says; return False, and change nothing, if it cannot be read."""
         assert self._folder is not None
         path = self._folder / NAME
         try:
@@ -135,7 +135,7 @@ class Drains:
 
 
 def _has_changed(path: Path, state: tuple[int, int, int] | None) -> bool:
-    """Whether the file at *path* is there, and not as it was."""
+    """Return whether the file at *path* exists and has changed."""
     try:
         return state_of(path) != state
     except OSError:
@@ -143,11 +143,11 @@ def _has_changed(path: Path, state: tuple[int, int, int] | None) -> bool:
 
 
 def _read(path: Path) -> list[str]:
-    """The ids in the file.
+    """Return the ids in the file.
 
     Raises:
-        OSError: it cannot be read; FileNotFoundError: there is none.
-        ValueError: it is not such a file.
+        OSError: it cannot be read; FileNotFoundError: it does not exist.
+        ValueError: it is not a file of drains.
     """
     data = read_regular(path, MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -165,7 +165,7 @@ def _read(path: Path) -> list[str]:
 
 
 def _write(path: Path, ids: list[str]) -> None:
-    """Replace the file as a whole, so that a crash, or another process that does the same, leaves one that is whole."""
+    """Replace the file atomically, so that a crash or a concurrent write leaves a whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:

@@ -1,4 +1,7 @@
-"""Fleet: candidates and snapshots."""
+"""Fleet: all instances, the candidates of a request, and the snapshot a policy decides on.
+
+Nothing here awaits: between taking a snapshot and charging the chosen instance nothing else may run.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,38 @@ from smetric.fleet.instance import Instance, Scrape, State
 from smetric.policy.snapshot import Origins, Snapshot
 from smetric.policy.vocabulary import Vocabulary
 
-# The instances that may serve a request, with what of them stays as it is from one request to the next.
-#
-# Who they are is found in `smetric.fleet.fleet`.
+#: Age in seconds above which a scraped value is unknown.
+UNKNOWN_AFTER_S = 30.0
+#: Features on which an instance in its slow start bears a phantom load, and the origins of their cells in the trace.
+#: `waiting` and `kv_usage` have none: rules ask by them whether an instance is full.
+PHANTOM = ("requests", "running", "unprefilled", "unprefilled_cost", "inflight_tokens", "decode_blocks")
+LEDGER = "ledger"
+SLOW_START = "slow_start"
+#: Most models, as requests name them, whose candidates are cached.
+MOST_MODELS = 256
+
+#: A value per instance, None where unknown; and when each was true, seconds on the fleet's clock, None for now.
+Measured = tuple[list[float | None], list[float | None] | None]
+
+
+class Measure(Protocol):
+    """Source of features measured on passing requests; it fills them at once, without a look-up."""
+
+    #: The features it fills.
+    measures: frozenset[str]
+
+    def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
+        """Return a feature of *instances* as of now."""
 
 
 class Candidates(list[Instance]):
-    """Instances in the order of their ids. Several requests share them, so nobody changes them.
-
-    Args:
-        instances: those.
+    """Instances that may serve a request, in the order of their ids. Requests share them: never change one.
 
     Attributes:
-        ids: theirs.
-        measured_at: when each one's scrape was true, None where there is none; and the earliest of these, -inf for
-            None.
-        others: each with the requests on it that others sent, as of its scrape.
+        ids: their ids.
+        measured_at: when each scrape was true, None without one.
+        earliest: the earliest of these, -inf if one is None.
+        others: each instance with the requests that others had sent to it as of its scrape.
     """
 
     __slots__ = ("earliest", "ids", "measured_at", "others")
@@ -46,40 +65,6 @@ class Candidates(list[Instance]):
         self.others = [(one, 0 if one.scrape is None else one.scrape.others) for one in self]
 
 
-# The protocol of what knows something of instances by what has passed: rates, windows, sizes.
-#
-# The ledger and the last scrape are the instances' own (`instance.py`); who measures what is in `smetric.sources`.
-
-#: One value per instance, None where unknown; and when each was true, seconds on the fleet's clock, None for now.
-Measured = tuple[list[float | None], list[float | None] | None]
-
-
-class Measure(Protocol):
-    """Fills features of instances at once, without a look-up."""
-
-    #: The features it fills.
-    measures: frozenset[str]
-
-    def measure(self, feature: str, instances: Sequence[Instance]) -> Measured:
-        """One of its features, over *instances*, now."""
-
-
-# All instances: who may serve a request, and what a policy sees of them at one moment.
-#
-# Nothing here awaits: between taking a snapshot and charging the chosen instance nothing else may run.
-
-#: A scraped value older than this many seconds is unknown.
-UNKNOWN_AFTER_S = 30.0
-
-#: Columns on which an instance that has come back bears a phantom load, and the origins of their cells in the trace.
-#: Not those by which rules ask whether it is full: `waiting`, `kv_usage`.
-PHANTOM = ("requests", "running", "unprefilled", "unprefilled_cost", "inflight_tokens", "decode_blocks")
-LEDGER = "ledger"
-SLOW_START = "slow_start"
-
-#: Models, as requests name them, whose candidates are kept.
-MOST_MODELS = 256
-
 #: Reads a feature of candidates: one cell for each, None where unknown.
 ColumnOf = Callable[[Candidates], list[Any]]
 
@@ -89,9 +74,9 @@ class Fleet:
 
     Args:
         instances: all of them; ids are unique.
-        vocabulary: gives each feature its rule for unknown cells and its range.
-        unknown_after_s: age in seconds from which a scraped value counts as unknown.
-        health: judges the instances; by default one that tolerates what is usual.
+        vocabulary: rule for unknown cells and range of each feature.
+        unknown_after_s: age in seconds above which a scraped value is unknown.
+        health: judge of the instances; by default one with the usual tolerance.
         clock: monotonic seconds.
     """
 
@@ -111,9 +96,9 @@ class Fleet:
         self.health = health or Health(self.instances, clock=clock)
         self.clock = clock
         self._measures: dict[str, Measure] = {}
-        #: Times candidates were taken whatever their health, as too few were healthy.
+        #: Decisions whose candidates were taken whatever their health, as too few were healthy.
         self.panics = 0
-        #: The candidates of each model, while all that makes an instance one, or is known of it beforehand, stands.
+        #: Candidates by model, valid while nothing that makes an instance a candidate changes.
         self._candidates: dict[str, Candidates] = {}
         self._standing: Sequence[tuple[object, ...]] = ()
 
@@ -121,34 +106,46 @@ class Fleet:
         return self._by_id[id]
 
     def get(self, id: str) -> Instance | None:
-        """The instance called *id*, or None."""
+        """Return the instance with *id*, or None."""
         return self._by_id.get(id)
 
     def measured_by(self, measure: Measure) -> None:
-        """*measure* fills its features from now on, but those that another one fills already."""
+        """Let *measure* fill its features, except those that another one fills already."""
         for name in measure.measures:
             self._measures.setdefault(name, measure)
 
-    def watch_load(self, told: Callable[[], object]) -> None:
-        """Call *told* whenever an instance may have more room than before."""
+    def watch_load(self, changed: Callable[[], object]) -> None:
+        """Call *changed* whenever an instance may have more room than before."""
         for instance in self.instances:
-            instance.load_changed = told
+            instance.load_changed = changed
+
+    def why_unready(self) -> str:
+        """Return why new requests should go to another router; empty if they need not.
+
+        Only certain reasons count. If all instances are ill, refuse connections or are ejected, they are still tried
+        (panic): our view may be wrong, they may be back in a moment, and other routers see the same. Instances that are
+        drained or shutting down are never tried.
+        """
+        self.health.settle()
+        if not self.instances:
+            return "no instance is configured"
+        return "all instances are drained or stopping" if all(one.draining for one in self.instances) else ""
 
     def candidates(self, model: str, *, exclude: Collection[Instance] = ()) -> Candidates:
-        """Instances that may serve *model*: not draining, healthy, not excluded; of these, while there are any, those
-        that are not spared.
+        """Return the instances that may serve *model*: healthy, not draining, not excluded, preferably not
+        deprioritized.
 
-        Where fewer than the tolerated share are healthy it is more likely our view that is wrong than all engines, so
-        all are candidates (panic) but those that refuse connections, which is no matter of opinion; and those too
-        where no other is left.
+        If fewer than the tolerated share are healthy, our view is more likely wrong than all engines; then all are
+        candidates (panic) except those that refuse connections, which is a fact. Those too if no other one is left.
 
         Raises:
-            NoCandidate: 404 when every instance's models are known and none is *model*; 503 when those that serve it
-                are all out.
+            NoCandidate: 404 if every instance's models are known and none serves *model*; 503 if all that serve it are
+                out.
         """
         self.health.settle()
         standing = [
-            (i.healthy, i.draining, i.spared, i.models, i.scrape, i.incarnation, i.seen_empty) for i in self.instances
+            (i.healthy, i.draining, i.deprioritized, i.models, i.scrape, i.incarnation, i.seen_empty)
+            for i in self.instances
         ]
         if standing != self._standing:
             self._standing = standing
@@ -182,22 +179,21 @@ class Fleet:
             chosen = [i for i in chosen if i not in exclude] or [i for i in eligible if i not in exclude]
         if not chosen:
             raise NoCandidate(f"all {len(serving)} instances that serve this model are draining or excluded")
-        return [i for i in chosen if not i.spared] or chosen
+        return [i for i in chosen if not i.deprioritized] or chosen
 
     def snapshot(self, candidates: Candidates, reads: Iterable[str]) -> Snapshot:
-        """What a policy sees of *candidates* now, before anything is looked up.
+        """Return what a policy sees of *candidates* now, before anything is looked up.
 
         Args:
-            candidates: as `candidates` gave them.
+            candidates: a result of `candidates`.
             reads: the features the policy reads.
 
         Returns:
-            A snapshot with a column for every feature of *reads* but look-ups.
+            A snapshot with a column for every feature of *reads* except look-ups.
         """
         now = self.clock()
         oldest = now - self.unknown_after_s
         is_fresh = candidates.earliest >= oldest
-        # When each candidate's scrape was true; None when it never was or that is too long ago.
         measured: Sequence[float | None] = candidates.measured_at
         if not is_fresh:
             measured = [None if at is None or at < oldest else at for at in measured]
@@ -222,36 +218,32 @@ class Fleet:
                 columns[name], known[name], at = self._measured_now(name, candidates)
                 if at is not None:
                     stamps[name] = at
-        cold = self.health.coldness(candidates)
-        if cold is not None:
-            _lay_phantoms(columns, origins, cold)
+        remaining = self.health.slow_start_remaining(candidates)
+        if remaining is not None:
+            _add_phantoms(columns, origins, remaining)
         return Snapshot(candidates.ids, columns, known, stamps, origins, now)
 
     def fill(
         self, snapshot: Snapshot, name: str, cells: Sequence[float | None], origins: Origins, prompt_len: int
     ) -> None:
-        """Add what was looked up to *snapshot*, taken in this very tick: nothing has been decided on it yet.
+        """Add a looked-up feature to *snapshot*, which was taken in this tick and has not been decided on.
 
         Args:
-            snapshot: of the candidates that were asked for.
+            snapshot: of the candidates that were looked up.
             name: the feature.
             cells: one per candidate, None where unknown.
-            origins: who gave them, as of `Snapshot`.
+            origins: source of each cell, as in `Snapshot`.
             prompt_len: tokens of the request's prompt, the upper bound of a hit.
         """
         feature = self._features[name]
-        values, known = feature.fill(cells)
-        for value in values:  # sooner than their `min` and `max`
-            if value < 0 or value > prompt_len:
-                within = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
-                values, known = feature.fill(within)
-                break
+        within = [None if cell is None else min(max(0.0, cell), prompt_len) for cell in cells]
+        values, known = feature.fill(within)
         snapshot.columns[name], snapshot.known[name], snapshot.origins[name] = values, known, origins
 
     def _measured_now(
         self, name: str, candidates: Sequence[Instance]
     ) -> tuple[list[Any], list[bool] | None, list[float | None] | None]:
-        """A feature that is measured: its values, which of them are known, and when each was true."""
+        """Return a measured feature: its values, which of them are known, and when each was true."""
         measure = self._measures.get(name)
         if measure is None:
             return (*self._features[name].fill([None] * len(candidates)), None)
@@ -263,24 +255,24 @@ class Fleet:
         return (*feature.fill(cells, instead), at)
 
 
-def _lay_phantoms(columns: dict[str, list[Any]], origins: dict[str, Origins], cold: list[float]) -> None:
-    """Add to the load of each candidate in its slow start a part of the mean load of those that are in none.
+def _add_phantoms(columns: dict[str, list[Any]], origins: dict[str, Origins], remaining: list[float]) -> None:
+    """Add a share of the mean load of the other candidates to the load of each candidate in its slow start.
 
-    With c of the slow start to go, beside w others, that is c (w + 1) / (w + c) of the mean: a policy that equalises
-    loads then gives it 1 - c of its fair share. The trace shows the sum, and whence it comes. Where all are in their
-    slow start there is nobody to go by, and nothing is added.
+    With c of the slow start remaining, beside w warm instances, the share is c (w + 1) / (w + c): a policy that
+    equalises loads then gives the instance 1 - c of its fair share. The trace shows the sum and its origin. If all
+    candidates are in their slow start, nothing is added.
     """
     for name in PHANTOM:
         column = columns.get(name)
         if column is None:
             continue
-        warm = [value for value, c in zip(column, cold, strict=True) if not c]
+        warm = [value for value, c in zip(column, remaining, strict=True) if not c]
         if warm:
             mean, w = sum(warm) / len(warm), len(warm)
             columns[name] = [
-                value + mean * c * (w + 1) / (w + c) if c else value for value, c in zip(column, cold, strict=True)
+                value + mean * c * (w + 1) / (w + c) if c else value for value, c in zip(column, remaining, strict=True)
             ]
-            origins[name] = [SLOW_START if c else LEDGER for c in cold]
+            origins[name] = [SLOW_START if c else LEDGER for c in remaining]
 
 
 def _each(of_one: Callable[[Instance], Any]) -> ColumnOf:
@@ -292,7 +284,7 @@ def _scraped(of_one: Callable[[Scrape], Any]) -> ColumnOf:
 
 
 def _requests(candidates: Candidates) -> list[Any]:
-    """`Instance.requests` of each, which nearly every decision asks for."""
+    """Return `Instance.requests` of each; nearly every decision reads it."""
     return [one.own + others for one, others in candidates.others]
 
 
@@ -304,7 +296,7 @@ def _running(instance: Instance) -> float:
     return instance.requests() - _waiting(instance)
 
 
-#: Features that rest on a scrape.
+#: Features that depend on a scrape.
 SCRAPED: dict[str, ColumnOf] = {
     "requests": _requests,
     "running": _each(_running),
@@ -312,7 +304,7 @@ SCRAPED: dict[str, ColumnOf] = {
     **{name: _scraped(attrgetter(name)) for name in ("kv_usage", "loras", "lora_room")},
 }
 
-#: Features the router always knows.
+#: Features that the router always knows.
 CERTAIN: dict[str, ColumnOf] = {
     "unprefilled_cost": _each(Instance.unprefilled_cost),
     "inflight_tokens": _each(Instance.inflight_tokens),
@@ -322,15 +314,12 @@ CERTAIN: dict[str, ColumnOf] = {
 }
 
 
-# The fleet that a configuration asks for: its instances, with their keys, and what judges them.
-
-
 def fleet_of(settings: Settings, on_ejected: Callable[[Instance, str], None]) -> Fleet:
-    """Build the fleet of *settings*.
+    """Return the fleet of *settings*.
 
     Args:
-        settings: everything that can be set.
-        on_ejected: called with an instance that is ejected and the reason, one of `names.EJECTION_REASONS`.
+        settings: all settings.
+        on_ejected: called with an instance that is left out and the reason, one of `names.EJECTION_REASONS`.
 
     Raises:
         ConfigError: an instance's key cannot be read.

@@ -24,7 +24,6 @@ from smetric.config.values import Network
 from smetric.errors import HttpError, NoCandidate
 from smetric.fleet.exchange import Exchanges
 from smetric.fleet.instance import Instance
-from smetric.fleet.readiness import health_routes
 from smetric.http.answer import AnswerBroken, UpstreamFailed
 from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, request_headers
 from smetric.http.transaction import ClientGone
@@ -302,7 +301,7 @@ class Models:
 def data_app(
     context: EndpointContext,
     models: Models,
-    why_unready: Callable[[], str],
+    health: Sequence[Route],
     lifespan: Callable[[Any], AbstractAsyncContextManager[None]],
 ) -> App:
     """Return the app of the data port: `/v1/…` and health, nothing else.
@@ -310,7 +309,7 @@ def data_app(
     Args:
         context: shared dependencies.
         models: the endpoint of `GET /v1/models`.
-        why_unready: returns why the router is not ready; empty if it is.
+        health: routes of liveness and readiness.
         lifespan: starts and stops what runs beside requests.
     """
     routes: list[Route] = [
@@ -320,7 +319,7 @@ def data_app(
         *(Route(path, Inference(context, path, Api.OTHER), methods=["POST"]) for path in PASSED),
         Route(STORED_RESPONSE, Inference(context, STORED_RESPONSE, Api.OTHER, leased=False), methods=["GET", "DELETE"]),
         Route(CANCEL_RESPONSE, Inference(context, CANCEL_RESPONSE, Api.OTHER, leased=False), methods=["POST"]),
-        *health_routes(why_unready),
+        *health,
     ]
     # A redirect would take its host from the client.
     router = PathRouter(routes, lifespan=lifespan, redirect_slashes=False)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from smetric.fleet.fleet import Measured
-from smetric.fleet.instance import Instance, Lease, PrefillTime, fitted
+from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.prefill import PrefillTime, fitted
 from smetric.request.request import InferenceRequest
 from smetric.sources.source import Follower
 

@@ -249,7 +249,7 @@ def left_out(decision: Decision, instances: Sequence[Instance], model: str) -> s
         elif not instance.healthy:
             reason = "unhealthy"
         else:
-            reason = "spared" if instance.spared else "excluded"
+            reason = "spared" if instance.deprioritized else "excluded"
         reasons[reason] = reasons.get(reason, 0) + 1
     return " ".join(f"{name}={count}" for name, count in sorted(reasons.items()))
 

@@ -269,7 +269,7 @@ async def test_one_that_fails_at_once_costs_no_request_however_long_others_take(
         assert [(await client.head()).status for client in clients] == [200] * 30
         assert bad.calls
         bad.recover()
-        await until(lambda: router.instance_of(bad).healthy and not router.instance_of(bad).spared)
+        await until(lambda: router.instance_of(bad).healthy and not router.instance_of(bad).deprioritized)
 
 
 async def test_a_poisonous_request_ejects_nobody() -> None:

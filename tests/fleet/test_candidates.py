@@ -20,7 +20,7 @@ SCRAPES = st.none() | st.builds(
 CHANGES = st.one_of(
     st.tuples(st.just("healthy"), st.booleans()),
     st.tuples(st.just("draining"), st.booleans()),
-    st.tuples(st.just("spared"), st.booleans()),
+    st.tuples(st.just("deprioritized"), st.booleans()),
     st.tuples(st.just("models"), st.none() | st.frozensets(st.sampled_from("mn"), max_size=2)),
     st.tuples(st.just("scrape"), SCRAPES),
     st.tuples(st.just("own"), st.integers(0, 3)),

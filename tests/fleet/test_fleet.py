@@ -75,10 +75,10 @@ def test_as_many_healthy_ones_as_the_tolerated_share_are_no_panic() -> None:
 def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> None:
     one, two = Instance("a", "http://a"), Instance("b", "http://b")
     fleet = fleet_of(one, two)
-    one.spared = True
+    one.deprioritized = True
     assert ids(fleet.candidates("m")) == ["b"]
     assert ids(fleet.candidates("m", exclude=[two])) == ["a"]
-    two.spared = True
+    two.deprioritized = True
     assert ids(fleet.candidates("m")) == ["a", "b"]
     assert fleet.panics == 0
 

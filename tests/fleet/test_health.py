@@ -234,17 +234,17 @@ def test_an_operator_drains_and_undrains_whatever_its_health() -> None:
 def test_one_that_comes_back_is_cold_and_warms_evenly() -> None:
     ward = Ward()
     one, other = ward.instances[:2]
-    assert ward.health.coldness([one, other]) is None
+    assert ward.health.slow_start_remaining([one, other]) is None
     ward.health.refused(one)
     ward.probe(one, ok=True, times=2)
     shares = []
     for _ in range(4):
-        cold = ward.health.coldness([one, other])
+        cold = ward.health.slow_start_remaining([one, other])
         assert cold is not None
         shares.append(cold)
         ward.after(7.5)
     assert shares == [[1.0, 0.0], [0.75, 0.0], [0.5, 0.0], [0.25, 0.0]]
-    assert ward.health.coldness([one, other]) is None
+    assert ward.health.slow_start_remaining([one, other]) is None
     assert one.state is State.WELL
 
 
@@ -257,7 +257,7 @@ def test_a_new_process_is_cold_even_where_nobody_saw_the_old_one_go() -> None:
 def test_without_a_slow_start_nobody_is_cold() -> None:
     ward = Ward(tolerance=Tolerance(slow_start_s=0))
     ward.health.restarted(ward.instances[0])
-    assert ward.health.coldness(ward.instances) is None
+    assert ward.health.slow_start_remaining(ward.instances) is None
 
 
 # ── what a request says ──────────────────────────────────────────────────────
@@ -334,7 +334,7 @@ def test_what_was_sent_to_a_process_that_is_gone_is_no_fault_of_the_one_that_ans
             trial.ended(lease, names.CLOSED, 200)
         trial.answers(200)
         trial.close()
-    assert (one.state, one.spared, ward.ejections) == (State.WARMING, False, [])
+    assert (one.state, one.deprioritized, ward.ejections) == (State.WARMING, False, [])
 
 
 def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
@@ -343,14 +343,14 @@ def test_one_that_has_no_room_is_left_alone_for_a_moment_and_is_well() -> None:
     changes: list[str] = []
     one.load_changed = lambda: changes.append(one.id)
     ask(ward, (0, names.STATUS_5XX, 503))
-    assert (one.spared, one.state, two.spared) == (True, State.WELL, False)
+    assert (one.deprioritized, one.state, two.deprioritized) == (True, State.WELL, False)
     ward.after(0.9)
     assert changes == []
     ward.after(0.1)
-    assert (one.spared, changes) == (False, ["gpu-0"])
+    assert (one.deprioritized, changes) == (False, ["gpu-0"])
     ask(ward, (0, names.STATUS_5XX, 503))
     ward.health.restarted(one)
-    assert [instance.spared for instance in ward.instances] == [False] * 4
+    assert [instance.deprioritized for instance in ward.instances] == [False] * 4
     assert ward.ejections == []
 
 
@@ -366,12 +366,12 @@ def test_while_nobody_knows_who_is_to_blame_others_are_asked_after_five_failures
     try_on(0, names.OK, 200)
     for _ in range(4):
         try_on(0, result, status)
-    assert not any(instance.spared for instance in ward.instances)
+    assert not any(instance.deprioritized for instance in ward.instances)
     try_on(0, result, status)
-    assert [instance.spared for instance in ward.instances] == [True, False, False, False]
+    assert [instance.deprioritized for instance in ward.instances] == [True, False, False, False]
     assert ward.states() == [State.WELL] * 4
     ward.after(1.0)
-    assert not any(instance.spared for instance in ward.instances)
+    assert not any(instance.deprioritized for instance in ward.instances)
 
 
 def test_refused_connections_are_no_fault_of_the_request() -> None:
@@ -437,7 +437,7 @@ def test_in_the_end_everybody_who_answers_is_well_again(events: list[tuple[int, 
     ward.after(health.tolerance.longest_ejection_s)
     ward.after(health.tolerance.slow_start_s)
     assert ward.states() == [State.WELL] * 4
-    assert health.coldness(ward.instances) is None
+    assert health.slow_start_remaining(ward.instances) is None
 
 
 def test_states_and_reasons_are_those_of_the_table() -> None:

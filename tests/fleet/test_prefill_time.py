@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.fleet.instance import LEAST_COMPUTING, PrefillTime, fitted
+from smetric.fleet.prefill import LEAST_COMPUTING, PrefillTime, fitted
 
 COSTS = st.lists(st.floats(1, 1e6), min_size=2, max_size=12, unique=True)
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smetric.fleet.instance import ATTENTION_TOKENS, Instance
+from smetric.fleet.instance import Instance
+from smetric.fleet.prefill import ATTENTION_TOKENS
 from smetric.sources.measured import FEWEST, FRESH_S, KEPT, PrefillRates
 from tests.clock import Clock
 

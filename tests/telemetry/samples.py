@@ -10,7 +10,8 @@ from typing import Any
 from smetric import names
 from smetric.features import VOCABULARY
 from smetric.fleet.exchange import Exchange, Listener
-from smetric.fleet.instance import Instance, PrefillTime, Scrape
+from smetric.fleet.instance import Instance, Scrape
+from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request.request import Api, InferenceRequest

@@ -108,7 +108,7 @@ async def test_the_route_span_says_why(tracing_to: Callable[..., Telemetry], rec
     instances = fleet()
     instances += fleet(5)[3:]
     instances[3].draining = True
-    instances[4].spared = True
+    instances[4].deprioritized = True
     app.spans.instances = lambda: instances
     made = record(loads=(2, 30, 1))
     run_one(app, made)

@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from smetric import names
-from smetric.fleet.instance import Instance, PrefillTime, PrefixTokens
+from smetric.fleet.instance import Instance, PrefixTokens
+from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.request.request import Usage
 from smetric.sources.kv_events.source import CacheFigures, KvFigures

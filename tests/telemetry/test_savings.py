@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from smetric.fleet.instance import Instance, PrefillTime
+from smetric.fleet.instance import Instance
+from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.policy import Snapshot
 from smetric.request.request import Usage
