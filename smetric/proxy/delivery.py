@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -17,10 +18,10 @@ from smetric.fleet.health import AttemptLog
 from smetric.fleet.instance import Lease
 from smetric.fleet.record import DecisionRecord
 from smetric.http.answer import Answer, AnswerBroken
-from smetric.http.headers import Scope, first, response_headers
-from smetric.proxy.client import Client
+from smetric.http.headers import Headers, Scope, first, response_headers
 from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import error_event
+from smetric.proxy.intake import Client
 from smetric.request.request import Api, Usage
 
 #: Bytes of the tail in which usage is searched (sometimes a few more), and of the head in which the response id is.
@@ -206,6 +207,7 @@ def _object_end(text: bytes | bytearray, start: int) -> int:
     return 0
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """Answer of an instance on its way to the client: passed on as it arrives, observed, and learnt from at its end.
 
@@ -219,62 +221,43 @@ class Delivery:
         answer: its head has arrived.
         trial: reports to health checking.
         record: the decision that led here.
+        headers: header fields that the client gets.
+        is_stream: it is a stream of events.
+        is_compressed: its bytes cannot be read, nor can an event be added.
+        has_begun: the head has been sent.
+        is_sent: the last piece has been sent as such.
+        observer: observes its bytes.
     """
 
-    __slots__ = (
-        "_answer",
-        "_attempt",
-        "_client",
-        "_context",
-        "_exchange",
-        "_has_begun",
-        "_headers",
-        "_is_compressed",
-        "_is_sent",
-        "_is_stream",
-        "_lease",
-        "_record",
-        "_scope",
-        "_trial",
-        "observer",
-    )
+    context: ProxyContext
+    scope: Scope
+    exchange: Exchange
+    client: Client
+    lease: Lease
+    attempt: Attempt
+    answer: Answer
+    trial: AttemptLog
+    record: DecisionRecord
+    headers: Headers = field(init=False)
+    is_stream: bool = field(init=False)
+    is_compressed: bool = field(init=False)
+    has_begun: bool = field(default=False, init=False)
+    is_sent: bool = field(default=False, init=False)
+    observer: AnswerObserver = field(init=False)
 
-    def __init__(
-        self,
-        context: ProxyContext,
-        scope: Scope,
-        exchange: Exchange,
-        client: Client,
-        lease: Lease,
-        attempt: Attempt,
-        answer: Answer,
-        trial: AttemptLog,
-        record: DecisionRecord,
-    ) -> None:
-        self._context = context
-        self._scope = scope
-        self._exchange = exchange
-        self._client = client
-        self._lease = lease
-        self._attempt = attempt
-        self._answer = answer
-        self._trial = trial
-        self._record = record
-        self._headers = headers = response_headers(answer.headers)
-        self._is_stream = (first(headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
-        #: Its bytes cannot be read, nor can an event be added.
-        self._is_compressed = (first(headers, b"content-encoding") or b"identity").lower() != b"identity"
-        headers += context.receipt(record)
-        if self._is_stream:
+    def __post_init__(self) -> None:
+        self.headers = headers = response_headers(self.answer.headers)
+        self.is_stream = (first(headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
+        self.is_compressed = (first(headers, b"content-encoding") or b"identity").lower() != b"identity"
+        headers += self.context.receipt(self.record)
+        if self.is_stream:
             headers.append((b"x-accel-buffering", b"no"))
-        #: The head has been sent; the last piece has been sent as such.
-        self._has_begun = self._is_sent = False
-        is_readable_stream = self._is_stream and answer.status == 200 and not self._is_compressed
-        self.observer = lease.answer = AnswerObserver(record.request.api, is_readable_stream)
+        is_readable_stream = self.is_stream and self.answer.status == 200 and not self.is_compressed
+        self.observer = self.lease.answer = AnswerObserver(self.record.request.api, is_readable_stream)
 
     async def run(self, held: bytes) -> None:
         """Pass the answer on. *held* has been read of its body already."""
-        answer, client, context, observer = self._answer, self._client, self._context, self.observer
+        answer, client, context, observer = self.answer, self.client, self.context, self.observer
         watchdog = client.watchdog
         try:
             # A write costs more than all else here: a head whose body has begun to arrive goes with the first piece.
@@ -299,49 +282,49 @@ class Delivery:
             await self._break_off("closed")
             return
         answer.finish()
-        if not self._is_sent:
-            self._lease.release()
+        if not self.is_sent:
+            self.lease.release()
             if client.pass_on(b"", is_last=True):
                 await client.drained()
         self._settle()
 
     def _pass(self, piece: bytes) -> bool:
         """Pass *piece* on; return whether the client takes more now."""
-        observer, client = self.observer, self._client
+        observer, client = self.observer, self.client
         is_first = not observer.size
         observer.passed(piece)
-        self._is_sent = is_last = observer.ended and self._answer.is_done
+        self.is_sent = is_last = observer.ended and self.answer.is_done
         if is_last:
-            self._lease.release()  # the engine is done, however long the client takes to read
-        client.watchdog.arm(self._context.deadlines.idle_s, "idle")
+            self.lease.release()  # the engine is done, however long the client takes to read
+        client.watchdog.arm(self.context.deadlines.idle_s, "idle")
         if not is_first:
             return not client.pass_on(piece, is_last=is_last)
-        record, lease, router = self._record, self._lease, self._context.router
-        is_current, ttfc_s = not lease.is_past, self._attempt.first_byte()
+        record, lease, router = self.record, self.lease, self.context.router
+        is_current, ttfc_s = not lease.is_past, self.attempt.first_byte()
         lease.first_byte()
         if is_current and record.is_inference and observer.is_stream:
-            self._trial.waited(lease, ttfc_s)
+            self.trial.waited(lease, ttfc_s)
             router.first_token(lease, ttfc_s)
-        is_full = client.pass_on(piece, is_last=is_last) if self._has_begun else self._begin(piece, is_last=is_last)
-        if record.is_inference and self._answer.status == 200:
+        is_full = client.pass_on(piece, is_last=is_last) if self.has_begun else self._begin(piece, is_last=is_last)
+        if record.is_inference and self.answer.status == 200:
             if is_current:
                 router.prefilled(record.request, lease.instance)
             record.request.answering()
-            self._exchange.answering()
+            self.exchange.answering()
         return not is_full
 
     def _begin(self, piece: bytes, *, is_last: bool) -> bool:
         """Send the head with *piece*; return whether to wait until the client has drained."""
-        self._has_begun = True
-        return self._client.begin(self._answer.status, self._headers, piece, is_last=is_last)
+        self.has_begun = True
+        return self.client.begin(self.answer.status, self.headers, piece, is_last=is_last)
 
     def _settle(self) -> None:
         """Learn from the complete answer."""
-        context, observer, record, request = self._context, self.observer, self._record, self._record.request
-        status, lease = self._answer.status, self._lease
+        context, observer, record, request = self.context, self.observer, self.record, self.record.request
+        status, lease = self.answer.status, self.lease
         usage = observer.usage() if status == 200 else None
         if observer.is_aborted():
-            self._trial.aborted(lease)
+            self.trial.aborted(lease)
         prompt = request.prompt
         if prompt is not None and not prompt.counted and request.prompts == 1 and usage is not None:
             context.tokens.learn(request.model, prompt.size, usage.prompt_tokens or 0)
@@ -350,16 +333,16 @@ class Delivery:
             context.router.pin(response_id, lease.instance)
         if status == 200 and record.is_inference and not lease.is_past:
             context.router.settled(request, lease.instance, usage)
-            context.caches.answered(record, usage, self._scope["headers"])
-        reason = observer.finish_reason() if self._attempt.is_recorded and status == 200 else ""
-        self._attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage, finish_reason=reason)
-        self._exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage)
+            context.caches.answered(record, usage, self.scope["headers"])
+        reason = observer.finish_reason() if self.attempt.is_recorded and status == 200 else ""
+        self.attempt.end("5xx" if status >= 500 else "ok", status=status, usage=usage, finish_reason=reason)
+        self.exchange.end(status, bytes_out=observer.size, events=observer.events, usage=usage)
 
     async def _break_off(self, result: str) -> None:
         """End an answer of which the client has seen the beginning. Without a last piece the server then closes."""
-        self._answer.close()
-        self._attempt.end(result, status=self._answer.status)
-        self._exchange.end(self._answer.status, bytes_out=self.observer.size, error_type=f"upstream_{result}")
+        self.answer.close()
+        self.attempt.end(result, status=self.answer.status)
+        self.exchange.end(self.answer.status, bytes_out=self.observer.size, error_type=f"upstream_{result}")
         await self.append_error(UpstreamError("the instance broke off its answer", reason=result))
 
     async def append_error(self, error: HttpError) -> None:
@@ -369,9 +352,9 @@ class Delivery:
         clients fail at its JSON, whereas they know what the early end of a connection means.
         """
         observer = self.observer
-        has_ended = observer.is_past_mark or (observer.ended and self._answer.is_whole)
-        if self._is_stream and not (self._is_compressed or has_ended or observer.is_within_event):
-            event = error_event(self._scope["path"], error)
-            length = first(self._headers, b"content-length")
-            if (length is None or observer.size + len(event) < int(length)) and self._client.pass_on(event):
-                await self._client.drained()
+        has_ended = observer.is_past_mark or (observer.ended and self.answer.is_whole)
+        if self.is_stream and not (self.is_compressed or has_ended or observer.is_within_event):
+            event = error_event(self.scope["path"], error)
+            length = first(self.headers, b"content-length")
+            if (length is None or observer.size + len(event) < int(length)) and self.client.pass_on(event):
+                await self.client.drained()

@@ -28,10 +28,10 @@ from smetric.http.answer import AnswerBroken, UpstreamFailed
 from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, request_headers
 from smetric.http.transaction import ClientGone
 from smetric.proxy.admission import Admission, Permit
-from smetric.proxy.client import Client
 from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import send_error
 from smetric.proxy.forward import Forwarding
+from smetric.proxy.intake import Client
 from smetric.proxy.tenant_salt import TenantSalt
 from smetric.request.body import patch_model
 from smetric.request.reader import Reading, parse

@@ -1,4 +1,7 @@
-"""Errors in the shape of each API."""
+"""Errors in the shape of each API: its own error body, and its own error event in a stream.
+
+Bodies contain our own text only: no part of a prompt, of an instance's bytes or of an exception.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,8 @@ import orjson
 from smetric.errors import HttpError
 from smetric.http.headers import Send, retry_fields
 
-# Errors as clients expect them: each API's own error body, and its own error event in a stream.
-#
-# Bodies hold our own text only; never a piece of a prompt, of an upstream's bytes or of an exception.
-
-
-def is_messages(path: str) -> bool:
-    """Whether *path* belongs to the Anthropic API."""
-    return path.startswith("/v1/messages")
-
-
+#: Beginning of the paths of the Anthropic API.
+MESSAGES = "/v1/messages"
 #: Anthropic's error types by status; others are api_error.
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -32,8 +27,8 @@ ANTHROPIC_TYPES = {
 
 
 def error_body(path: str, error: HttpError) -> bytes:
-    """The JSON body of *error* in the shape of the API that *path* belongs to."""
-    if is_messages(path):
+    """Return the JSON body of *error* in the shape of the API that *path* belongs to."""
+    if path.startswith(MESSAGES):
         kind = ANTHROPIC_TYPES.get(error.status, "api_error")
         return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
     return orjson.dumps(
@@ -42,8 +37,8 @@ def error_body(path: str, error: HttpError) -> bytes:
 
 
 def error_event(path: str, error: HttpError) -> bytes:
-    """The server-sent event that ends a broken stream, in the shape of the API that *path* belongs to."""
-    if is_messages(path):
+    """Return the server-sent event that ends a broken stream, in the shape of the API that *path* belongs to."""
+    if path.startswith(MESSAGES):
         return b"event: error\ndata: " + error_body(path, error) + b"\n\n"
     if path.startswith("/v1/responses"):
         data = {"type": "error", "code": error.kind, "message": error.message, "param": error.param}

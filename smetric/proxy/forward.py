@@ -19,10 +19,10 @@ from smetric.fleet.record import DecisionRecord
 from smetric.http.answer import Answer, AnswerBroken, Unreachable, UpstreamFailed
 from smetric.http.headers import Headers, Scope, request_headers, response_headers
 from smetric.proxy.admission import Permit
-from smetric.proxy.client import Client
 from smetric.proxy.context import ProxyContext
 from smetric.proxy.delivery import Delivery
 from smetric.proxy.error_response import send_error
+from smetric.proxy.intake import Client
 from smetric.request.request import InferenceRequest
 from smetric.routing.router import Routing
 
@@ -58,6 +58,7 @@ class Failure:
     elsewhere: bool = True
 
 
+@dataclass(slots=True, eq=False)
 class Forwarding:
     """One request on its way: `run` sends it and streams the answer back.
 
@@ -70,39 +71,32 @@ class Forwarding:
         body: the bytes to send; None for no body.
         permit: its entry in admission.
         leased: it counts as load and the policy decides; otherwise any candidate does.
+        headers: header fields that an instance gets.
+        trial: reports its attempts to health checking.
+        delivery: the answer that the client gets.
     """
 
-    def __init__(
-        self,
-        context: ProxyContext,
-        scope: Scope,
-        client: Client,
-        exchange: Exchange,
-        request: InferenceRequest,
-        body: bytes | None,
-        permit: Permit,
-        leased: bool,
-    ) -> None:
-        self._context = context
-        self._scope = scope
-        self._client = client
-        self._exchange = exchange
-        self._request = request
-        self._body = body
-        self._permit = permit
-        self._leased = leased
-        self._path: str = scope["path"]
-        request.path = self._path
-        query: bytes = scope["query_string"]
-        self._target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
-        self._headers = request_headers(scope["headers"], context.id)
-        self._delivery: Delivery | None = None
-        self._trial = AttemptLog(context.router.fleet.health)
+    context: ProxyContext
+    scope: Scope
+    client: Client
+    exchange: Exchange
+    request: InferenceRequest
+    body: bytes | None
+    permit: Permit
+    leased: bool
+    headers: Headers = field(init=False)
+    trial: AttemptLog = field(init=False)
+    delivery: Delivery | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.request.path = self.scope["path"]
+        self.headers = request_headers(self.scope["headers"], self.context.id)
+        self.trial = AttemptLog(self.context.router.fleet.health)
 
     async def run(self) -> None:
         """Route, send, stream back; answer errors in the API's own shape."""
-        self._client.watch()
-        self._context.retries.arrived()
+        self.client.watch()
+        self.context.retries.arrived()
         try:
             await self._attempts()
         except HttpError as error:
@@ -110,20 +104,20 @@ class Forwarding:
             error.__traceback__ = None
             await self._fail(error)
         finally:
-            self._context.retries.ended()
-            self._trial.close()
+            self.context.retries.ended()
+            self.trial.close()
 
     async def _attempts(self) -> None:
-        router, permit = self._context.router, self._permit
+        router, permit = self.context.router, self.permit
         failure: Failure | None = None
         tried: list[Instance] = []
         while True:
-            self._client.watchdog.disarm()  # waits in admission have bounds of their own
+            self.client.watchdog.disarm()  # waits in admission have bounds of their own
             try:
-                routing = await permit.route(router, self._request, exclude=tried, leased=self._leased)
+                routing = await permit.route(router, self.request, exclude=tried, leased=self.leased)
             except (asyncio.CancelledError, Overloaded) as error:
                 if permit.held is not None:
-                    self._exchange.decided(self._record(permit.held))
+                    self.exchange.decided(self._record(permit.held))
                 if failure is None or not isinstance(error, Overloaded):
                     raise
                 self._give_up(error.reason)
@@ -131,7 +125,7 @@ class Forwarding:
             lease = routing.lease
             try:
                 record = self._record(routing)
-                self._exchange.decided(record)
+                self.exchange.decided(record)
                 if routing.route.observer is not None:
                     routing.route.observer.look_up(record)
                 if lease is None:
@@ -141,11 +135,11 @@ class Forwarding:
                     if routing.outcome == names.REJECTED:
                         self._give_up(names.REJECTED)
                     break
-                attempt = self._exchange.attempt(self._path)
+                attempt = self.exchange.attempt(self.request.path)
                 try:
                     failure = await self._attempt(lease, record, attempt)
                 finally:
-                    self._trial.ended(lease, attempt.result, attempt.status)
+                    self.trial.ended(lease, attempt.result, attempt.status)
             finally:
                 if lease is not None:
                     lease.release()
@@ -153,7 +147,7 @@ class Forwarding:
                 return
             if tried or not failure.elsewhere or routing.outcome == names.PINNED:
                 break
-            if not self._context.retries.take(has_died=attempt.result in _DIED):
+            if not self.context.retries.take(has_died=attempt.result in _DIED):
                 self._give_up(names.BUDGET)
                 break
             tried.append(lease.instance)
@@ -162,28 +156,28 @@ class Forwarding:
 
     def _give_up(self, reason: str) -> None:
         """Try no other instance, for *reason*, one of `names.NOT_RETRIED`."""
-        self._exchange.give_up(reason)
-        self._trial.untried()
+        self.exchange.give_up(reason)
+        self.trial.untried()
 
     def _record(self, routing: Routing) -> DecisionRecord:
         """Return the record of the decision of *routing*."""
-        generation, decision, lease, held = routing.generation, routing.decision, routing.lease, self._permit.held
+        generation, decision, lease, held = routing.generation, routing.decision, routing.lease, self.permit.held
         record = DecisionRecord(
             time_ns=time.time_ns(),
             outcome=routing.outcome if held is None or lease is None else names.HELD,
-            request=self._request,
+            request=self.request,
             policy=generation.policy,
             generation=generation.number,
             decision=decision,
             instance=lease.instance if lease is not None else None,
             evaluate_s=routing.evaluate_s,
             lookup_s=routing.lookup_s,
-            held_s=self._permit.waited_s,
+            held_s=self.permit.waited_s,
             route=routing.route.name,
             arm=routing.arm.name if decision is not None or routing.outcome == names.ERROR else "",
             policy_origin=generation.origin,
         )
-        record.is_inference = self._leased
+        record.is_inference = self.leased
         if held is not None:
             record.held_by = held.decision
         if routing.beside is not None:
@@ -194,16 +188,17 @@ class Forwarding:
 
     async def _attempt(self, lease: Lease, record: DecisionRecord, attempt: Attempt) -> Failure | None:
         """Send the request to the chosen instance and relay its answer; return None once the client has an answer."""
-        watchdog = self._client.watchdog
-        watchdog.arm(self._context.deadlines.first_byte_s, "first_byte")
+        scope, watchdog = self.scope, self.client.watchdog
+        target: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        watchdog.arm(self.context.deadlines.first_byte_s, "first_byte")
         answer: Answer | None = None
         try:
-            answer = await self._context.upstream.send(
+            answer = await self.context.upstream.send(
                 lease.instance,
-                self._scope["method"],
-                self._target,
-                [*self._headers, *attempt.headers],
-                self._body,
+                scope["method"],
+                target,
+                [*self.headers, *attempt.headers],
+                self.body,
                 attempt.resent,
             )
             return await self._answer(lease, record, attempt, answer)
@@ -213,10 +208,10 @@ class Forwarding:
             error = UpstreamError(_ERROR_TEXTS[failed.reason], reason=failed.reason, status=status)
             return Failure(error, elsewhere=failed.reason not in _EVERYWHERE)
         except asyncio.CancelledError:
-            if watchdog.expired == "first_byte" and not self._client.status:
+            if watchdog.expired == "first_byte" and not self.client.status:
                 watchdog.resume()
                 attempt.end("timeout")
-                seconds = self._context.deadlines.first_byte_s
+                seconds = self.context.deadlines.first_byte_s
                 error = UpstreamError(f"no answer within {seconds:g} s", reason="timeout", status=504)
                 return Failure(error, elsewhere=False)
             attempt.end("aborted", status=answer.status if answer is not None else None)
@@ -238,42 +233,42 @@ class Forwarding:
                     answer.finish()
                     attempt.end("5xx" if answer.status >= 500 else "ok", status=answer.status)
                     if answer.status == 500 and any(message in held for message in SHUTTING_DOWN):
-                        self._trial.stopping(lease)
-                    headers = response_headers(answer.headers) + self._context.receipt(record)
+                        self.trial.stopping(lease)
+                    headers = response_headers(answer.headers) + self.context.receipt(record)
                     return Failure(status=answer.status, headers=headers, body=held)
             except AnswerBroken:
                 attempt.end("closed", status=answer.status)
                 return Failure(UpstreamError("the instance broke off its answer", reason="closed"))
-        self._trial.answers(answer.status)
-        self._body = None  # no other instance is tried from here on
-        self._permit.settle(0)
-        self._delivery = Delivery(
-            self._context, self._scope, self._exchange, self._client, lease, attempt, answer, self._trial, record
+        self.trial.answers(answer.status)
+        self.body = None  # no other instance is tried from here on
+        self.permit.settle(0)
+        self.delivery = Delivery(
+            self.context, self.scope, self.exchange, self.client, lease, attempt, answer, self.trial, record
         )
-        await self._delivery.run(held)
+        await self.delivery.run(held)
         return None
 
     async def _give(self, failure: Failure) -> None:
         """Answer with the failure of the last attempt."""
         if failure.error is not None:
             raise failure.error
-        if self._client.begin(failure.status, failure.headers, failure.body, is_last=True):
-            await self._client.drained()
-        self._exchange.end(failure.status, bytes_out=len(failure.body), error_type="upstream_status")
+        if self.client.begin(failure.status, failure.headers, failure.body, is_last=True):
+            await self.client.drained()
+        self.exchange.end(failure.status, bytes_out=len(failure.body), error_type="upstream_status")
 
     async def _fail(self, error: HttpError) -> None:
         """Answer *error*, unless the client has left."""
-        record = self._exchange.record
+        record = self.exchange.record
         reason = error.reason if isinstance(error, UpstreamError) else error.kind
-        self._exchange.end(error.status, error_type=reason)
-        await send_error(self._client.send, self._path, error, self._context.receipt(record) if record else None)
+        self.exchange.end(error.status, error_type=reason)
+        await send_error(self.client.send, self.request.path, error, self.context.receipt(record) if record else None)
 
     async def append_error(self, error: HttpError) -> None:
         """Append *error* to an answer that has begun, if it is a stream that can carry it."""
-        if self._delivery is not None:
-            await self._delivery.append_error(error)
+        if self.delivery is not None:
+            await self.delivery.append_error(error)
 
     @property
     def bytes_out(self) -> int:
         """Number of bytes of the instance's answer that were passed on."""
-        return self._delivery.observer.size if self._delivery is not None else 0
+        return self.delivery.observer.size if self.delivery is not None else 0

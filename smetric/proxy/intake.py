@@ -1,4 +1,7 @@
-"""Guard in front of every endpoint."""
+"""Guard in front of every endpoint, and the clients that endpoints see behind it.
+
+Behind our own listener a client is an `http.transaction.Transaction`; behind another ASGI server it is an `AsgiClient`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -15,26 +18,76 @@ from smetric.http.connection import FAULT, LINGER_BYTES, LINGER_S
 from smetric.http.headers import App, Headers, Message, Receive, Scope, Send
 from smetric.http.limits import Limits, has_body, inspect_head, too_large
 from smetric.http.transaction import FEW_PIECES, ClientGone, Room, Timer, Transaction, Watchdog, compact
-from smetric.proxy.client import Client
 from smetric.proxy.error_response import error_body, send_error
 
-# A client behind an ASGI server that is not ours: the same bounds, and the same word of its departure.
-#
-# One waits for its departure in a task of its own, and what is left of a body is read here: stock Hypercorn leaks the
-# connection, its task and its buffers otherwise. What our own server makes of a client is in `transaction.py`.
+log = structlog.get_logger("smetric.intake")
+
+
+class Client(Protocol):
+    """Client of one request. Calling it is ASGI's `receive`; `send` is ASGI's `send` with a deadline."""
+
+    #: Serves the request.
+    task: asyncio.Task[Any]
+    #: Holds the deadline of the request.
+    watchdog: Watchdog
+    #: The whole request has arrived.
+    complete: bool
+    #: The client has disconnected.
+    gone: bool
+    #: Status of the answer once its head has gone to the server; 0 until then.
+    status: int
+    #: The connection ends with this answer.
+    is_last: bool
+
+    async def __call__(self) -> Message:
+        """Receive an ASGI message."""
+
+    async def send(self, message: Message) -> None:
+        """Send an ASGI message; return once the client has taken most of what it was sent, or has disconnected."""
+
+    async def body(self, room: Room) -> bytes:
+        """Return the whole body, accounted for in *room*.
+
+        Raises:
+            RequestError: 413 above the limit, 400 for broken framing.
+            ClientGone: the client disconnected first.
+        """
+
+    def watch(self) -> None:
+        """From now on, cancel the task once the client disconnects, unless the whole answer was sent."""
+
+    def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> bool:
+        """Send the head of an answer and, if possible in the same write, the first piece of its body.
+
+        Args:
+            status: of the answer.
+            headers: its fields.
+            piece: empty if the body is still to come.
+            is_last: nothing follows *piece*.
+
+        Returns:
+            Whether the client takes less than it is sent. Then wait for `drained` before sending more.
+        """
+
+    def pass_on(self, piece: bytes, *, is_last: bool = False) -> bool:
+        """Send a piece of an answer that has begun; *is_last*: nothing follows. Return what `begin` returns."""
+
+    async def drained(self) -> None:
+        """Wait, within a deadline, until the client has taken most of what it was sent, or has disconnected."""
 
 
 class AsgiClient:
-    """A `Client` behind any ASGI server; made in the task that serves its request.
+    """Client behind any ASGI server, with the same bounds as behind our own; made in the task of its request.
 
-    An answer to a half-read request must reach a client that is still sending: the rest of the body is read and dropped
-    meanwhile, and the connection closed behind the answer.
+    It waits for the disconnect in a task of its own. While an answer to a half-read request is sent, the rest of the
+    request is read and dropped, so that the client can read the answer. Hypercorn would otherwise leak the connection,
+    its task and its buffers.
 
     Args:
         receive: the server's.
         send: the server's.
         limits: bounds on the request.
-        timer: of its deadlines.
+        timer: timer of its deadlines.
         has_body: the head announces a body.
     """
 
@@ -61,17 +114,16 @@ class AsgiClient:
         self._send = send
         self._limits = limits
         self._watcher: asyncio.Task[None] | None = None
-        #: Set when enough has been read and dropped of a body that was half read as the answer began; None for others.
+        #: Set once enough of a half-read body was dropped; None for a body that was read before the answer began.
         self._settled: asyncio.Event | None = None
         self._unsent: deque[Message] = deque()
         self.task: asyncio.Task[Any] = task
         self.watchdog = Watchdog(task, timer)
-        #: Nothing is left to read: the whole body has come, or none was announced.
         self.complete = not has_body
         self.gone = False
         self.status = 0
         self.is_last = False
-        #: The last of the answer has been handed to the server, which from then on says "gone" to every request.
+        #: The end of the answer has gone to the server. From then on the server reports each client as disconnected.
         self.answered = False
 
     async def __call__(self) -> Message:
@@ -84,7 +136,7 @@ class AsgiClient:
         return message
 
     async def body(self, room: Room) -> bytes:
-        """The whole body; as of `Client`."""
+        """Return the whole body; as of `Client`."""
         pieces: list[bytes] = []
         size = 0
         while not self.complete:
@@ -104,7 +156,7 @@ class AsgiClient:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def watch(self) -> None:
-        """From now on, cancel the request's task as soon as the client leaves."""
+        """From now on, cancel the task once the client disconnects."""
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._wait_until_gone())
 
@@ -115,22 +167,22 @@ class AsgiClient:
             self.task.cancel()
 
     def begin(self, status: int, headers: Headers, piece: bytes = b"", *, is_last: bool = False) -> bool:
-        """Have the head of an answer sent, and its first piece if there is one already, while waiting in `drained`."""
+        """Queue the head of an answer, and its first piece if there is one, for `drained` to send."""
         self._unsent.append({"type": "http.response.start", "status": status, "headers": headers})
         return not (piece or is_last) or self.pass_on(piece, is_last=is_last)
 
     def pass_on(self, piece: bytes, *, is_last: bool = False) -> bool:
-        """Have *piece* of an answer that has begun sent in `drained`; *is_last*: nothing follows."""
+        """Queue *piece* for `drained` to send; *is_last*: nothing follows."""
         self._unsent.append({"type": "http.response.body", "body": piece, "more_body": not is_last})
         return True
 
     async def drained(self) -> None:
-        """Send what is to be sent, each message within the deadline."""
+        """Send what is queued, each message within the deadline."""
         while self._unsent:
             await self.send(self._unsent.popleft())
 
     async def send(self, message: Message) -> None:
-        """Send one ASGI message within its deadline."""
+        """Send an ASGI message within its deadline."""
         self.watchdog.arm(self._limits.send_timeout_s, "send")
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -153,7 +205,7 @@ class AsgiClient:
         self.watchdog.disarm()
 
     async def _drop(self, settled: asyncio.Event) -> None:
-        """Read and drop what is left of the body, so that the server can go on reading the connection."""
+        """Read and drop the rest of the body, so that the server goes on reading the connection."""
         dropped = 0
         while not self.gone:
             dropped += len((await self()).get("body", b""))
@@ -162,9 +214,9 @@ class AsgiClient:
         settled.set()
 
     def close(self) -> None:
-        """The request has ended. Behind an answer the watcher ends by itself, as the server says that the client left.
+        """End the request. After an answer the watcher ends by itself, as the server then reports a disconnect.
 
-        A watcher that is cancelled holds its own traceback and with it itself: garbage that only the collector frees.
+        A cancelled watcher holds its own traceback and with it itself, which only the garbage collector frees.
         """
         if self._watcher is not None and not self.answered:
             self._watcher.cancel()
@@ -172,24 +224,17 @@ class AsgiClient:
         self.watchdog.close()
 
 
-# The guard in front of every endpoint: refuses malformed requests before anything is read, and ends what is overdue.
-#
-# Pure ASGI. Bodies and answers are the clients' (`client.py`), what is answered the endpoints'.
-
-log = structlog.get_logger("smetric.intake")
-
-
 def ignore_refusal(_problem: HttpError, _scope: Scope, _is_seen: bool) -> None:
     """Ignore a refused request."""
 
 
 class Intake:
-    """Wraps the data port's app.
+    """Guard of an app: refuses malformed requests before it reads anything, ends overdue ones, answers faults.
 
     Args:
-        app: what answers a well-formed request; its `receive` is a `Client`.
+        app: serves well-formed requests; its `receive` is a `Client`.
         limits: bounds on one request.
-        refused: told of those that *app* does not see, or not the end of.
+        refused: called for requests of which *app* sees nothing, or not the end.
     """
 
     def __init__(
@@ -202,7 +247,7 @@ class Intake:
         self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def refused(self, problem: HttpError, scope: Scope, is_seen: bool) -> None:
-        """Count a request that was refused before it was whole; *is_seen*: an endpoint has it, and counts it itself."""
+        """Count a request that was refused before its end; *is_seen*: an endpoint has it, and counts it itself."""
         self._refused(problem, scope, is_seen)
 
     def error_body(self, path: str, problem: HttpError) -> bytes:
@@ -210,7 +255,7 @@ class Intake:
         return error_body(path, problem)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request on an ASGI server."""
+        """Answer a request on an ASGI server."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] != "http":
@@ -223,14 +268,14 @@ class Intake:
                 client.close()
 
     def serve(self, scope: Scope, client: Transaction) -> Coroutine[Any, Any, None]:
-        """Answer one request on our own server, which has inspected its head."""
+        """Answer a request on our own listener, which has inspected its head."""
         return self._answer(scope, client, None)
 
     async def _answer(self, scope: Scope, client: Client, problem: HttpError | None) -> None:
         watchdog = client.watchdog
         try:
             if problem is not None:
-                # Where this request ends is in doubt, and with it where the next one begins.
+                # The end of this request is in doubt, and with it the beginning of the next one.
                 client.is_last = True
                 self.refused(problem, scope, False)
                 await send_error(client.send, scope["path"], problem)
@@ -241,14 +286,14 @@ class Intake:
         except ClientGone:
             pass
         except Exception:
-            # The request is the only one to suffer.
+            # No other request suffers.
             log.exception("smetric.request.failed", method=scope["method"])
             if not client.status:
                 await send_error(client.send, scope["path"], FAULT)
         except asyncio.CancelledError:
             expired = watchdog.expired
             if not client.gone and expired is None:
-                raise  # the server is shutting down
+                raise  # the server stops
             client.task.uncancel()
             if expired == "body" and not client.status:
                 await send_error(
