@@ -21,8 +21,8 @@ from pygments.token import Comment, Error, Keyword, Name, Operator, String
 
 from smetric.cli import main
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.lexer import KEYWORDS, Role
-from smetric.policy.parser import tokens_of
+from smetric.policy.keywords import KEYWORDS, Role
+from smetric.policy.lexer import tokenize
 from smetric.policy.types import BASES
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +103,7 @@ def scope_of(token: str, type_: str) -> str:
 def test_the_grammar_colours_each_token_of_a_policy_as_the_parser_reads_it(path: Path) -> None:
     text = path.read_text()
     pieces = {piece.start: piece for piece in scoped(text)}
-    for token in tokens_of(text).tokens:
+    for token in tokenize(text).tokens:
         piece = pieces[token.start]
         assert piece.text == str(token)
         assert piece.scope.startswith(scope_of(str(token), token.type)), piece

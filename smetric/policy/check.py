@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from smetric.policy import tree
-from smetric.policy.check_statement import Statements, is_error_status, reads, wasted_lookups
+from smetric.policy.check_statement import Statements, is_error_status
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, PolicyError, Source, Span, clip, in_order
-from smetric.policy.layout import NOBODY, one_line
+from smetric.policy.guard import NOBODY, reads, wasted_lookups
+from smetric.policy.lexer import one_line
 from smetric.policy.library import Linked, Reader, link, no_libraries, taken
 from smetric.policy.parameter import CONFIGURATION, Parameter, Settings, Value
 from smetric.policy.parser import read

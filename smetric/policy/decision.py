@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smetric.policy.layout import NOBODY
+from smetric.policy.guard import NOBODY
 from smetric.policy.plan import OUTCOMES, Outcome, Shape, StatementKind, Step, features_of
 
 if TYPE_CHECKING:

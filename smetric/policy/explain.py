@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from smetric.policy.builtin import Family
-from smetric.policy.layout import one_line
+from smetric.policy.lexer import one_line
 from smetric.policy.plan import Column, Const, Op, Outcome, Pick, Ref, RequestValue, Shape, Term, fields_of, walk
 from smetric.policy.types import clipped, figure
 

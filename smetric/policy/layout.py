@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from smetric.policy import tree
-from smetric.policy.lexer import CLOSERS, OPENERS, OPERAND_ENDS, Piece, Token, cut
-from smetric.policy.parser import parse, refuse_too_long, tokens_of
+from smetric.policy.lexer import CLOSERS, OPENERS, Piece, Token, cut, space_between, tokenize, types_of
+from smetric.policy.parser import parse, refuse_too_long
 
 # Words of a statement with the comments between them, and the spaces that belong between words.
 #
 # Where lines break is not decided here.
-
-#: What `-` is called where it is a sign and no subtraction.
-SIGN = "SIGN"
-#: No space stands behind these, and none before those.
-_GLUES_RIGHT = frozenset({*OPENERS, "DOT", "RANGE", SIGN})
-_GLUES_LEFT = frozenset({*CLOSERS, "COMMA", "COLON", "DOT", "RANGE", "LSQB"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +32,22 @@ class Word:
 
 
 def words_of(tokens: Sequence[Token], text: str) -> list[Word]:
-    """The words of one statement of *text*. Comments behind its last token are not the statement's."""
-    words: list[Word] = []
-    for token in tokens:
-        sign = token.type == "MINUS" and (not words or words[-1].type not in OPERAND_ENDS)
-        words.append(Word(SIGN if sign else token.type, str(token)))
+    """Return the words of one statement of *text*. Comments behind its last token are not the statement's."""
+    words = [Word(type_, str(token)) for type_, token in zip(types_of(tokens), tokens, strict=True)]
     for word, token, following in zip(words, tokens, tokens[1:], strict=False):
         lines = [line.strip() for line in text[token.end : following.start].split("\n")]
         word.comments = [Comment(line, at > 0) for at, line in enumerate(lines) if line]
     return words
 
 
-def space_between(previous: Word | None, word: Word) -> str:
-    """What stands between two neighbours on one line; nothing before the first of all."""
-    if previous is None or previous.type in _GLUES_RIGHT or word.type in _GLUES_LEFT:
-        return ""
-    return "" if word.type == "LPAR" and previous.type == "NAME" else " "  # a call
+def gap_between(previous: Word | None, word: Word) -> str:
+    """Return the space between two neighbours on one line; none before the first word."""
+    return "" if previous is None else space_between(previous.type, word.type)
 
 
 def spaced(words: Sequence[Word]) -> str:
-    """The words on one line, without their comments."""
-    return "".join(space_between(before, word) + word.text for before, word in zip((None, *words), words, strict=False))
-
-
-def spaced_text(text: str) -> str:
-    """A piece of policy text on one line, without its comments; empty where it holds what no policy may."""
-    found = tokens_of(text)
-    return "" if found.errors else spaced(words_of(found.tokens, text))
+    """Return the words on one line, without their comments."""
+    return "".join(gap_between(before, word) + word.text for before, word in zip((None, *words), words, strict=False))
 
 
 def commented(words: Sequence[Word]) -> bool:
@@ -147,7 +128,7 @@ class Writer:
     def write(self, words: Sequence[Word], indent: int, before: Word | None = None) -> None:
         """Add words in one go behind the word *before*, broken only where a comment ends a line."""
         for word in words:
-            self.put(space_between(before, word) + word.text, indent)
+            self.put(gap_between(before, word) + word.text, indent)
             self.follow(word)
             before = word
 
@@ -508,7 +489,7 @@ def format_text(text: str, path: str = "<policy>") -> str:
         PolicyError: it does not parse, or would be longer than a policy may be.
     """
     parse(text, path)
-    parts, below = _parts(text, cut(tokens_of(text)))
+    parts, below = _parts(text, cut(tokenize(text)))
     lines = [line for run in _runs(parts) for line in _laid(run)]
     laid_out = "\n".join(rendered([*lines, *map(Line, below)])).strip("\n") + "\n"
     refuse_too_long(laid_out, path, "laid out, this file would be too long")
@@ -572,56 +553,3 @@ _LAYOUTS: dict[str, Callable[[Sequence[Sequence[Word]]], list[list[Line]]]] = {
     "outcome": lay_rules,
     "test": lambda run: [lay_case(words) for words in run],
 }
-
-
-# The canonical layout of policy texts: what `smetric fmt` writes and editors are handed.
-#
-# A layout changes spaces, line breaks and nothing else: the words and the comments of a text stay, in their order.
-
-__all__ = ["format_text"]
-
-
-# Guards: the conjuncts of a `when`, and how traces and tests call each of them.
-
-#: The guard that fails when a held request has been held for as long as its rule says.
-HELD = "held"
-#: The guard that fails when a rule's pick is nobody.
-NOBODY = "nobody"
-
-
-def conjuncts(when: tree.Expr | None) -> list[tree.Expr]:
-    """The guards of a condition, left to right; none without one."""
-    found: list[tree.Expr] = []
-    while isinstance(when, tree.Binary) and when.op == "and":  # of any length: nothing has counted it yet
-        found = conjuncts(when.right) + found
-        when = when.left
-    return found if when is None else [when, *found]
-
-
-def label_of(guard: tree.Expr, text: str, definitions: Container[str]) -> str:
-    """How traces call *guard*: its source text on one line, where a call of a definition is its name alone."""
-    pieces = []
-    at = guard.span.start
-    for call in sorted(_calls(guard, definitions), key=lambda call: call.span.start):
-        pieces += [text[at : call.span.start], call.function]
-        at = call.span.end
-    pieces.append(text[at : guard.span.end])
-    return one_line("".join(pieces))
-
-
-@functools.lru_cache(maxsize=1024)
-def one_line(source: str) -> str:
-    """Source text on one line, spaced as `smetric fmt` spaces it, so that no layout changes what a guard is called."""
-    return spaced_text(source) or " ".join(source.split())
-
-
-def _calls(part: tree.Node, definitions: Container[str]) -> Iterator[tree.Call]:
-    """Outermost calls of definitions in *part*."""
-    if isinstance(part, tree.Call) and part.function in definitions:
-        yield part
-        return
-    for each in fields(part):
-        value = getattr(part, each.name)
-        for inner in value if isinstance(value, tuple) else (value,):
-            if isinstance(inner, tree.Node):
-                yield from _calls(inner, definitions)

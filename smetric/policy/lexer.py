@@ -1,511 +1,19 @@
-# ruff: noqa: D102 - a method is named after the grammar rule it builds, which is its documentation
-"""Policy text to tokens: keywords, lexical errors, and the cuts between statements."""
+"""Policy text to tokens: lexical errors, the cuts between statements, and the spaces between tokens."""
 
 from __future__ import annotations
 
-import enum
-import re
+import functools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 
-from lark import Lark
+import lark
+from lark.exceptions import UnexpectedCharacters
 
-from smetric.policy import tree
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, Span, clip, quote
-from smetric.policy.types import canonical
 from smetric.policy.vocabulary import LARGEST
-
-# The reserved words and the operators: how each is written and what it means, for the manual, hovers and completion.
-#
-# What the parser makes of them is the grammar's business.
-
-
-class Role(enum.Enum):
-    """Where a word stands."""
-
-    HEADER = "header"
-    STATEMENT = "statement"
-    #: Within a statement.
-    PART = "part"
-    OPERATOR = "operator"
-    LITERAL = "literal"
-    #: Within a `test`.
-    CASE = "case"
-
-
-@dataclass(frozen=True, slots=True)
-class Keyword:
-    """A reserved word: how it is written with what belongs to it, and what that means, in one or two sentences."""
-
-    word: str
-    role: Role
-    form: str
-    doc: str
-
-
-_ROWS = (
-    Keyword("policy", Role.HEADER, "policy NAME", "The first line of a policy."),
-    Keyword(
-        "library",
-        Role.HEADER,
-        "library NAME",
-        "The first line of a file that holds `param` and `def` for others to `use`; it decides nothing.",
-    ),
-    Keyword(
-        "use", Role.STATEMENT, "use NAME (a, b)", "Takes definitions from the library NAME.policy beside this file."
-    ),
-    Keyword(
-        "param",
-        Role.STATEMENT,
-        "param NAME = value in lo..hi",
-        "A value that configuration may set within its range; `in {a, b}` lists choices. "
-        "`param LOAD = requests in {requests, unprefilled}` chooses a feature; the file is typed once per choice, and "
-        "`0 LOAD` has the unit of the chosen one.",
-    ),
-    Keyword(
-        "let",
-        Role.STATEMENT,
-        "let NAME = expr",
-        "Names a value: computed over the candidates left on its line, at most once, only when asked for.",
-    ),
-    Keyword(
-        "def",
-        Role.STATEMENT,
-        "def NAME(a, b) = expr",
-        "Names a formula; sees only names above it. Guards that are calls appear in traces by this name.",
-    ),
-    Keyword(
-        "keep",
-        Role.STATEMENT,
-        "keep mask when cond as label",
-        "Hard filter: leaving nobody answers 503, named after the filter.",
-    ),
-    Keyword(
-        "prefer",
-        Role.STATEMENT,
-        "prefer mask when cond as label",
-        "Soft filter: skipped when it would leave nobody.",
-    ),
-    Keyword("route", Role.STATEMENT, "route pick when cond as label", "The instance."),
-    Keyword(
-        "reject",
-        Role.STATEMENT,
-        'reject 429 "message" retry 2s when cond as label',
-        "No instance: an error status, with Retry-After.",
-    ),
-    Keyword(
-        "hold",
-        Role.STATEMENT,
-        "hold for 500ms when cond as label",
-        "Not now: the request waits and is decided again, from the top, whenever the load changes. Once `req.held` "
-        "reaches the time given, the rule counts as failed (guard `held`) and the next ones decide. It needs a `when`.",
-    ),
-    Keyword("test", Role.STATEMENT, 'test "sentence" …', "A test: a table of instances, and what is expected of it."),
-    Keyword("when", Role.PART, "when cond", "The guards of a rule: conditions joined by `and`, tried left to right."),
-    Keyword("as", Role.PART, "as label", "What traces and tests call a rule."),
-    Keyword("for", Role.PART, "hold for 500ms", "How long at most."),
-    Keyword("retry", Role.PART, "retry 2s", "What Retry-After says."),
-    Keyword("per", Role.PART, "5 tokens per second", "Divides units."),
-    Keyword(
-        "where",
-        Role.PART,
-        "mean(v where m, default: x)",
-        "Only the candidates for which it holds. A pick of them may be nobody: its rule is then skipped.",
-    ),
-    Keyword("if", Role.OPERATOR, "x if cond else y", "x where cond holds, y elsewhere."),
-    Keyword("else", Role.OPERATOR, "x if cond else y", "x where cond holds, y elsewhere."),
-    Keyword("or", Role.OPERATOR, "a or b", "Whether one of them holds."),
-    Keyword("and", Role.OPERATOR, "a and b", "Whether both hold."),
-    Keyword("not", Role.OPERATOR, "not a", "Whether it does not hold."),
-    Keyword("in", Role.OPERATOR, 'role in {"decode", "both"}', "Whether it is one of the set; also `not in`."),
-    Keyword("true", Role.LITERAL, "true", "Holds."),
-    Keyword("false", Role.LITERAL, "false", "Does not hold."),
-    Keyword("with", Role.CASE, "with OVERLOAD = 9", "Parameters of a test."),
-    Keyword(
-        "given",
-        Role.CASE,
-        "given turn = 3, last = a",
-        "Request fields of a test, `?` for unknown; `last` is the last winner of every rotation.",
-    ),
-    Keyword(
-        "instance",
-        Role.CASE,
-        "instance | hit_len | age(requests)",
-        "The head of a test's table: features, one row per instance below; a cell may be `?`.",
-    ),
-    Keyword(
-        "expect",
-        Role.CASE,
-        "expect a or b as label failing guard",
-        "What is to be decided; also `expect reject 429` and `expect hold`.",
-    ),
-    Keyword("failing", Role.CASE, 'failing guard, failing "req.turn != 0"', "A guard that must have failed."),
-)
-
-#: Every reserved word.
-KEYWORDS: Mapping[str, Keyword] = {row.word: row for row in _ROWS}
-
-#: How operators are written and what they do, from the loosest to the tightest.
-OPERATORS = (
-    ("x if c else y", "chooses; c is one truth value, or one per instance"),
-    ("a or b", "truth"),
-    ("a and b", "truth"),
-    ("not a", "truth"),
-    ("== != <= >= < >", "compare equal units; they do not chain"),
-    ('x in {"a", "b"}, x not in s', "membership in a set of strings"),
-    ("x + y, x - y", "of equal units"),
-    ("x * y, x / y", "units multiply and divide; a divisor must not be able to be 0"),
-    ("-x", "sign"),
-    ("v[s]", "the value of instance s"),
-)
-
-
-# Words and marks of a policy text, divided by the terminals of the grammar: as Lark does it, in a third of the time.
-#
-# What is wrong with a text that they do not cover is the lexer's business.
-
-
-class Token(str):
-    """One word or mark: its text.
-
-    Args:
-        type: the terminal that it is.
-        start: where it stands in the text.
-        line: its line, from 0.
-    """
-
-    __slots__ = ("line", "start", "type")
-
-    type: str
-    start: int
-    line: int
-
-    def __new__(cls, text: str, type: str, start: int, line: int) -> Token:
-        """A token; `str` takes the text alone."""
-        made = super().__new__(cls, text)
-        made.type, made.start, made.line = type, start, line
-        return made
-
-    @property
-    def end(self) -> int:
-        """Where the text goes on."""
-        return self.start + len(self)
-
-    @property
-    def span(self) -> Span:
-        """Its place."""
-        return Span(self.start, self.start + len(self))
-
-
-#: What Lark puts behind the last token; it stands where there is none.
-END = Token("", "$END", 0, 0)
-
-
-class Scanner:
-    """Divides texts by the terminals of a grammar, the longest pattern of the highest priority first, as Lark does.
-
-    Args:
-        lark: the grammar.
-    """
-
-    def __init__(self, lark: Lark) -> None:
-        patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
-        #: Terminals that a text may spell as a name does: they are told from names once one is found.
-        self._words = {
-            pattern.value: name
-            for name, pattern in patterns.items()
-            if pattern.type == "str" and re.fullmatch(patterns["NAME"].value, pattern.value)
-        }
-        ordered = sorted(
-            (each for each in lark.terminals if each.name not in {*self._words.values(), *lark.ignore_tokens}),
-            key=lambda each: (-each.priority, -each.pattern.max_width, -len(each.pattern.value), each.name),
-        )
-        ignored = "|".join(patterns[name].to_regexp() for name in lark.ignore_tokens)
-        told = "|".join(f"(?P<{each.name}>{each.pattern.to_regexp()})" for each in ordered)
-        # Possessive: what is ignored is never tried in a second way.
-        self._gap = re.compile(f"(?:{ignored})*+")
-        self._next = re.compile(f"(?:{ignored})*+(?:{told})")
-
-    def scan(self, text: str, start: int) -> tuple[list[Token], int]:
-        """The tokens of *text* from *start* on, and where they end: the end of the text, or what is no token."""
-        tokens: list[Token] = []
-        match, words = self._next.match, self._words
-        line, seen = text.count("\n", 0, start), start
-        while found := match(text, start):
-            kind = found.lastgroup or ""
-            begin, start = found.span(kind)
-            value = text[begin:start]
-            line += text.count("\n", seen, begin)
-            seen = begin
-            tokens.append(Token(value, words.get(value, kind) if kind == "NAME" else kind, begin, line))
-        gap = self._gap.match(text, start)
-        return tokens, gap.end() if gap else start
-
-
-# From what the grammar reads to the nodes of `tree`: one method for each of its rules.
-#
-# Nothing is judged here; whatever the grammar lets through is built.
-
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def number_of(token: Token) -> float:
-    """The value of a NUMBER or DURATION (in seconds), at most `LARGEST`; the lexer reports what exceeds it."""
-    return min(magnitude(token), LARGEST)
-
-
-def magnitude(token: Token) -> float:
-    """The value of a NUMBER or DURATION as written, infinite where no float holds it."""
-    digits = token.rstrip("umsh")
-    return float(digits) * _SECONDS.get(token[len(digits) :], 1.0)
-
-
-class Builder:
-    """Makes one statement; children are nodes, tokens, or None where an optional part is absent.
-
-    Children are `Any` because they come untyped; the grammar fixes what they are.
-    """
-
-    # ── header and declarations ──
-
-    def policy(self, span: Span, parts: list[Any]) -> tree.Name:
-        return _name(parts[0])
-
-    library = policy
-
-    def use(self, span: Span, parts: list[Any]) -> tree.Use:
-        library, names = parts
-        return tree.Use(span=span, library=_name(library), names=names)
-
-    def param(self, span: Span, parts: list[Any]) -> tree.Param:
-        name, value, domain = parts
-        return tree.Param(span=span, name=str(name), name_span=name.span, value=value, domain=domain)
-
-    def let(self, span: Span, parts: list[Any]) -> tree.Let:
-        name, value = parts
-        return tree.Let(span=span, name=str(name), name_span=name.span, value=value)
-
-    def definition(self, span: Span, parts: list[Any]) -> tree.Def:
-        name, arguments, body = parts
-        return tree.Def(span=span, name=str(name), name_span=name.span, arguments=arguments, body=body)
-
-    def names(self, span: Span, parts: list[Any]) -> tuple[tree.Name, ...]:
-        return tuple(_name(token) for token in parts)
-
-    def range(self, span: Span, parts: list[Any]) -> tree.Range:
-        low, _, high = parts
-        return tree.Range(span=span, low=low, high=high)
-
-    def choices(self, span: Span, parts: list[Any]) -> tree.Choices:
-        return tree.Choices(span=span, items=tuple(parts))
-
-    # ── filters and outcomes ──
-
-    def keep(self, span: Span, parts: list[Any]) -> tree.Filter:
-        return self._filter("keep", span, parts)
-
-    def prefer(self, span: Span, parts: list[Any]) -> tree.Filter:
-        return self._filter("prefer", span, parts)
-
-    def _filter(self, word: str, span: Span, parts: list[Any]) -> tree.Filter:
-        mask, when, label = parts
-        return tree.Filter(span=span, word=word, mask=mask, when=when, label=label and _name(label))
-
-    def route(self, span: Span, parts: list[Any]) -> tree.Route:
-        pick, when, label = parts
-        return tree.Route(span=span, word="route", pick=pick, when=when, label=label and _name(label))
-
-    def reject(self, span: Span, parts: list[Any]) -> tree.Reject:
-        status, message, retry, when, label = parts
-        return tree.Reject(
-            span=span,
-            word="reject",
-            status=tree.Number(span=status.span, value=number_of(status)),
-            message=tree.Text(span=message.span, value=str(message)[1:-1]),
-            retry=retry,
-            when=when,
-            label=label and _name(label),
-        )
-
-    def hold(self, span: Span, parts: list[Any]) -> tree.Hold:
-        patience, when, label = parts
-        return tree.Hold(span=span, word="hold", patience=patience, when=when, label=label and _name(label))
-
-    # ── literals ──
-
-    def number(self, span: Span, parts: list[Any]) -> tree.Number:
-        sign, literal, unit = parts
-        made = self._literal(span, literal, unit)
-        return replace(made, value=-made.value) if sign else made
-
-    def quantity(self, span: Span, parts: list[Any]) -> tree.Number:
-        return self._literal(span, *parts)
-
-    duration = quantity
-
-    def _literal(self, span: Span, literal: Token, unit: Any) -> tree.Number:
-        if literal.type == "DURATION":
-            name, place = canonical("seconds", unit or ""), unit and unit.span
-        else:
-            name, place = unit or ("", None)
-        return tree.Number(span=span, value=number_of(literal), unit=str(name), unit_span=place)
-
-    def unit(self, span: Span, parts: list[Any]) -> tuple[str, Span]:
-        above, below = parts
-        return canonical(str(above), str(below or "")), span
-
-    def string(self, span: Span, parts: list[Any]) -> tree.Text:
-        return tree.Text(span=span, value=str(parts[0])[1:-1])
-
-    def true(self, span: Span, parts: list[Any]) -> tree.Truth:
-        return tree.Truth(span=span, value=True)
-
-    def false(self, span: Span, parts: list[Any]) -> tree.Truth:
-        return tree.Truth(span=span, value=False)
-
-    def name(self, span: Span, parts: list[Any]) -> tree.Name:
-        return _name(parts[0])
-
-    # ── expressions ──
-
-    def if_(self, span: Span, parts: list[Any]) -> tree.IfElse:
-        then, condition, otherwise = parts
-        return tree.IfElse(span=span, then=then, condition=condition, otherwise=otherwise)
-
-    def binary(self, span: Span, parts: list[Any]) -> tree.Binary:
-        left, *operator, right = parts
-        place = Span(operator[0].start, operator[-1].end)
-        op = " ".join(operator)
-        return tree.Binary(span=span, op=op, left=left, right=right, op_span=place)
-
-    def unary(self, span: Span, parts: list[Any]) -> tree.Unary:
-        op, operand = parts
-        return tree.Unary(span=span, op=str(op), operand=operand)
-
-    def at(self, span: Span, parts: list[Any]) -> tree.At:
-        vector, pick = parts
-        return tree.At(span=span, vector=vector, pick=pick)
-
-    def field(self, span: Span, parts: list[Any]) -> tree.Field:
-        base, name = parts
-        return tree.Field(span=span, base=str(base), name=str(name))
-
-    def set(self, span: Span, parts: list[Any]) -> tree.SetOf:
-        return tree.SetOf(span=span, items=tuple(item for item in parts if item is not None))
-
-    def call(self, span: Span, parts: list[Any]) -> tree.Call:
-        name, arguments = parts
-        return tree.Call(span=span, function=str(name), arguments=arguments or (), name_span=name.span)
-
-    def args(self, span: Span, parts: list[Any]) -> tuple[tree.Argument, ...]:
-        return tuple(
-            part if isinstance(part, tree.Argument) else tree.Argument(span=part.span, value=part) for part in parts
-        )
-
-    def where(self, span: Span, parts: list[Any]) -> tree.Argument:
-        value, mask = parts
-        return tree.Argument(span=span, value=value, where=mask)
-
-    def named(self, span: Span, parts: list[Any]) -> tree.Argument:
-        name, value = parts
-        return tree.Argument(span=span, value=value, name=str(name), name_span=name.span)
-
-    # ── tests ──
-
-    def test(self, span: Span, parts: list[Any]) -> tree.Test:
-        sentence, settings, given, (columns, rows), expect = parts
-        return tree.Test(
-            span=span,
-            sentence=str(sentence)[1:-1],
-            settings=settings or (),
-            given=given or (),
-            columns=columns,
-            rows=rows,
-            expect=expect,
-        )
-
-    def with_(self, span: Span, parts: list[Any]) -> tuple[tree.Setting, ...]:
-        return tuple(parts)
-
-    given = with_
-
-    def setting(self, span: Span, parts: list[Any]) -> tree.Setting:
-        name, written = parts
-        value, unit = written, ""
-        if isinstance(written, tree.Number):
-            value, unit = written.value, written.unit
-        elif isinstance(written, tree.Text | tree.Truth):
-            value = written.value
-        elif isinstance(written, Token):
-            value = tree.UNKNOWN
-        return tree.Setting(span=span, name=str(name), value=value, unit=unit)
-
-    def table(self, span: Span, parts: list[Any]) -> tuple[tuple[tree.Column, ...], tuple[tree.Row, ...]]:
-        columns = tuple(part for part in parts if isinstance(part, tree.Column))
-        return columns, tuple(part for part in parts if isinstance(part, tree.Row))
-
-    def column(self, span: Span, parts: list[Any]) -> tree.Column:
-        name, inner = parts
-        if inner is None:
-            return tree.Column(span=span, feature=str(name))
-        # Only `age` may stand before the bracket; anything else is left as written, which no feature is called.
-        feature = str(inner) if name == "age" else f"{name}({inner})"
-        return tree.Column(span=span, feature=feature, of_age=name == "age")
-
-    def row(self, span: Span, parts: list[Any]) -> tree.Row:
-        name, *cells = parts
-        made = (cell if isinstance(cell, tree.Cell) else tree.Cell(span=cell.span, value=cell.value) for cell in cells)
-        return tree.Row(span=span, name=str(name), cells=tuple(made))
-
-    def plain(self, span: Span, parts: list[Any]) -> tree.Cell:
-        sign, literal = parts
-        return tree.Cell(span=span, value=-number_of(literal) if sign else number_of(literal))
-
-    def span(self, span: Span, parts: list[Any]) -> tree.Cell:
-        return tree.Cell(span=span, value=number_of(parts[0]), unit="seconds")
-
-    def strings(self, span: Span, parts: list[Any]) -> tree.Cell:
-        return tree.Cell(span=span, value=parts[0])
-
-    def set_(self, span: Span, parts: list[Any]) -> frozenset[str]:
-        return frozenset(str(token)[1:-1] for token in parts if token is not None)
-
-    def unknown(self, span: Span, parts: list[Any]) -> tree.Cell:
-        return tree.Cell(span=span, value=tree.UNKNOWN)
-
-    def expect(self, span: Span, parts: list[Any]) -> tree.Expect:
-        outcome, rule, failing = parts
-        guard: tree.Name | tree.Text | None = failing and _name(failing)
-        if failing is not None and failing.type == "STRING":
-            guard = tree.Text(span=failing.span, value=str(failing)[1:-1])
-        return tree.Expect(
-            span=span,
-            kind=outcome.kind,
-            instances=outcome.instances,
-            status=outcome.status,
-            rule=rule and _name(rule),
-            failing=guard,
-        )
-
-    def expect_route(self, span: Span, parts: list[Any]) -> tree.Expect:
-        return tree.Expect(span=span, kind="route", instances=tuple(_name(token) for token in parts))
-
-    def expect_reject(self, span: Span, parts: list[Any]) -> tree.Expect:
-        return tree.Expect(span=span, kind="reject", status=number_of(parts[0]))
-
-    def expect_hold(self, span: Span, parts: list[Any]) -> tree.Expect:
-        return tree.Expect(span=span, kind="hold")
-
-
-def _name(token: Token) -> tree.Name:
-    return tree.Name(span=token.span, name=str(token))
-
-
-# Policy text to tokens, with every lexical error, the bounds on nesting, and the cuts between statements.
-#
-# The terminals are the grammar's; what their order means is the parser's.
 
 #: Brackets, `not`s and signs that may be open at once.
 MAX_NESTING = 32
@@ -515,14 +23,20 @@ MAX_NAME = 64
 STATEMENTS = ("use", "param", "let", "def", "keep", "prefer", "route", "reject", "hold", "test")
 HEADERS = ("policy", "library")
 _CUTS = frozenset(word.upper() for word in (*HEADERS, *STATEMENTS))
-#: A name must follow these, so a keyword behind one, on the same line, is a reserved word and no new statement.
+#: A name must follow these. A keyword behind one, on the same line, is a reserved word and starts no statement.
 BEFORE_NAMES = frozenset({"LET", "PARAM", "DEF", "AS", "POLICY", "LIBRARY", "USE", "DOT", "FAILING"})
 OPENERS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 CLOSERS = frozenset(OPENERS.values())
-#: Tokens that can end an operand; what follows one is no sign.
+#: Tokens that can end an operand. A `-` behind one of them is a subtraction, any other is a sign.
 OPERAND_ENDS = frozenset({"NAME", "NUMBER", "DURATION", "STRING", "TRUE", "FALSE", *CLOSERS})
+#: The type of a `-` that is a sign, where it matters.
+SIGN = "SIGN"
+#: No space follows these, and none precedes those.
+_GLUES_RIGHT = frozenset({*OPENERS, "DOT", "RANGE", SIGN})
+_GLUES_LEFT = frozenset({*CLOSERS, "COMMA", "COLON", "DOT", "RANGE", "LSQB"})
 
-_HELP = {
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_CHARACTER_HELP = {
     "!": "not equal is `!=`; negation is `not`",
     "&": "write `and`",
     "~": "negation is `not`",
@@ -540,8 +54,58 @@ _HELP = {
     "÷": "write `/`",
     "\ufeff": "save the file as UTF-8 without a byte order mark",
 }
-#: Quotes of other languages and of word processors, and what closes each.
+#: Quotes of other languages and of word processors, with their counterparts.
 _QUOTES = {"'": "'", "‘": "’", "“": "”", "„": "“", "«": "»"}
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+#: An installed wheel holds the grammar in the package, a checkout beside it.
+_GRAMMARS = (_PACKAGE / "_data" / "grammar" / "smetric.lark", _PACKAGE.parent / "grammar" / "smetric.lark")
+
+
+def grammar_path() -> Path:
+    """Return the place of the grammar file."""
+    return next((path for path in _GRAMMARS if path.is_file()), _GRAMMARS[-1])
+
+
+@functools.cache
+def grammar() -> lark.Lark:
+    """Return the grammar, which takes about 90 ms to build. It parses one statement at a time."""
+    text = grammar_path().read_text("utf-8")
+    return lark.Lark(text, parser="lalr", lexer="basic", start=["header", "item"], propagate_positions=True)
+
+
+class Token(lark.Token):
+    """Token of Lark whose place is always known."""
+
+    __slots__ = ()
+
+    @property
+    def start(self) -> int:
+        """Offset of its first character."""
+        return self.start_pos or 0
+
+    @property
+    def end(self) -> int:
+        """Offset behind its last character."""
+        return self.end_pos or 0
+
+    @property
+    def span(self) -> Span:
+        """Its place."""
+        return Span(self.start, self.end)
+
+
+#: The end of a statement, which has no place.
+END = Token("$END", "")
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Tokens of a text, its lexical errors, and the offsets of the text that was skipped."""
+
+    tokens: list[Token] = field(default_factory=list)
+    errors: list[Diagnostic] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -553,43 +117,45 @@ class Piece:
 
     @property
     def word(self) -> str:
-        """What it starts with."""
+        """Its first word."""
         return str(self.tokens[0])
 
-
-@dataclass(slots=True)
-class Tokens:
-    """Everything the lexer found: tokens with absolute offsets, errors, and where text had to be skipped."""
-
-    tokens: list[Token] = field(default_factory=list)
-    errors: list[Diagnostic] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
+    @property
+    def start(self) -> int:
+        """Offset of its first token."""
+        return self.tokens[0].start
 
 
-def tokenize(scanner: Scanner, text: str) -> Tokens:
-    """All tokens of *text*; what the terminals do not allow is reported and stepped over."""
+def tokenize(text: str) -> Tokens:
+    """Return the tokens of *text*. Text that is no token is reported and skipped."""
     found = Tokens()
     place = 0
-    while len(found.errors) <= MAX_DIAGNOSTICS:
-        tokens, place = scanner.scan(text, place)
-        found.tokens += tokens
-        if place == len(text):
+    while place < len(text) and len(found.errors) <= MAX_DIAGNOSTICS:
+        lines = text.count("\n", 0, place)  # Lark counts from where it starts
+        rest = lark.TextSlice(text, place, len(text))
+        lexer = grammar().parse_interactive(rest, start="item").lexer_thread  # `Lark.lex` builds one at each call
+        try:
+            for each in lexer.lex(None):  # type: ignore[no-untyped-call]
+                token = Token.new_borrow_pos(each.type, str(each), each)
+                token.line = lines + (each.line or 0)
+                found.tokens.append(token)
             break
-        fault = _bad_text(text, place)
+        except UnexpectedCharacters as stop:
+            fault = _bad_text(text, stop.pos_in_stream)  # type: ignore[arg-type]  # declared as None
         found.errors.append(fault)
-        found.skipped.append(place)
+        found.skipped.append(fault.span.start)
         place = fault.span.end
-    for place, token in enumerate(found.tokens):
-        fault_or_none = _bad_token(found.tokens, place, text)
-        if fault_or_none is not None:
-            found.errors.append(fault_or_none)
+    for at, token in enumerate(found.tokens):
+        wrong = _bad_token(found.tokens, at, text)
+        if wrong is not None:
+            found.errors.append(wrong)
             if token.type == "DOT":
                 found.skipped.append(token.start)
     return found
 
 
 def cut(found: Tokens) -> list[Piece]:
-    """Divide the tokens at statement keywords; the first piece holds whatever precedes the first keyword."""
+    """Divide tokens at statement keywords. The first piece holds what precedes the first keyword."""
     pieces: list[Piece] = []
     previous: Token | None = None
     for token in found.tokens:
@@ -597,7 +163,7 @@ def cut(found: Tokens) -> list[Piece]:
             pieces.append(Piece([]))
         pieces[-1].tokens.append(token)
         previous = token
-    starts = [piece.tokens[0].start for piece in pieces]
+    starts = [piece.start for piece in pieces]
     for offset in found.skipped if pieces else ():
         pieces[max(0, bisect_right(starts, offset) - 1)].broken = True
     return pieces
@@ -609,7 +175,7 @@ def same_line(earlier: Token, later: Token) -> bool:
 
 
 def too_deep(tokens: Sequence[Token]) -> Token | None:
-    """The token at which brackets, `not`s and signs nest deeper than `MAX_NESTING`, if they do."""
+    """Return the token at which brackets, `not`s and signs nest deeper than `MAX_NESTING`, or None."""
     prefixes = [0]
     previous = ""
     for token in tokens:
@@ -629,6 +195,43 @@ def too_deep(tokens: Sequence[Token]) -> Token | None:
     return None
 
 
+def number_of(token: Token) -> float:
+    """Return the value of a NUMBER or a DURATION (in seconds), at most `LARGEST`."""
+    return min(_magnitude(token), LARGEST)
+
+
+def types_of(tokens: Sequence[Token]) -> Iterator[str]:
+    """Yield the types of *tokens*, `SIGN` for a `-` that is a sign."""
+    for before, token in zip((END, *tokens), tokens, strict=False):
+        yield SIGN if token.type == "MINUS" and before.type not in OPERAND_ENDS else token.type
+
+
+def space_between(previous: str, following: str) -> str:
+    """Return the space between two neighbours on one line, given their types."""
+    if previous in _GLUES_RIGHT or following in _GLUES_LEFT:
+        return ""
+    return "" if following == "LPAR" and previous == "NAME" else " "  # a call
+
+
+@functools.lru_cache(maxsize=1024)
+def one_line(text: str) -> str:
+    """Return a piece of policy text on one line, spaced as `smetric fmt` does and without comments.
+
+    Text that holds a lexical error only has its white space collapsed.
+    """
+    found = tokenize(text)
+    if found.errors or not found.tokens:
+        return " ".join(text.split())
+    gaps = [space_between(*pair) for pair in pairwise(types_of(found.tokens))]
+    return "".join(token + gap for token, gap in zip(found.tokens, [*gaps, ""], strict=True))
+
+
+def _magnitude(token: Token) -> float:
+    """Return the value as written, infinite where no float holds it."""
+    digits = token.rstrip("umsh")
+    return float(digits) * _SECONDS.get(token[len(digits) :], 1.0)
+
+
 def _holds_back(previous: Token | None, token: Token) -> bool:
     """Whether a statement keyword behind *previous* starts no statement."""
     if previous is None:
@@ -639,6 +242,7 @@ def _holds_back(previous: Token | None, token: Token) -> bool:
 
 
 def _bad_text(text: str, offset: int) -> Diagnostic:
+    """Return the error of the text at *offset*, which starts no token; its span is skipped."""
     char = text[offset]
     if char == '"':
         end = text.find("\n", offset)
@@ -648,8 +252,8 @@ def _bad_text(text: str, offset: int) -> Diagnostic:
     end = offset + 1
     while end < len(text) and text[end] == char:
         end += 1
-    help_text = _HELP.get(char, "")
-    if char in _QUOTES:  # with what it quotes, or the quote behind that would be told of, too
+    help_text = _CHARACTER_HELP.get(char, "")
+    if char in _QUOTES:  # skipped up to the closing quote, which would be an error of its own
         closing = text.find(_QUOTES[char], end)
         end = end if closing < 0 or "\n" in text[offset:closing] else closing + 1
         help_text = 'strings are written "…"'
@@ -662,11 +266,12 @@ def _bad_text(text: str, offset: int) -> Diagnostic:
 
 
 def _bad_token(tokens: Sequence[Token], place: int, text: str) -> Diagnostic | None:
+    """Return the error of a token that can stand nowhere; None for a sound one."""
     token = tokens[place]
     span = token.span
     if token.type == "NAME" and len(token) > MAX_NAME:
         return Diagnostic("long-name", f"a name has at most {MAX_NAME} characters, this one {len(token)}", span)
-    if token.type in ("NUMBER", "DURATION") and magnitude(token) > LARGEST:
+    if token.type in ("NUMBER", "DURATION") and _magnitude(token) > LARGEST:
         return Diagnostic("too-large", f"`{quote(text, span)}` is too large", span, "numbers are at most 1e15")
     if token.type == "DOT" and place + 1 < len(tokens) and tokens[place + 1].type == "NUMBER":
         follower = tokens[place + 1]

@@ -9,11 +9,11 @@ from typing import Any
 
 from smetric.policy import tree
 from smetric.policy.check import Checked, check_text
-from smetric.policy.check_statement import ALWAYS
 from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source, Span
+from smetric.policy.guard import ALWAYS
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.plan import Pick, Plan, Term, columns_of, fields_of, pick_of

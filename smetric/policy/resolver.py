@@ -9,7 +9,7 @@ from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS, Builtin, Family
 from smetric.policy.check import Checked
 from smetric.policy.diagnostic import Span
-from smetric.policy.layout import HELD, conjuncts, label_of
+from smetric.policy.guard import HELD, conjuncts, label_of
 from smetric.policy.parameter import Parameter
 from smetric.policy.plan import (
     At,

@@ -13,7 +13,7 @@ from smetric.policy.check import check_text
 from smetric.policy.decision import Decision, Need
 from smetric.policy.diagnostic import Source, position
 from smetric.policy.explain import explain
-from smetric.policy.layout import one_line
+from smetric.policy.lexer import one_line
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.plan import Outcome, Plan
 from smetric.policy.policy import Policy, compiled, load

@@ -13,7 +13,7 @@ from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.prefill import prefill_cost, twice_attended
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.log_limit import LogLimit
-from smetric.policy.layout import NOBODY
+from smetric.policy.guard import NOBODY
 from smetric.policy.plan import StatementKind
 from smetric.telemetry.gauges import GuardOutcomes
 from smetric.telemetry.metrics import Count, Counts, Histograms, Series

@@ -7,7 +7,7 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation
 
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.lexer import KEYWORDS, Role
+from smetric.policy.keywords import KEYWORDS, Role
 from smetric.policy.types import BASES
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"

@@ -16,9 +16,10 @@ from smetric.features import VOCABULARY
 from smetric.policy import Diagnostic, PolicyError, Source, tree
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import Span, position, unreadable
+from smetric.policy.keywords import KEYWORDS, Role
 from smetric.policy.layout import format_text
-from smetric.policy.lexer import BEFORE_NAMES, KEYWORDS, Role, Token, Tokens, cut
-from smetric.policy.parser import MAX_BYTES, tokens_of
+from smetric.policy.lexer import BEFORE_NAMES, Token, Tokens, cut, tokenize
+from smetric.policy.parser import MAX_BYTES
 from smetric.policy.policy import compiled
 from smetric.routing.policy_files import further_tests, libraries_beside, policy_of, read_whatever
 from smetric.tools.reference import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Word, WordKind, own_words
@@ -176,7 +177,7 @@ class Document:
 
 
 def _tokens(text: str) -> list[Token]:
-    return tokens_of(text).tokens if len(text) <= MAX_BYTES else []
+    return tokenize(text).tokens if len(text) <= MAX_BYTES else []
 
 
 def _is_word(token: Token) -> bool:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError, tree
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.layout import one_line
-from smetric.policy.lexer import KEYWORDS, OPERATORS, Role
+from smetric.policy.keywords import KEYWORDS, OPERATORS, Role
+from smetric.policy.lexer import one_line
 from smetric.policy.parser import read
 from smetric.policy.types import BASES, written
 from smetric.policy.vocabulary import LARGEST, Feature, Kind, RequestField, Unknown

@@ -14,7 +14,7 @@ from typing import Any
 
 from smetric.policy import Policy, Snapshot, Vocabulary, tree
 from smetric.policy.builtin import drawn, drawn_of, fraction, rotated, stream_of
-from smetric.policy.layout import conjuncts
+from smetric.policy.guard import conjuncts
 from smetric.policy.plan import Draw, Top, walk
 from smetric.policy.vocabulary import key_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lark import Lark
 
-from smetric.policy.parser import grammar_path
+from smetric.policy.lexer import grammar_path
 
 
 def test_the_grammar_has_no_conflicts_in_strict_mode() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from smetric.policy import tree
-from smetric.policy.layout import conjuncts, label_of, one_line
+from smetric.policy.guard import conjuncts, label_of
+from smetric.policy.lexer import one_line
 from smetric.policy.parser import parse
 
 

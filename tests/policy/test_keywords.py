@@ -2,8 +2,8 @@
 
 import re
 
-from smetric.policy.lexer import HEADERS, KEYWORDS, STATEMENTS, Role
-from smetric.policy.parser import grammar_path
+from smetric.policy.keywords import KEYWORDS, Role
+from smetric.policy.lexer import HEADERS, STATEMENTS, grammar_path
 
 
 def test_keywords_are_the_reserved_words_of_the_grammar() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from smetric.features import VOCABULARY
 from smetric.policy import PolicyError
 from smetric.policy.layout import format_text
-from smetric.policy.lexer import cut
-from smetric.policy.parser import parse, tokens_of
+from smetric.policy.lexer import cut, tokenize
+from smetric.policy.parser import parse
 from smetric.policy.testing import suite_of
 from tests.policy.author import Author
 
@@ -84,7 +84,7 @@ _COMMENT = re.compile(r'"[^"\n]*"|(#[^\n]*)')
 
 
 def words(text: str) -> list[str]:
-    return [str(token) for token in tokens_of(text).tokens]
+    return [str(token) for token in tokenize(text).tokens]
 
 
 def comments(text: str) -> list[str]:
@@ -184,7 +184,7 @@ class Scrambler:
         self._count = 0
 
     def scrambled(self, text: str) -> str:
-        pieces = cut(tokens_of(text))
+        pieces = cut(tokenize(text))
         out, end = "", 0
         for piece in pieces:
             tokens = piece.tokens

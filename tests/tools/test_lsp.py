@@ -15,7 +15,8 @@ from pygls.lsp.client import LanguageClient
 from smetric.cli import main
 from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
-from smetric.policy.lexer import KEYWORDS, STATEMENTS
+from smetric.policy.keywords import KEYWORDS
+from smetric.policy.lexer import STATEMENTS
 from smetric.tools.lsp import Document
 from smetric.tools.reference import WordKind
 

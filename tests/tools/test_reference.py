@@ -10,8 +10,8 @@ from smetric.fleet.fleet import SCRAPED, Candidates, Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy import load
 from smetric.policy.builtin import BUILTINS
+from smetric.policy.keywords import KEYWORDS, OPERATORS
 from smetric.policy.layout import format_text
-from smetric.policy.lexer import KEYWORDS, OPERATORS
 from smetric.policy.testing import suite_of
 from smetric.policy.types import BASES
 from smetric.policy.vocabulary import Unknown
