@@ -16,7 +16,7 @@ from smetric.policy.lexer import one_line
 from smetric.policy.library import Linked, Reader, link, no_libraries, taken
 from smetric.policy.parameter import CONFIGURATION, Parameter, Settings, Value
 from smetric.policy.parser import read
-from smetric.policy.scope import Findings, Stop
+from smetric.policy.scope import CheckEnded, Findings
 from smetric.policy.types import Interval, did_you_mean, exact, parse_unit
 from smetric.policy.vocabulary import NEVER, Feature, Kind, RequestField, Vocabulary
 
@@ -276,7 +276,7 @@ class Pass:
             own = [each for each in self.statements.file.statements if isinstance(each, tree.Test)]
             Tests(self.statements, self._vocabulary, self.statements.findings).run(own)
             Tests(self.statements, self._vocabulary, self._beside).run(self._tests)
-        except Stop:
+        except CheckEnded:
             return
 
     def takes(self, library: str, name: str) -> bool:

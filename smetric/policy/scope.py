@@ -1,28 +1,35 @@
-"""Names of a policy file, in the order of their definition."""
+"""Names of a policy file in the order of their definition, the units among them, and the errors found so far."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from smetric.policy import tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.diagnostic import MAX_DIAGNOSTICS, Diagnostic, Severity, Source, Span, position
-from smetric.policy.types import BROKEN, Type, base_unit, did_you_mean
+from smetric.policy.types import (
+    BASES,
+    BEHIND_NUMBERS,
+    BROKEN,
+    NUMBERS,
+    PLAIN,
+    PRODUCT,
+    SECONDS,
+    Sort,
+    Type,
+    Unit,
+    base_unit,
+    did_you_mean,
+    parse_unit,
+)
 from smetric.policy.vocabulary import Vocabulary
 
-# What the checker has found so far, and how an error inside a definition is shown at the call.
-#
-# The errors themselves are made where they are found.
 
-
-class Stop(Exception):
-    """Checking ends here: enough was found, or a bound was passed."""
-
-
-#: The calls of definitions being looked into, outermost first: each call with the findings of the text it stands in.
-Calls = list["tuple[tree.Call, Findings]"]
+class CheckEnded(Exception):
+    """The policy has too many errors or is too large to check any further."""
 
 
 class Findings:
@@ -30,50 +37,57 @@ class Findings:
 
     Args:
         text: the text.
-        source: the library it is; None for the policy itself.
-        calls: shared by all texts of a policy.
+        source: the library it belongs to; None for the policy itself.
+        calls: the calls of definitions being expanded, outermost first, each with the findings of the text it stands
+            in; shared by all texts of a policy.
     """
 
-    def __init__(self, text: str, source: Source | None = None, calls: Calls | None = None) -> None:
+    def __init__(
+        self, text: str, source: Source | None = None, calls: list[tuple[tree.Call, Findings]] | None = None
+    ) -> None:
         self.text = text
         self.errors: list[Diagnostic] = []
         self.warnings: list[Diagnostic] = []
+        self.calls = [] if calls is None else calls
         self._source = source
-        self.calls: Calls = [] if calls is None else calls
         self._shown: set[tuple[int, str]] = set()
 
-    def error(self, code: str, span: Span, message: str, help_text: str = "") -> None:
+    def error(self, code: str, span: Span, message: str, help_text: str = "") -> Type:
         """Report an error at *span*; inside a definition, at the outermost call, once for each place of its body.
 
+        Returns:
+            The type of an expression with an error.
+
         Raises:
-            Stop: the file has more errors than are reported.
+            CheckEnded: the file has more errors than are reported.
         """
         shown_in = self
         inside = (span.start, message)
         if self.calls:
             if inside in self._shown:
-                return
+                return BROKEN
             names = "".join(f"in `{call.function}`, " for call, _ in self.calls)
-            line = f"line {position(self.text, span.start)[0]}"
             file = f" of {self._source.path}" if self._source else ""
-            help_text = f"{names}{line}{file}" + (f": {help_text}" if help_text else "")
+            help_text = f"{names}{self.line(span)}{file}" + (f": {help_text}" if help_text else "")
             outermost, shown_in = self.calls[0]
             span = outermost.span
         self._shown.add(inside)
-        shown_in._add(Diagnostic(code, message, span, help_text, source=shown_in._source))
-
-    def _add(self, error: Diagnostic) -> None:
-        self.errors.append(error)
-        if len(self.errors) > MAX_DIAGNOSTICS:
-            raise Stop
+        shown_in.errors.append(Diagnostic(code, message, span, help_text, source=shown_in._source))
+        if len(shown_in.errors) > MAX_DIAGNOSTICS:
+            raise CheckEnded
+        return BROKEN
 
     def warn(self, code: str, span: Span, message: str) -> None:
         """Report a warning."""
         self.warnings.append(Diagnostic(code, message, span, severity=Severity.WARNING, source=self._source))
 
+    def line(self, span: Span) -> str:
+        """Return the line of *span*, as messages name it."""
+        return f"line {position(self.text, span.start)[0]}"
+
     @contextmanager
     def inside(self, call: tree.Call) -> Iterator[None]:
-        """Errors found meanwhile belong to the body of the definition that *call* calls."""
+        """Attribute the errors found meanwhile to the definition that *call* calls."""
         self.calls.append((call, self))
         try:
             yield
@@ -81,14 +95,12 @@ class Findings:
             self.calls.pop()
 
 
-# The names of a policy file, in the order of their definition, and what to say of one that is not there.
-#
-# What a name stands for is a `Type` here; its value is the compiler's.
+# ── names ────────────────────────────────────────────────────────────────────
 
 Declaration = tree.Param | tree.Let | tree.Def
 
-#: What functions are called elsewhere, and what does the same here.
-_ELSEWHERE = {
+#: Functions of other languages, and their counterparts here.
+_FOREIGN_FUNCTIONS = {
     "avg": "`mean(…)`",
     "average": "`mean(…)`",
     "len": "`count()`",
@@ -101,15 +113,15 @@ _ELSEWHERE = {
 
 
 def looked_up(name: str) -> str:
-    """Help where a value is called like a function."""
+    """Return the help for a value that is called like a function."""
     return f"of one instance, picked as s, it is `{name}[s]`"
 
 
 @dataclass(slots=True)
 class Named:
-    """A name of the file: where it was defined, its statement if that could be parsed, and its type unless a `def`.
+    """Name of the file: its place, its statement if that parses, and its type unless it is a `def`.
 
-    `origin` is the name in the library it was taken from, whose file types its body.
+    `origin` is the name in the library that it is taken from. The file of the library types its body.
     """
 
     span: Span
@@ -121,13 +133,13 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Where a name was taken from: the library, and the name there."""
+    """Origin of a name: the library, and the name there."""
 
     library: str
     named: Named
 
     @property
-    def of_use(self) -> bool:
+    def is_read(self) -> bool:
         """Whether it is a parameter that a definition of its library reads."""
         return isinstance(self.named.statement, tree.Param) and self.named.used
 
@@ -136,23 +148,24 @@ class Names:
     """Names defined so far.
 
     Args:
-        file: for the names defined further below, which are no use yet.
+        file: the file, for names that are defined further below.
         vocabulary: features, which no name may hide.
-        findings: where errors go.
+        findings: receives errors.
     """
 
     def __init__(self, file: tree.File, vocabulary: Vocabulary, findings: Findings) -> None:
         self._vocabulary = vocabulary
         self._findings = findings
         self._defined: dict[str, Named] = {}
-        self._ever = {
-            statement.name for statement in file.statements if isinstance(statement, tree.Param | tree.Let | tree.Def)
-        }
+        self._ever: set[str] = set()
         for statement in file.statements:
-            if isinstance(statement, tree.Use):
-                self._ever |= {name.name for name in statement.names}
-            elif isinstance(statement, tree.Broken):
-                self._ever |= set(statement.names)
+            match statement:
+                case tree.Param(name=name) | tree.Let(name=name) | tree.Def(name=name):
+                    self._ever.add(name)
+                case tree.Use(names=taken):
+                    self._ever.update(name.name for name in taken)
+                case tree.Broken(names=likely):
+                    self._ever.update(likely)
 
     def define(
         self,
@@ -162,33 +175,29 @@ class Names:
         type_: Type = BROKEN,
         origin: Imported | None = None,
     ) -> None:
-        """Add a name; an error when it is taken, and the first definition stays."""
-        if statement is not None and self._is_taken(name, span, "name"):
+        """Add a name. A second definition is an error, and the first one stays."""
+        if statement is not None and self._is_taken(name, span, "a name"):
             if name in BUILTINS:
-                self._defined.setdefault(name, Named(span, None))  # its uses are no calls that lack their brackets
+                self._defined.setdefault(name, Named(span, None))  # so that its uses are not reported as well
             return
         earlier = self._defined.get(name)
         if earlier is None:
             self._defined[name] = Named(span, statement, type_, origin=origin)
-            return
-        if earlier.statement is None and statement is None:
-            return  # of both it is said already that they could not be read
-        line = position(self._findings.text, earlier.span.start)[0]
-        self._findings.error(
-            "redefined", span, f"`{name}` is already defined on line {line}", "names are never redefined"
-        )
+        elif earlier.statement is not None or statement is not None:  # else both are reported already
+            message = f"`{name}` is already defined on {self._findings.line(earlier.span)}"
+            self._findings.error("redefined", span, message, "names are never redefined")
 
     def define_arguments(self, definition: tree.Def) -> None:
-        """Check the argument names of a definition; they may repeat names of the file, but no others."""
+        """Check the arguments of a definition, which may hide names of the file, but no others."""
         seen: set[str] = set()
         for argument in definition.arguments:
             if argument.name in seen:
                 self._findings.error("redefined", argument.span, f"`{argument.name}` is an argument already")
             seen.add(argument.name)
-            self._is_taken(argument.name, argument.span, "argument")
+            self._is_taken(argument.name, argument.span, "an argument")
 
     def find(self, name: str, horizon: int | None = None) -> Named | None:
-        """The name, which counts as used from now on; None when it is not defined above, or not before *horizon*."""
+        """Return a name and count it as used; None unless it is defined above, and before *horizon*."""
         found = self._defined.get(name)
         if found is None or (horizon is not None and found.span.start >= horizon):
             return None
@@ -196,34 +205,30 @@ class Names:
         return found
 
     def own(self, name: str) -> Named | None:
-        """The name, without using it."""
+        """Return a name without using it."""
         return self._defined.get(name)
 
-    def listed(self) -> list[str]:
+    @property
+    def defined(self) -> Mapping[str, Named]:
         """All names so far."""
-        return list(self._defined)
-
-    def all(self) -> list[Named]:
-        """What they stand for, in their order."""
-        return list(self._defined.values())
+        return self._defined
 
     def definitions(self) -> set[str]:
-        """The names of all `def`s so far."""
+        """Return the names of all `def`s so far."""
         return {name for name, found in self._defined.items() if isinstance(found.statement, tree.Def)}
 
-    def unused(self) -> Iterable[tuple[str, Named]]:
-        """Names that nothing has asked for; a parameter of a library may be of use there."""
+    def unused(self) -> list[tuple[str, Named]]:
+        """Return the names without a use. A parameter of a library may be used there."""
         return [
             (name, found)
             for name, found in self._defined.items()
-            if found.statement and not (found.used or (found.origin is not None and found.origin.of_use))
+            if found.statement and not (found.used or (found.origin is not None and found.origin.is_read))
         ]
 
-    def unknown(self, name: str, span: Span, arguments: Iterable[str]) -> None:
-        """Report a name that is not there."""
+    def unknown(self, name: str, span: Span, arguments: Iterable[str]) -> Type:
+        """Report an undefined name."""
         if name in BUILTINS:
-            self._findings.error("unknown-name", span, f"`{name}` is a function", f"call it: {name}(…)")
-            return
+            return self._findings.error("unknown-name", span, f"`{name}` is a function", f"call it: {name}(…)")
         if name == "req":
             help_text = "name one of its fields: req.turn, req.prompt_len, …"
         elif name in self._vocabulary.request:
@@ -236,21 +241,21 @@ class Names:
         else:
             known = {*arguments, *self._defined, *self._vocabulary.features, "true", "false"}
             help_text = did_you_mean(name, known) or f'define it above, or quote it if it is a string: "{name}"'
-        self._findings.error("unknown-name", span, f"unknown name `{name}`", help_text)
+        return self._findings.error("unknown-name", span, f"unknown name `{name}`", help_text)
 
-    def unknown_function(self, name: str, span: Span, inside: Iterable[str]) -> None:
-        """Report a function that is not there; *inside* are the definitions being expanded."""
+    def unknown_function(self, name: str, span: Span, inside: Iterable[str]) -> Type:
+        """Report an undefined function; *inside* are the definitions being expanded."""
         if name in inside:
             help_text = "define it above this line; a definition cannot use itself"
         elif name in self._ever:
             help_text = "define it above this line"
         elif name in self._vocabulary.features:
             help_text = looked_up(name)
-        elif name in _ELSEWHERE:
-            help_text = f"write {_ELSEWHERE[name]}"
+        elif name in _FOREIGN_FUNCTIONS:
+            help_text = f"write {_FOREIGN_FUNCTIONS[name]}"
         else:
             help_text = did_you_mean(name, {*self.definitions(), *BUILTINS})
-        self._findings.error("unknown-function", span, f"unknown function `{name}`", help_text)
+        return self._findings.error("unknown-function", span, f"unknown function `{name}`", help_text)
 
     def _is_taken(self, name: str, span: Span, what: str) -> bool:
         if name in self._vocabulary.features:
@@ -261,6 +266,110 @@ class Names:
             owner = "the request"
         else:
             return False
-        article = "an" if what == "argument" else "a"
-        self._findings.error("hidden", span, f"`{name}` is {owner}; {article} {what} cannot hide it")
+        self._findings.error("hidden", span, f"`{name}` is {owner}; {what} cannot hide it")
         return True
+
+
+# ── units ────────────────────────────────────────────────────────────────────
+
+#: Durations of the language. Right behind a number they are a unit only where the number has an exponent.
+_DURATIONS = frozenset({"us", "ms", "s", "m", "h"})
+_TIMES = _DURATIONS | {"sec", "secs", "min", "mins", "hour", "hours", "minute", "minutes"}
+_THOUSANDS = frozenset({"k", "K", "M", "G"})
+
+
+class Units:
+    """Units of literals and of types.
+
+    Args:
+        names: names of the file, for help texts.
+        vocabulary: features, for their units.
+        findings: receives errors.
+        features: the feature chosen by each feature parameter; the parameter's name is a unit too.
+    """
+
+    def __init__(self, names: Names, vocabulary: Vocabulary, findings: Findings, features: Mapping[str, str]) -> None:
+        self._names = names
+        self._vocabulary = vocabulary
+        self.findings = findings
+        self._features = features
+
+    def within(self, findings: Findings) -> Units:
+        """Return the units for another text of the policy."""
+        return Units(self._names, self._vocabulary, findings, self._features)
+
+    def of_literal(self, literal: tree.Number) -> Unit | None:
+        """Return the unit of a literal; None if it names none, or an unknown one."""
+        return self.of_words(literal.unit, literal.unit_span or literal.span) if literal.unit else None
+
+    def of_words(self, words: str, span: Span) -> Unit | None:
+        """Return the unit written as *words*, such as `tokens per second`; None, and an error, if one is unknown."""
+        result = PLAIN
+        for place, word in enumerate(words.split(" per ")):
+            unit = base_unit(word)
+            if unit is None and word in self._features and self._names.find(word) is not None:
+                unit = parse_unit(self._vocabulary.features[self._features[word]].unit)
+            if unit is None:
+                named = self._names.own(word)
+                if named is None or named.statement is not None:  # else its definition is reported already
+                    self._unknown(word, span, last=place > 0)
+                return None
+            result = unit if place == 0 else result / unit
+        return result
+
+    def _unknown(self, word: str, span: Span, *, last: bool) -> None:
+        source = self.findings.text[span.start : span.end]
+        whole = [span.start + found.start() for found in re.finditer(rf"\b{word}\b", source)]
+        place = Span(at := whole[-1 if last else 0], at + len(word)) if whole else span
+        if word in _TIMES and last:
+            help_text = "behind `per` time is in seconds: per second"
+        elif word in _TIMES:
+            help_text = "durations are written 500ms, 2s, 5m, 1h, without a space"
+            if source.startswith(word) and self.findings.text[place.start - 1].isdigit() and word in _DURATIONS:
+                help_text = "durations have no exponent: 500ms, 2s, 5m, 1h"
+        elif word in ("percent", "pct"):
+            help_text = "shares are plain numbers: write 0.5 for 50%"
+        elif word.lstrip("_").isdigit() or word in _THOUSANDS:
+            help_text = NUMBERS
+        elif word in self._features:
+            help_text = "define it above this line"
+        elif word in self._vocabulary.features or self._names.own(word) is not None:
+            help_text = f"{PRODUCT} … * {word}"
+        else:
+            help_text = did_you_mean(word, BASES.values()) or did_you_mean(word, self._features)
+        help_text = help_text or did_you_mean(word, BEHIND_NUMBERS)
+        self.findings.error("unit", place, f"unknown unit `{word}`", help_text)
+
+    def agree(self, *types: Type) -> bool:
+        """Whether all numbers have one unit; a literal without a unit fits any."""
+        units = {each.unit for each in types if each.sort is Sort.NUMBER and each.unit is not None}
+        return len(units) <= 1
+
+    def duration(self, found: Type, span: Span) -> Type:
+        """Return *found* if it is a number of seconds, which a bare literal is not; else report it."""
+        if found.broken:
+            return BROKEN
+        if found.sort is Sort.NUMBER and found.unit == SECONDS and found.interval.high >= 0:
+            return found
+        message = "this duration is always below 0"
+        if found.sort is not Sort.NUMBER or found.unit != SECONDS:
+            message = f"expected a duration, found {describe(found) if found.sort is Sort.NUMBER else found}"
+        return self.findings.error("duration", span, message, "e.g. 500ms or 2s")
+
+    def unit_of_name(self, side: tree.Expr, found: Type, other: Type) -> str:
+        """Return the help for a name whose number was defined without the unit of *other*; else an empty text."""
+        if not isinstance(side, tree.Name) or found.unit is None or not found.unit.plain or other.unit is None:
+            return ""
+        named = self._names.own(side.name)
+        statement = named and named.statement
+        if not isinstance(statement, tree.Param | tree.Let) or not isinstance(statement.value, tree.Number):
+            return ""
+        if not other.unit.writable:  # a product of literals can have any unit
+            return f"give `{side.name}` its unit where it is used: {side.name} {other.unit.as_literals}"
+        word = "param" if isinstance(statement, tree.Param) else "let"
+        return f"give `{side.name}` its unit where it is defined: `{word} {side.name} = … {other.unit}`"
+
+
+def describe(found: Type) -> str:
+    """Return the unit of a number, as messages name it."""
+    return "a plain number" if found.unit is None or found.unit.plain else str(found.unit)
