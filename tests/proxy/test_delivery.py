@@ -46,9 +46,7 @@ STREAMS: list[tuple[str, Api, Usage | None]] = [
 
 @pytest.mark.parametrize(("name", "api", "usage"), ANSWERS + STREAMS)
 @pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
-def test_usage_is_found_in_every_api_however_the_bytes_are_cut(
-    name: str, api: Api, usage: Usage | None, size: int
-) -> None:
+def test_observer_finds_usage_in_every_api_and_cut(name: str, api: Api, usage: Usage | None, size: int) -> None:
     body = body_of(name)
     observer = observed(api, body, size, is_stream=name.endswith("_stream"))
     found = observer.usage()
@@ -61,7 +59,7 @@ def test_usage_is_found_in_every_api_however_the_bytes_are_cut(
 
 @pytest.mark.parametrize(("name", "api", "usage"), STREAMS)
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_a_stream_ends_with_its_last_event_and_not_before(name: str, api: Api, usage: Usage | None, size: int) -> None:
+def test_observer_sees_the_end_with_the_last_event(name: str, api: Api, usage: Usage | None, size: int) -> None:
     body = body_of(name)
     last = body.rstrip(b"\n").rfind(b"\n\n") + 2
     short = observed(api, body[:last], size, is_stream=True)
@@ -69,7 +67,7 @@ def test_a_stream_ends_with_its_last_event_and_not_before(name: str, api: Api, u
     assert not short.is_engine_error
 
 
-def test_a_model_that_writes_about_end_marks_does_not_end_its_stream() -> None:
+def test_observer_ignores_end_markers_in_the_text_of_a_model() -> None:
     text = r"data: [DONE]\n\ndata: [DONE]\n\nevent: message_stop response.completed \"error\""
     for api in (Api.CHAT, Api.COMPLETIONS, Api.MESSAGES, Api.RESPONSES):
         observer = observed(api, delta(text), 5, is_stream=True)
@@ -77,7 +75,7 @@ def test_a_model_that_writes_about_end_marks_does_not_end_its_stream() -> None:
         assert not observer.is_engine_error
 
 
-def test_a_response_object_without_error_is_no_error() -> None:
+def test_observer_ignores_an_empty_error_field() -> None:
     event = b'event: response.created\ndata: {"response":{"id":"resp_1","error":null}}\n\n'
     observer = observed(Api.RESPONSES, event, 9, is_stream=True)
     assert not observer.ended
@@ -85,16 +83,16 @@ def test_a_response_object_without_error_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("end", [b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n", DONE])
-def test_spellings_of_the_end_are_known(end: bytes) -> None:
+def test_observer_knows_each_spelling_of_done(end: bytes) -> None:
     assert observed(Api.CHAT, b"data: {}\r\n\r\n" + end, 3, is_stream=True).ended
     assert observed(Api.CHAT, end, 3, is_stream=True).ended
 
 
-def test_an_engines_own_error_event_is_known() -> None:
+def test_observer_sees_an_error_event_of_the_engine() -> None:
     assert observed(Api.CHAT, delta("a") + b'data: {"error": {"message": "x"}}\n\n', 4, is_stream=True).is_engine_error
 
 
-def test_the_id_of_a_response_is_found_in_its_head() -> None:
+def test_observer_finds_the_response_id() -> None:
     for name, stream in (("responses", False), ("responses_stream", True)):
         found = observed(Api.RESPONSES, body_of(name), 11, is_stream=stream).response_id()
         assert found.startswith("resp_")
@@ -103,7 +101,7 @@ def test_the_id_of_a_response_is_found_in_its_head() -> None:
 
 
 @pytest.mark.parametrize("count", ["-5", "2147483648", "1" + "0" * 30])
-def test_what_cannot_be_a_number_of_tokens_is_no_usage(count: str) -> None:
+def test_observer_rejects_impossible_token_counts(count: str) -> None:
     for usage in (
         '{"prompt_tokens":%s,"completion_tokens":1}',
         '{"prompt_tokens":1,"completion_tokens":%s}',
@@ -114,19 +112,19 @@ def test_what_cannot_be_a_number_of_tokens_is_no_usage(count: str) -> None:
         assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
 
 
-def test_the_usage_of_an_answer_is_its_own_and_not_that_of_something_within_it() -> None:
+def test_observer_prefers_the_usage_of_the_answer_itself() -> None:
     body = b'{"usage":{"prompt_tokens":5,"completion_tokens":2},"metadata":{"usage":{"prompt_tokens":1}}}'
     assert observed(Api.CHAT, body, 20, is_stream=False).usage() == Usage(5, 2, None)
 
 
-def test_the_engine_has_aborted_where_it_says_so_and_not_where_a_text_does() -> None:
+def test_observer_sees_an_abort_outside_texts_alone() -> None:
     for reason in (b'"finish_reason":"abort"', b'"finish_reason": "abort"'):
         assert observed(Api.CHAT, b'{"choices":[{%b}]}' % reason, 7, is_stream=False).is_aborted()
     said = b'{"choices":[{"text":"\\"finish_reason\\":\\"abort\\"","stop":"abort","finish_reason":"stop"}]}'
     assert not observed(Api.CHAT, said, 7, is_stream=False).is_aborted()
 
 
-def test_broken_usage_is_no_usage() -> None:
+def test_observer_rejects_broken_usage() -> None:
     for body in (b'{"usage":', b'{"usage":{"prompt_tokens":"x"}}', b'{"usage":null}', b"", b'{"usage":{"prompt_tok'):
         assert observed(Api.CHAT, body, 100, is_stream=False).usage() is None
 
@@ -145,17 +143,17 @@ def test_broken_usage_is_no_usage() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 1 << 20])
-def test_why_an_answer_ended_is_found_in_every_api(name: str, api: Api, reason: str, size: int) -> None:
+def test_observer_finds_the_finish_reason_in_every_api(name: str, api: Api, reason: str, size: int) -> None:
     assert observed(api, body_of(name), size, is_stream=name.endswith("_stream")).finish_reason() == reason
 
 
-def test_a_text_that_looks_like_a_reason_is_none() -> None:
+def test_observer_ignores_a_finish_reason_in_a_text() -> None:
     body = b'{"choices":[{"text":"\\"finish_reason\\":\\"stop\\"","finish_reason":null}]}'
     assert observed(Api.COMPLETIONS, body, 1 << 20, is_stream=False).finish_reason() == ""
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 20])
-def test_events_are_counted_however_the_bytes_are_cut(size: int) -> None:
+def test_observer_counts_events_in_every_cut(size: int) -> None:
     body = body_of("chat_stream")
     assert observed(Api.CHAT, body, size, is_stream=True).events == body.count(b"\n\n") > 10
     assert observed(Api.CHAT, body, size, is_stream=False).events == 0

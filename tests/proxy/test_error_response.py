@@ -11,7 +11,7 @@ BROKEN = UpstreamError("the instance broke off its answer", reason="closed")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"])
-def test_openai_apis_get_openais_error(path: str) -> None:
+def test_error_body_of_openai_apis(path: str) -> None:
     error = RequestError("no", param="messages")
     told = {"message": "no", "type": "invalid_request_error", "param": "messages", "code": 400}
     assert orjson.loads(error_body(path, error)) == {"error": told}
@@ -28,13 +28,13 @@ def test_openai_apis_get_openais_error(path: str) -> None:
         (503, "overloaded_error"),
     ],
 )
-def test_the_messages_api_gets_anthropics_error(status: int, kind: str) -> None:
+def test_error_body_of_the_messages_api(status: int, kind: str) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         body = orjson.loads(error_body(path, HttpError(status, "no", "any")))
         assert body == {"type": "error", "error": {"type": kind, "message": "no"}}
 
 
-def test_a_broken_stream_ends_with_an_event_of_its_api() -> None:
+def test_error_event_has_the_shape_of_its_api() -> None:
     chat = error_event("/v1/chat/completions", BROKEN)
     assert chat.startswith(b'data: {"error":')
     messages = error_event("/v1/messages", BROKEN)
@@ -57,7 +57,7 @@ async def sent(error: HttpError) -> tuple[int, dict[bytes, bytes], bytes]:
     return messages[0]["status"], dict(messages[0]["headers"]), messages[1]["body"]
 
 
-async def test_an_error_carries_its_length_its_retry_after_and_what_else_it_is_given() -> None:
+async def test_error_answer_has_length_retry_after_and_given_headers() -> None:
     status, headers, body = await sent(Shed(429, "busy", 2.6))
     assert status == 429
     assert headers[b"retry-after"] == b"3"

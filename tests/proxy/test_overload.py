@@ -13,7 +13,7 @@ SHARE = Thresholds(0.85, 0.95)
 
 
 class Machine:
-    """What a router could be told of itself."""
+    """Measured values as a test sets them."""
 
     def __init__(self) -> None:
         self.resident = 0
@@ -42,7 +42,7 @@ def look(overload: Overload, lag_s: float = 0.0, times: int = 10) -> None:
 @pytest.mark.parametrize(
     ("lag_s", "level"), [(0.0, Level.CALM), (0.2, Level.CALM), (0.25, Level.SOFT), (0.9, Level.SOFT), (1.0, Level.HARD)]
 )
-def test_a_loop_that_stays_late_is_an_overload(lag_s: float, level: Level) -> None:
+def test_overload_follows_a_loop_that_stays_late(lag_s: float, level: Level) -> None:
     overload = Machine().watch()
     look(overload, lag_s)
     assert (overload.level, overload.levels["lag"]) == (level, level)
@@ -51,7 +51,7 @@ def test_a_loop_that_stays_late_is_an_overload(lag_s: float, level: Level) -> No
     assert overload.level is Level.CALM
 
 
-def test_one_long_step_is_none() -> None:
+def test_overload_ignores_one_long_step() -> None:
     overload = Machine().watch()
     look(overload)
     overload.measure(5.0)
@@ -60,7 +60,7 @@ def test_one_long_step_is_none() -> None:
 
 
 @pytest.mark.parametrize(("resident", "level"), [(849, Level.CALM), (850, Level.SOFT), (950, Level.HARD)])
-def test_memory_has_two_thresholds_and_what_is_free_is_given_back(resident: int, level: Level) -> None:
+def test_overload_of_memory_has_two_levels_and_gives_free_memory_back(resident: int, level: Level) -> None:
     machine = Machine()
     machine.resident = resident
     overload = machine.watch()
@@ -74,7 +74,7 @@ def test_memory_has_two_thresholds_and_what_is_free_is_given_back(resident: int,
     assert overload.level is Level.CALM
 
 
-def test_without_a_limit_memory_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overload_ignores_memory_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footprint, "memory_limit", lambda: None)
     machine = Machine()
     machine.resident = 1 << 50
@@ -83,7 +83,7 @@ def test_without_a_limit_memory_is_not_judged(monkeypatch: pytest.MonkeyPatch) -
     assert overload.level is Level.CALM
 
 
-def test_the_worst_resource_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overload_level_is_that_of_the_worst_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footprint, "most_files", lambda: 100)
     machine = Machine()
     machine.files, machine.resident = 96, 860
@@ -95,7 +95,7 @@ def test_the_worst_resource_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (overload.level, overload.resource, overload.times) == (Level.SOFT, "memory", 1)
 
 
-async def test_it_looks_by_itself_and_tells_how_late_the_loop_is() -> None:
+async def test_overload_measures_between_start_and_stop() -> None:
     lags: list[float] = []
     overload = Overload(LAG, SHARE, on_lag=lags.append)
     await overload.start()

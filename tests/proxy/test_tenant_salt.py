@@ -20,7 +20,7 @@ def salted(body: bytes, headers: list[tuple[bytes, bytes]] = NAMED, api: Api = A
     return SALT.salted(api, headers, body, trusted=True)
 
 
-def test_all_other_bytes_stay() -> None:
+def test_salt_changes_its_own_field_alone() -> None:
     body = b' { "model" : "m", "cache_salt":  "mine" , "x": [1.10, "\\u00e9"] }'
     before, after = body.split(b'"mine"')
     new = salted(body)
@@ -29,7 +29,7 @@ def test_all_other_bytes_stay() -> None:
     assert salted(b"{}") == b'{"cache_salt":"%b"}' % json.loads(salted(b"{}"))["cache_salt"].encode()
 
 
-def test_the_salt_is_what_engines_take() -> None:
+def test_salt_has_a_form_that_engines_accept() -> None:
     salt = json.loads(salted(b"{}"))["cache_salt"]
     assert len(salt) <= 128
     assert not set(salt) & set("@/\\\0")
@@ -41,7 +41,7 @@ PAIR = st.tuples(
 
 
 @given(PAIR, PAIR)
-def test_salts_are_equal_where_tenant_and_sent_salt_are(
+def test_salts_are_equal_if_tenant_and_sent_salt_are(
     one: tuple[str, str | None], other: tuple[str, str | None]
 ) -> None:
     def salt(pair: tuple[str, str | None]) -> Any:
@@ -51,19 +51,19 @@ def test_salts_are_equal_where_tenant_and_sent_salt_are(
     assert (salt(one) == salt(other)) == (one == other)
 
 
-def test_a_salt_that_is_no_text_is_refused() -> None:
+def test_salt_that_is_no_string_is_refused() -> None:
     with pytest.raises(RequestError, match="cache_salt"):
         salted(b'{"cache_salt": 1}')
 
 
 @pytest.mark.parametrize("kind", [b"Application/JSON", b"application/json;charset=utf-8", b"application/x+json", b""])
-def test_what_engines_may_take_for_json_is_salted_whatever_it_calls_itself(kind: bytes) -> None:
-    """They compare without case, or do not look: who found one that is not known here would be without a tenant."""
+def test_salt_is_set_for_each_spelling_of_json(kind: bytes) -> None:
+    """Engines compare without case or not at all: a spelling unknown here would go around the salt."""
     headers = [(b"x-tenant", b"red"), (b"content-type", kind)]
     assert json.loads(salted(b"{}", headers, Api.OTHER)) == json.loads(salted(b"{}"))
 
 
-def test_a_file_to_transcribe_passes_as_it_is() -> None:
+def test_file_to_transcribe_gets_no_salt() -> None:
     headers = [(b"x-tenant", b"red"), (b"content-type", b"multipart/form-data; boundary=x")]
     assert salted(b"--x--", headers, Api.OTHER) == b"--x--"
     with pytest.raises(RequestError):

@@ -10,7 +10,7 @@ from smetric.proxy.intake import AsgiClient
 from tests.fakes import until
 
 
-async def test_an_answer_goes_out_in_its_order_while_it_is_waited_for() -> None:
+async def test_asgi_client_sends_its_answer_in_order_while_it_drains() -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -35,7 +35,7 @@ async def test_an_answer_goes_out_in_its_order_while_it_is_waited_for() -> None:
     ]
 
 
-async def test_a_watch_behind_an_answer_ends_by_itself_and_cancels_nobody() -> None:
+async def test_asgi_client_ends_its_watch_after_an_answer() -> None:
     ended = asyncio.Event()
 
     async def receive() -> Message:
@@ -58,7 +58,7 @@ async def test_a_watch_behind_an_answer_ends_by_itself_and_cancels_nobody() -> N
     assert task.cancelling() == 0
 
 
-async def test_an_answer_to_a_half_read_request_ends_when_the_rest_of_that_has_been_read_and_dropped() -> None:
+async def test_asgi_client_drops_the_rest_of_a_request_before_it_ends_its_answer() -> None:
     arriving: asyncio.Queue[Message] = asyncio.Queue()
     sent: list[Message] = []
 

@@ -8,57 +8,57 @@ from tests.faults.harness import Running, running
 pytestmark = pytest.mark.slow
 
 
-async def told(router: Running) -> tuple[int, str]:
-    """What `/readyz` says, on either port."""
+async def readiness(router: Running) -> tuple[int, str]:
+    """Return the answer of `/readyz`, which is the same on both ports."""
     answers = [await fetch(url, "GET", "/readyz") for url in (router.url, router.admin_url)]
-    (said,) = {(answer.status, answer.body.decode()) for answer in answers}
-    return said
+    (answer,) = {(answer.status, answer.body.decode()) for answer in answers}
+    return answer
 
 
-async def test_a_router_that_starts_or_ends_is_not_ready_but_lives() -> None:
+async def test_router_that_starts_or_drains_is_alive_but_not_ready() -> None:
     async with running(FakeEngine()) as router:
-        assert await told(router) == (200, "ready\n")
+        assert await readiness(router) == (200, "ready\n")
         router.application.is_ready = False
-        assert await told(router) == (503, "starting\n")
+        assert await readiness(router) == (503, "starting\n")
         router.application.drain()
-        assert await told(router) == (503, "draining\n")
+        assert await readiness(router) == (503, "draining\n")
         for url in (router.url, router.admin_url):
             assert (await fetch(url, "GET", "/healthz")).body == b"ok\n"
 
 
-async def test_a_router_all_of_whose_instances_are_drained_sends_gateways_to_another() -> None:
+async def test_router_with_drained_instances_only_is_not_ready() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         for id in ("e0", "e1"):
-            assert await told(router) == (200, "ready\n")
+            assert await readiness(router) == (200, "ready\n")
             assert (await fetch(router.admin_url, "POST", f"/admin/instances/{id}/drain")).status == 200
-        assert await told(router) == (503, "all instances are drained or stopping\n")
+        assert await readiness(router) == (503, "all instances are drained or stopping\n")
         assert (await router.chat()).status == 503
         assert (await fetch(router.admin_url, "POST", "/admin/instances/e1/undrain")).status == 200
-        assert await told(router) == (200, "ready\n")
+        assert await readiness(router) == (200, "ready\n")
         assert (await router.chat()).status == 200
 
 
-async def test_engines_that_end_count_as_drained_until_their_time_is_over() -> None:
+async def test_stopping_engines_count_as_drained() -> None:
     async with running(FakeEngine()) as router:
         (instance,) = router.application.fleet.instances
         router.application.fleet.health.stopping(instance)
-        assert await told(router) == (503, "all instances are drained or stopping\n")
+        assert await readiness(router) == (503, "all instances are drained or stopping\n")
         router.application.fleet.health.restarted(instance)
-        assert await told(router) == (200, "ready\n")
+        assert await readiness(router) == (200, "ready\n")
 
 
-async def test_instances_that_are_ill_or_refuse_are_tried_so_the_router_stays_ready() -> None:
+async def test_router_with_unhealthy_instances_stays_ready() -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         first, second = router.application.fleet.instances
         for _ in range(2):
             router.application.fleet.health.probed(first, ok=False)
         router.application.fleet.health.refused(second)
         assert not any(one.healthy for one in router.application.fleet.instances)
-        assert await told(router) == (200, "ready\n")
+        assert await readiness(router) == (200, "ready\n")
         assert (await router.chat()).status == 200
 
 
-async def test_a_router_without_instances_is_not_ready() -> None:
+async def test_router_without_instances_is_not_ready() -> None:
     async with running(warm=False, check_after=False) as router:
-        assert await told(router) == (503, "no instance is configured\n")
+        assert await readiness(router) == (503, "no instance is configured\n")
         assert (await router.chat()).status == 503

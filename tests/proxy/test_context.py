@@ -12,24 +12,24 @@ def taken(budget: RetryBudget, wanted: int) -> int:
 
 
 def serve(budget: RetryBudget, requests: int) -> None:
-    """As many come, and end."""
+    """Count so many requests that arrive and end."""
     for _ in range(requests):
         budget.arrived()
         budget.ended()
 
 
-def test_a_quiet_router_may_retry_more_often_than_an_instance_may_fail_in_a_row() -> None:
+def test_retry_budget_of_few_requests_exceeds_the_failures_of_an_ejection() -> None:
     assert taken(RetryBudget(Clock()), 1000) == LEAST > 5
 
 
-def test_a_busy_router_may_retry_a_fifth_of_its_requests() -> None:
+def test_retry_budget_of_many_requests_is_a_fifth_of_them() -> None:
     budget = RetryBudget(Clock())
     serve(budget, 1004)
     assert taken(budget, 1000) == 200  # and no part of one more
 
 
-def test_all_that_an_instance_had_which_died_may_be_tried_again() -> None:
-    """Of two instances it is half of what is under way."""
+def test_retry_budget_covers_all_requests_of_a_dead_instance() -> None:
+    """One of two instances has half of the requests under way."""
     budget = RetryBudget(Clock())
     for _ in range(400):
         budget.arrived()
@@ -37,14 +37,14 @@ def test_all_that_an_instance_had_which_died_may_be_tried_again() -> None:
     assert not budget.take()
 
 
-def test_what_dies_again_and_again_may_be_tried_no_more_often_than_anything_else() -> None:
+def test_retry_budget_of_repeated_deaths_is_the_usual_one() -> None:
     budget = RetryBudget(Clock())
     serve(budget, 1000)
     budget.arrived()
     assert sum(budget.take(has_died=True) for _ in range(1000)) == 200
 
 
-def test_what_is_past_the_window_counts_neither_for_nor_against() -> None:
+def test_retry_budget_forgets_what_is_past_the_window() -> None:
     clock = Clock()
     budget = RetryBudget(clock)
     serve(budget, 1000)
@@ -57,8 +57,8 @@ def test_what_is_past_the_window_counts_neither_for_nor_against() -> None:
     assert taken(budget, 1000) == LEAST
 
 
-def test_requests_that_are_under_way_count_however_long_ago_they_came() -> None:
-    """An instance of five that dies takes a fifth of them with it; in ten seconds fewer come than take minutes."""
+def test_retry_budget_counts_old_requests_that_are_under_way() -> None:
+    """One of five instances takes a fifth of them with it; long requests arrive slowly."""
     clock = Clock()
     budget = RetryBudget(clock)
     for _ in range(300):
@@ -73,7 +73,7 @@ def test_requests_that_are_under_way_count_however_long_ago_they_came() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 60), st.integers(0, 60)), max_size=40))
-def test_in_no_window_are_there_more_retries_than_the_budget_says(steps: list[tuple[float, int, int]]) -> None:
+def test_retry_budget_holds_in_every_window(steps: list[tuple[float, int, int]]) -> None:
     clock = Clock()
     budget = RetryBudget(clock)
     seen: list[tuple[int, int, int]] = []

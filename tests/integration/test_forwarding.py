@@ -47,7 +47,7 @@ def body_of_capture(response: bytes) -> bytes:
         *("messages", "messages_stream", "responses", "responses_stream", "err_model", "err_toolong"),
     ],
 )
-async def test_a_captured_exchange_passes_untouched_in_both_directions(name: str) -> None:
+async def test_captured_exchange_passes_untouched_in_both_directions(name: str) -> None:
     sent, answer = capture(name)
     sent_head, _, sent_body = sent.partition(b"\r\n\r\n")
     async with running(FakeEngine()) as router:
@@ -76,7 +76,7 @@ async def test_a_captured_exchange_passes_untouched_in_both_directions(name: str
                 assert (key, value) in got.headers
 
 
-async def test_binary_bodies_of_any_size_pass_untouched() -> None:
+async def test_binary_bodies_pass_untouched() -> None:
     answer = os.urandom(3_000_000)
 
     async def script(call: Call) -> None:
@@ -93,7 +93,7 @@ async def test_binary_bodies_of_any_size_pass_untouched() -> None:
         assert got.value("content-encoding") == "gzip"
 
 
-async def test_headers_and_targets_reach_the_engine_as_the_client_sent_them() -> None:
+async def test_request_head_reaches_the_engine_as_the_client_sent_it() -> None:
     fields = [
         *(("anthropic-version", "2023-06-01"), ("anthropic-beta", "a"), ("anthropic-beta", "b"), ("x-api-key", "k")),
         *(("X-Smetric-Rule", "forged"), ("x_smetric_rule", "forged"), ("Connection", "x-hop"), ("X-Hop", "1")),
@@ -110,7 +110,7 @@ async def test_headers_and_targets_reach_the_engine_as_the_client_sent_them() ->
         assert added == set()
 
 
-async def test_cookies_pass_and_are_kept_for_nobody() -> None:
+async def test_cookies_pass_and_are_not_kept() -> None:
     async def script(call: Call) -> None:
         await call.answer(200, b"{}", (b"Set-Cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"keep-alive", b"x"))
 
@@ -124,7 +124,7 @@ async def test_cookies_pass_and_are_kept_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_that_breaks_off_ends_with_one_error_event_of_its_api(path: str) -> None:
+async def test_broken_stream_ends_with_one_error_event_of_its_api(path: str) -> None:
     async def script(call: Call) -> None:
         await call.stream(b"data: {}\n\n", end=False)
         call.close()
@@ -142,7 +142,7 @@ async def test_a_stream_that_breaks_off_ends_with_one_error_event_of_its_api(pat
 
 
 @pytest.mark.parametrize("begun", [b'data: {"choi', b"data: {}\r\n\r", b"data: {}\n", b"event: x\n"])
-async def test_a_stream_that_breaks_off_within_an_event_is_cut_off_there(begun: bytes) -> None:
+async def test_stream_that_breaks_within_an_event_gets_no_error_event(begun: bytes) -> None:
     async def script(call: Call) -> None:
         await call.stream(delta("a"), begun, end=False)
         call.close()
@@ -153,8 +153,8 @@ async def test_a_stream_that_breaks_off_within_an_event_is_cut_off_there(begun: 
         assert (answer.body, answer.complete) == (delta("a") + begun, False)
 
 
-@pytest.mark.parametrize(("room", "is_told"), [(-1, False), (0, False), (1, True)])
-async def test_an_error_event_leaves_a_stream_shorter_than_it_announced_to_be(room: int, is_told: bool) -> None:
+@pytest.mark.parametrize(("room", "is_sent"), [(-1, False), (0, False), (1, True)])
+async def test_error_event_leaves_a_stream_shorter_than_its_announced_length(room: int, is_sent: bool) -> None:
     event = error_event("/v1/chat/completions", UpstreamError("the instance broke off its answer", reason="closed"))
 
     async def script(call: Call) -> None:
@@ -166,11 +166,11 @@ async def test_an_error_event_leaves_a_stream_shorter_than_it_announced_to_be(ro
         router.engines[0].script = script
         answer = await router.chat(stream=True)
         assert not answer.complete
-        assert answer.body == delta("a") + (event if is_told else b"")
+        assert answer.body == delta("a") + (event if is_sent else b"")
     assert "smetric.request.failed" not in router.logged()
 
 
-async def test_a_stream_is_one_however_its_content_type_is_written() -> None:
+async def test_content_type_of_a_stream_is_compared_without_case() -> None:
     async def script(call: Call) -> None:
         await call.send(head(200, (b"Content-Type", b"Text/Event-Stream"), (b"Transfer-Encoding", b"chunked")))
         await call.send(chunk(delta("a")))
@@ -185,8 +185,8 @@ async def test_a_stream_is_one_however_its_content_type_is_written() -> None:
 
 
 @pytest.mark.parametrize("how", ["whole", "cut"])
-async def test_a_stream_that_is_compressed_passes_as_it_is_and_is_whole_by_its_framing(how: str) -> None:
-    """Clients ask for that by default; nothing can be read in it, nor an event be added to it."""
+async def test_compressed_stream_passes_as_it_is_and_ends_by_its_framing(how: str) -> None:
+    """Clients ask for compression by default. Its bytes cannot be read, nor can an event be added."""
     sent = gzip.compress(delta("a") + DONE)
 
     async def script(call: Call) -> None:
@@ -212,7 +212,7 @@ async def test_a_stream_that_is_compressed_passes_as_it_is_and_is_whole_by_its_f
     [(b"", "ended the connection before it answered"), (b"SSH-2.0-x\r\n\r\n", "is not HTTP/1.1")],
     ids=["nothing", "another protocol"],
 )
-async def test_an_instance_that_does_not_answer_is_told_from_one_that_cannot_be_reached(raw: bytes, told: str) -> None:
+async def test_error_text_says_how_an_instance_failed_to_answer(raw: bytes, told: str) -> None:
     async def script(call: Call) -> None:
         await call.send(raw)
         call.close()
@@ -225,8 +225,8 @@ async def test_an_instance_that_does_not_answer_is_told_from_one_that_cannot_be_
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_no_error_event_follows_a_streams_end_mark(path: str) -> None:
-    """Who has read to the end mark has it all; that its connection did not end well is told by that of the client."""
+async def test_no_error_event_follows_the_end_marker_of_a_stream(path: str) -> None:
+    """A client that reads to the end marker has the whole answer; its connection ends abnormally too."""
     end = {
         "/v1/messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
         "/v1/responses": b'event: response.completed\ndata: {"type":"response.completed"}\n\n',
@@ -243,7 +243,7 @@ async def test_no_error_event_follows_a_streams_end_mark(path: str) -> None:
         assert await router.attempts("closed") == 1
 
 
-async def test_an_engines_own_error_event_passes_as_it_is() -> None:
+async def test_error_event_of_an_engine_passes_as_it_is() -> None:
     events = (delta("a"), b'data: {"error": {"message": "engine died", "code": 500}}\n\n', DONE)
 
     async with running(FakeEngine()) as router:
@@ -253,7 +253,7 @@ async def test_an_engines_own_error_event_passes_as_it_is() -> None:
             assert (answer.complete, answer.body) == (True, b"".join(sent))
 
 
-async def test_the_receipt_is_on_answers_and_errors_unless_it_is_switched_off() -> None:
+async def test_response_headers_are_on_answers_and_errors_unless_switched_off() -> None:
     receipt = ("x-smetric-decision-id", "x-smetric-policy", "x-smetric-instance", "x-smetric-rule")
     async with running(FakeEngine()) as router:
         answer = await router.chat()
@@ -266,7 +266,7 @@ async def test_the_receipt_is_on_answers_and_errors_unless_it_is_switched_off() 
         assert not any(name.startswith(b"x-smetric") for name, _ in answer.headers)
 
 
-async def test_a_client_that_reads_slowly_gets_every_byte() -> None:
+async def test_slow_client_gets_every_byte() -> None:
     events = [delta("x" * 1000)] * 2000
 
     async with running(FakeEngine()) as router:
@@ -278,7 +278,7 @@ async def test_a_client_that_reads_slowly_gets_every_byte() -> None:
         assert sha(answer.body) == sha(b"".join(events) + DONE)
 
 
-async def test_what_an_instance_has_streamed_back_is_counted_while_it_streams() -> None:
+async def test_generated_tokens_are_counted_during_the_stream() -> None:
     go_on = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -298,7 +298,7 @@ async def test_what_an_instance_has_streamed_back_is_counted_while_it_streams() 
             await until(lambda: instance.inflight_tokens() == instance.decode_blocks() == 0)
 
 
-async def test_tokens_still_to_prefill_are_counted_until_the_first_byte_only() -> None:
+async def test_unprefilled_tokens_are_counted_until_the_first_byte() -> None:
     go_on = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -324,7 +324,7 @@ async def test_tokens_still_to_prefill_are_counted_until_the_first_byte_only() -
 
 
 @pytest.mark.parametrize("sees_first_byte", [False, True], ids=["before its first byte", "before its end"])
-async def test_an_answer_of_a_process_that_is_gone_says_nothing_of_the_one_that_answers_now(
+async def test_answer_of_a_past_process_does_not_change_the_state_of_its_successor(
     sees_first_byte: bool,
 ) -> None:
     body = b'{"id":"resp_1","object":"response","output":[],"usage":{"input_tokens":900,"output_tokens":1}}'
@@ -353,7 +353,7 @@ async def test_an_answer_of_a_process_that_is_gone_says_nothing_of_the_one_that_
             await until(lambda: router.counted() == (0, 0, 0))
         assert application.sources.indexes
         assert application.sources.indexes.figures().blocks == 0
-        # It may have been the new one's, asked before it was seen: a response stored there would be lost.
+        # The new process may have stored it before the restart was seen.
         assert (await router.ask("GET", "/v1/responses/resp_1")).value("x-smetric-instance") == "e0"
 
 
@@ -370,8 +370,8 @@ REFUSED: dict[str, tuple[Script, dict[str, object], int]] = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-async def test_a_request_that_fails_is_let_go_at_once_body_and_all(why: str) -> None:
-    """The bodies that may be kept are counted: one that waits for the garbage collector is not."""
+async def test_failed_request_is_freed_at_once(why: str) -> None:
+    """The bound on bodies does not count one that waits for the garbage collector."""
     script, fields, status = REFUSED[why]
     async with running(FakeEngine(), policy="smetric", forward=Forward(first_byte_timeout=0.1)) as router:
         router.engines[0].script = script

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
         *("/reset_prefix_cache", "/v1/chat/completions/", "/v1/messages/batches", "/v1/files"),
     ],
 )
-async def test_what_is_not_on_the_list_is_not_passed(path: str) -> None:
+async def test_path_outside_the_allow_list_is_404(path: str) -> None:
     async with running(FakeEngine()) as router:
         answer = await router.ask("POST", path, b"{}")
         assert answer.status == 404
@@ -30,7 +30,7 @@ async def test_what_is_not_on_the_list_is_not_passed(path: str) -> None:
         assert router.engines[0].calls == []
 
 
-async def test_a_listed_path_passes_and_a_wrong_method_does_not() -> None:
+async def test_listed_path_passes_with_its_own_method_only() -> None:
     async with running(FakeEngine()) as router:
         router.engines[0].script = lambda call: call.answer(200, b"[]")
         assert (await router.ask("POST", "/v1/embeddings?x=1", b'{"model":"tiny","input":"a"}')).body == b"[]"
@@ -38,7 +38,7 @@ async def test_a_listed_path_passes_and_a_wrong_method_does_not() -> None:
         assert (await router.ask("GET", "/v1/embeddings")).status == 405
 
 
-async def test_an_alias_changes_its_field_and_not_another_byte() -> None:
+async def test_alias_changes_the_model_field_alone() -> None:
     body = b'{ "messages" : [ {"role":"user","content":"model: \\u0022small\\u0022"} ],  "model" :"small" ,"x":1.50}'
     async with running(FakeEngine(), models={"small": "tiny"}) as router:
         assert (await router.ask("POST", "/v1/chat/completions", body)).status == 200
@@ -47,7 +47,7 @@ async def test_an_alias_changes_its_field_and_not_another_byte() -> None:
         assert call.values(b"content-length") == [str(len(call.body)).encode()]
 
 
-async def test_an_unknown_model_is_404_in_the_apis_shape_and_reaches_no_engine() -> None:
+async def test_unknown_model_is_404_and_reaches_no_engine() -> None:
     async with running(FakeEngine()) as router:
         await until(lambda: router.instance_of(router.engines[0]).models is not None)
         answer = await router.chat(model="other")
@@ -60,7 +60,7 @@ async def test_an_unknown_model_is_404_in_the_apis_shape_and_reaches_no_engine()
 
 
 @pytest.mark.parametrize("status", [200, 404])
-async def test_counting_tokens_is_no_load_and_its_404_is_held_against_no_engine(status: int) -> None:
+async def test_counting_tokens_changes_neither_load_nor_health(status: int) -> None:
     charged: list[tuple[int, int, int]] = []
     async with running(FakeEngine()) as router:
 
@@ -77,7 +77,7 @@ async def test_counting_tokens_is_no_load_and_its_404_is_held_against_no_engine(
         assert router.instance_of(router.engines[0]).healthy
 
 
-async def test_a_continued_response_goes_to_the_engine_that_holds_it() -> None:
+async def test_continued_response_goes_to_the_engine_that_stores_it() -> None:
     async with running(FakeEngine(), FakeEngine(), FakeEngine()) as router:
         made = {}
         for i, engine in enumerate(router.engines):
@@ -96,7 +96,7 @@ async def test_a_continued_response_goes_to_the_engine_that_holds_it() -> None:
                 assert got.value("x-smetric-instance") == instance
 
 
-async def test_a_response_nobody_holds_is_404_and_reaches_no_engine() -> None:
+async def test_unknown_response_is_404_and_reaches_no_engine() -> None:
     async with running(FakeEngine()) as router:
         body = b'{"model":"tiny","input":"b","previous_response_id":"resp_nope"}'
         for method, path, sent in (("POST", "/v1/responses", body), ("GET", "/v1/responses/resp_nope", b"")):
@@ -106,14 +106,14 @@ async def test_a_response_nobody_holds_is_404_and_reaches_no_engine() -> None:
         assert router.engines[0].calls == []
 
 
-async def test_fields_that_engines_set_for_each_other_are_refused() -> None:
+async def test_engine_only_fields_are_refused() -> None:
     async with running(FakeEngine()) as router:
         for field in ("kv_transfer_params", "ec_transfer_params", "bootstrap_host"):
             assert (await router.chat(**{field: {"a": 1}})).status == 400
         assert router.engines[0].calls == []
 
 
-async def test_a_fault_of_ours_is_answered_500_in_the_apis_shape_logged_and_leaves_no_charge(
+async def test_fault_before_an_answer_is_500_and_leaves_no_charge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running(FakeEngine()) as router:
@@ -133,7 +133,7 @@ async def test_a_fault_of_ours_is_answered_500_in_the_apis_shape_logged_and_leav
 
 
 @pytest.mark.parametrize("broken", ["prefilled", "settled"])
-async def test_fault_behind_the_head_of_an_answer_is_logged_with_the_status_that_was_sent(
+async def test_fault_during_an_answer_is_logged_with_the_status_that_was_sent(
     monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     async def script(call: Call) -> None:
@@ -158,7 +158,7 @@ async def test_fault_behind_the_head_of_an_answer_is_logged_with_the_status_that
         assert router.counted() == (0, 0, 0)
 
 
-async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_cards() -> None:
+async def test_models_of_all_engines_are_merged_with_all_fields() -> None:
     engines = [FakeEngine(), FakeEngine(), FakeEngine()]
     other = b'{"object":"list","data":[{"id":"tiny","root":"b"},{"id":"lora","parent":"tiny","max_model_len":9}]}'
     async with running(*engines, models={"small": "tiny"}) as router:
@@ -184,9 +184,7 @@ async def test_the_models_of_all_engines_are_merged_with_every_field_of_their_ca
     ],
     ids=["long number", "1.10", "nested", "nested without end", "no JSON"],
 )
-async def test_a_card_passes_as_it_came_and_one_that_cannot_be_read_costs_the_others_nothing(
-    field: str, is_told: bool
-) -> None:
+async def test_models_pass_each_card_undecoded_and_skip_unreadable_lists(field: str, is_told: bool) -> None:
     async with running(FakeEngine(), FakeEngine()) as router:
         odd = b'{"object":"list","data":[{"id":"odd","x":%b},{"id":7}]}' % field.encode()
         router.engines[1].models = lambda call: call.answer(200, odd)
@@ -197,7 +195,7 @@ async def test_a_card_passes_as_it_came_and_one_that_cannot_be_read_costs_the_ot
         assert b'"id":7' not in answer.body
 
 
-async def test_asking_for_models_again_takes_no_connections_again() -> None:
+async def test_models_reuse_their_connections() -> None:
     async with running(FakeEngine()) as router:
         carried: list[int] = []
 
@@ -212,7 +210,7 @@ async def test_asking_for_models_again_takes_no_connections_again() -> None:
         assert carried[1] == carried[0] + 1
 
 
-async def test_however_many_want_to_know_the_models_only_so_many_connections_are_taken_for_that(
+async def test_models_bound_their_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endpoints, "MOST_AT_ONCE", 3)
@@ -235,7 +233,7 @@ async def test_however_many_want_to_know_the_models_only_so_many_connections_are
         assert (len(counts), max(counts)) == (40, 3)
 
 
-async def test_what_concerns_no_instance_is_counted_and_logged_too() -> None:
+async def test_requests_without_an_instance_are_counted_and_logged() -> None:
     async with running(FakeEngine(), models={"small": "tiny"}) as router:
         listed = await router.ask("GET", "/v1/models")
         assert (await router.ask("GET", "/v1/chat/completions")).status == 405
@@ -258,7 +256,7 @@ async def test_what_concerns_no_instance_is_counted_and_logged_too() -> None:
         assert b"smetric_requests_in_progress 0.0" in page
 
 
-async def test_a_body_that_did_not_come_in_time_counts_as_what_its_client_was_told() -> None:
+async def test_late_body_counts_as_408() -> None:
     async with running(FakeEngine(), limits=Limits(body_timeout=0.2)) as router:
         async with await RawClient.connect(router.url) as client:
             await client.send(request("POST", "/v1/chat/completions", chat())[:-10])
