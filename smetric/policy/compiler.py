@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from smetric.policy.builtin import BUILTINS, drawn, drawn_of, highest, lowest, marked, rotated, stream_of
-from smetric.policy.code import Asking, Code, Inputs, all_of, call, compare, item, listed, load
+from smetric.policy.code import Code, call, load, quote
 from smetric.policy.decision import Decision, Need
-from smetric.policy.emitter import Emitter
+from smetric.policy.emitter import Emitter, Inputs
 from smetric.policy.plan import Op, Pick, Plan, Ref, Shape, StatementKind, Step, Term, features_of, fields_of
 from smetric.policy.vocabulary import Vocabulary
 
 _ARGUMENTS = ("policy", "snapshot", "req", "used", "seed")
-#: What the code of every policy may call, by name.
+#: The functions that compiled policies may call, by name.
 _CALLABLE: dict[str, object] = {
     **{row.name: row.function for row in BUILTINS.values()},
     **{function.__name__: function for function in (enumerate, len, max, min, range, zip)},
@@ -27,7 +27,7 @@ _CALLABLE: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The function of a policy, and what was learnt while writing it.
+    """The function of a policy.
 
     Args:
         decide: `(policy, snapshot, request, cursors, seed) -> Decision | Need`.
@@ -42,7 +42,7 @@ class Compiler:
     """Compiles a plan, once per instance.
 
     Args:
-        plan: what to compute.
+        plan: the policy, resolved.
         vocabulary: features and request fields.
         text: the policy file.
         path: its name in tracebacks.
@@ -62,19 +62,20 @@ class Compiler:
         self._code = Code(text, {*self._namespace, *_ARGUMENTS, "decide"})
         self._needs: dict[frozenset[str], str] = {}
         self._sure: dict[int, bool] = {}
-        self._stops: list[ast.expr] = []
+        #: The variables of the stops and of the candidates left, for the steps written so far.
+        self._stops: list[str] = []
         self._left: list[str] = []
         self._emitter = self._emitter_for(outside_guards=[s.value for s in plan.steps if s.value is not None])
 
     def compile(self) -> Compiled:
         """The function that decides."""
         self._write_steps()
-        decide: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
+        decide = self._function()
         asked_by = {feature: tuple(labels) for feature, labels in self._emitter.inputs.asked_by.items()}
         return Compiled(decide, asked_by)
 
     def python(self) -> str:
-        """The function that decides, as Python to read."""
+        """The text of the function that decides."""
         self._write_steps()
         return ast.unparse(self._code.module("decide", _ARGUMENTS))
 
@@ -86,8 +87,8 @@ class Compiler:
     def probe(self, before: int, term: Term) -> Callable[..., Any]:
         """A function that computes *term* as step number *before* sees it, for explanations.
 
-        It takes the arguments of `decide` and returns one value, or a list with one per candidate; None where a look-up
-        is absent or a filter leaves nobody.
+        It takes the arguments of `decide` and returns one value, or a list with one value per candidate. It returns
+        None if a look-up is absent or a filter leaves no candidate.
         """
         filters = [(index, step) for index, step in enumerate(self._plan.steps[:before]) if step.kind.is_filter]
         masks = [step.value for _, step in filters if step.value is not None]
@@ -97,8 +98,12 @@ class Compiler:
             self._filter(index, step, lambda: self._code.give(ast.Constant(None)))
         is_vector = term.shape is Shape.VECTOR
         self._code.give(load(self._emitter.vector(term)) if is_vector else self._emitter.scalar(term))
-        function: Any = self._code.function("decide", _ARGUMENTS, self._path, self._namespace)
-        return function  # type: ignore[no-any-return]
+        return self._function()
+
+    def _function(self) -> Callable[..., Any]:
+        exec(compile(self._code.module("decide", _ARGUMENTS), self._path, "exec"), self._namespace)
+        decide: Any = self._namespace["decide"]
+        return decide  # type: ignore[no-any-return]
 
     def _emitter_for(
         self, outside_guards: Sequence[Term], absent: Callable[[frozenset[str]], ast.expr] | None = None
@@ -115,7 +120,7 @@ class Compiler:
 
     def _ask(self, label: str, term: Term) -> None:
         lookups = frozenset(name for name in features_of(term) if self._vocabulary.features[name].lookup)
-        self._emitter.inputs.asking = Asking(label, lookups)
+        self._emitter.inputs.asking = (label, lookups)
 
     # ── steps ────────────────────────────────────────────────────────────────
 
@@ -123,27 +128,30 @@ class Compiler:
         if step.kind.is_filter:
             self._filter(index, step, lambda: self._decide(index))
             return
-        stop = self._code.name(f"{step.label}_stop")
-        passed = len(step.guards)
+        code, value = self._code, step.value
+        stop = code.name(f"{step.label}_stop")
 
         def fire() -> None:
-            if step.kind is StatementKind.REJECT:
-                self._reject(index, step)
+            if step.kind is StatementKind.ROUTE:
+                assert value is not None
+                self._ask(step.label, value)
+                self._route(index, value)
             elif step.kind is StatementKind.HOLD:
-                assert step.value is not None
-                self._decide(index, wait=self._emitter.scalar(step.value))
+                assert value is not None
+                self._decide(index, wait=self._emitter.scalar(value))
+            elif value is None:
+                self._decide(index)
             else:
-                assert step.value is not None
-                self._ask(step.label, step.value)
-                self._route(index, step.value)
-            if not self._code.ended:
-                self._code.assign(stop, ast.Constant(passed))
+                self._ask(step.label, value)
+                self._decide(index, retry=call("max", ast.Constant(0.0), self._emitter.scalar(value)))
+            if not code.ended:
+                code.assign(stop, ast.Constant(len(step.guards)))
 
         self._guarded(step, stop, fire)
-        self._stops.append(load(stop))
+        self._stops.append(stop)
 
     def _guarded(self, step: Step, stop: str, fire: Callable[[], None], at: int = 0) -> None:
-        """Write the guards from number *at* on: *fire* where all hold, else *stop* is how many did."""
+        """Write the guards from number *at* on: *fire* if all hold, else set *stop* to the number that do."""
         if at == len(step.guards):
             fire()
             return
@@ -156,26 +164,25 @@ class Compiler:
         def failed() -> None:
             code.assign(stop, ast.Constant(at))
 
-        # A guard that reads an unknown number of the request fails.
+        # A guard that reads an unknown request field fails.
         unknowable = sorted(fields_of(guard.value) & self._unknowable)
-        known: list[ast.expr] = [
-            compare(load(self._emitter.inputs.raw_field(name)), ast.IsNot(), ast.Constant(None)) for name in unknowable
-        ]
+        known: list[ast.expr] = [quote("x is not None", x=self._emitter.inputs.raw_field(name)) for name in unknowable]
         self._ask(guard.label, guard.value)
         branch = code.capture(lambda: self._emitter.scalar(guard.value))
         if not known:
             code.choose(code.adopt(branch), held, failed)
         elif not branch.body:
-            code.choose(all_of([*known, branch.result]), held, failed)
+            code.choose(ast.BoolOp(op=ast.And(), values=[*known, branch.result]), held, failed)
         else:
-            code.choose(all_of(known), lambda: code.choose(code.adopt(branch), held, failed), failed)
+            all_known = known[0] if len(known) == 1 else ast.BoolOp(op=ast.And(), values=known)
+            code.choose(all_known, lambda: code.choose(code.adopt(branch), held, failed), failed)
 
     def _filter(self, index: int, step: Step, nobody: Callable[[], None]) -> None:
-        """Write a filter; *nobody* writes what follows when a `keep` leaves none."""
+        """Write a filter; *nobody* writes the statements for a `keep` that leaves no candidate."""
         code, emitter = self._code, self._emitter
         stop = code.name(f"{step.label}_stop")
         left = code.name(f"left_by_{step.label}")
-        everybody = emitter.candidates(len(emitter.levels) - 1)
+        before = emitter.candidates(len(emitter.levels) - 1)
 
         def narrow() -> None:
             assert step.value is not None
@@ -183,13 +190,13 @@ class Compiler:
             mask = emitter.vector(step.value)
             i = code.name("i")
             those = code.name("those")
-            code.assign(those, everybody)
-            code.assign(left, listed(load(i), {i: those}, item(load(mask), load(i))))
+            code.assign(those, before)
+            code.assign(left, quote("[i for i in those if mask[i]]", i=i, those=those, mask=mask))
             if step.kind is StatementKind.KEEP:
                 code.assign(stop, ast.Constant(len(step.guards)))
                 self._left.append(left)
-                self._stops.append(load(stop))
-                code.choose(ast.UnaryOp(op=ast.Not(), operand=load(left)), nobody)
+                self._stops.append(stop)
+                code.choose(quote("not left", left=left), nobody)
                 self._left.pop()
                 self._stops.pop()
                 return
@@ -202,32 +209,25 @@ class Compiler:
 
         self._guarded(step, stop, narrow)
         if step.guards:
-            code.once(left, lambda: code.assign(left, everybody))
+            code.once(left, lambda: code.assign(left, before))
         emitter.levels.append(left)
         self._left.append(left)
-        self._stops.append(load(stop))
-
-    def _reject(self, index: int, step: Step) -> None:
-        retry: ast.expr = ast.Constant(None)
-        if step.value is not None:
-            self._ask(step.label, step.value)
-            retry = call("max", ast.Constant(0.0), self._emitter.scalar(step.value))
-        self._decide(index, retry=retry)
+        self._stops.append(stop)
 
     def _route(self, index: int, term: Term) -> None:
-        """Decide for a pick, where it is somebody."""
+        """Decide for a pick, if it has a candidate."""
         picked = self._emitter.picked(term)
 
         def fire() -> None:
-            self._decide(index, load(picked.index), load(picked.score), load(picked.site))
+            self._decide(index, pick=picked.index, score=picked.score, site=picked.site)
 
         if self._certain(term):
             fire()
         else:
-            self._code.choose(compare(load(picked.index), ast.GtE(), ast.Constant(0)), fire)
+            self._code.choose(quote("x >= 0", x=picked.index), fire)
 
     def _certain(self, term: Term) -> bool:
-        """Whether a pick is somebody in any case."""
+        """Whether a pick has a candidate in any case."""
         while isinstance(term, Ref):
             term = term.binding.value
         if isinstance(term, Pick):
@@ -235,36 +235,18 @@ class Compiler:
         assert isinstance(term, Op)
         if id(term) not in self._sure:
             condition, then, otherwise = term.operands
-            asked = isinstance(condition, Op) and condition.op == "somebody" and condition.operands[0] is then
+            asked = isinstance(condition, Op) and condition.op == "chosen" and condition.operands[0] is then
             self._sure[id(term)] = (asked or self._certain(then)) and self._certain(otherwise)
         return self._sure[id(term)]
 
-    def _decide(
-        self,
-        index: int,
-        pick: ast.expr | None = None,
-        score: ast.expr | None = None,
-        site: ast.expr | None = None,
-        retry: ast.expr | None = None,
-        wait: ast.expr | None = None,
-    ) -> None:
-        """Return a decision of step *index*."""
+    def _decide(self, index: int, **given: ast.expr | str) -> None:
+        """Return a decision of step *index*; *given* replaces the arguments of one that routes nowhere."""
         step = self._plan.steps[index]
-        stops = list(self._stops)
+        stops: list[ast.expr] = [load(stop) for stop in self._stops]
         if len(stops) == index:
             stops.append(ast.Constant(len(step.guards)))
-        nobody = ast.Constant(None)
-        self._code.give(
-            call(
-                "Decision",
-                *(load(name) for name in _ARGUMENTS),
-                ast.Constant(index),
-                ast.Constant(-1) if pick is None else pick,
-                ast.Tuple(elts=stops, ctx=ast.Load()),
-                ast.Tuple(elts=[load(name) for name in self._left], ctx=ast.Load()),
-                score or nobody,
-                site or ast.Constant(-1),
-                retry or nobody,
-                *(() if wait is None else (wait,)),
-            )
-        )
+        left: list[ast.expr] = [load(name) for name in self._left]
+        template = f"Decision(policy, snapshot, req, used, seed, {index}, pick, stops, left, score, site, retry, wait)"
+        arguments = {"pick": quote("-1"), "score": quote("None"), "site": quote("-1"), "retry": quote("None")}
+        arguments |= {"stops": ast.Tuple(elts=stops, ctx=ast.Load()), "left": ast.Tuple(elts=left, ctx=ast.Load())}
+        self._code.give(quote(template, **{**arguments, "wait": quote("0.0"), **given}))

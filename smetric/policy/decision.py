@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smetric.policy.guard import NOBODY
-from smetric.policy.plan import OUTCOMES, Outcome, Shape, StatementKind, Step, features_of
+from smetric.policy.plan import Outcome, Shape, Step, features_of
 
 if TYPE_CHECKING:
     from smetric.policy.plan import Pick
@@ -218,9 +218,9 @@ class Decision:
     @property
     def outcome(self) -> Outcome:
         """How it ends."""
-        kind = self.step.kind
-        # Nearly every decision routes, and a member of an enumeration hashes in Python.
-        return Outcome.ROUTE if kind is StatementKind.ROUTE else OUTCOMES[kind]
+        outcome = self.policy.plan.steps[self.step_index].outcome
+        assert outcome is not None
+        return outcome
 
     @property
     def rule(self) -> str:

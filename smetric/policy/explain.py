@@ -268,7 +268,7 @@ def _result(decision: Decision) -> str:
         return f"{decision.rule}: {decision.instance} is {settled} among {tied}"
     value = decision.score[decision.index]
     if pick.family is Family.LOTTERY and (pick.named is None or decision.named > 0):
-        drawn = f"drawn by {pick.function} among {len(decision.candidates)}"
+        drawn = f"drawn by {pick.builtin.name} among {len(decision.candidates)}"
         return f"{decision.rule}: {decision.instance} is {drawn}, with {score_name(decision)} {figure(value)}"
     nearly = "nearly " if decision.is_behind else ""
     said = f"{decision.rule}: {decision.instance} has {nearly}the {_best(decision, pick)} ({figure(value)})"

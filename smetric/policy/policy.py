@@ -16,7 +16,7 @@ from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source,
 from smetric.policy.guard import ALWAYS
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.parameter import CONFIGURATION
-from smetric.policy.plan import Pick, Plan, Term, columns_of, fields_of, pick_of
+from smetric.policy.plan import Pick, Plan, Term, columns_of, fields_of
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Vocabulary
@@ -64,7 +64,7 @@ class Policy:
         #: Filters and outcomes, in the order of the file.
         self.plan: Plan = Resolver(file, vocabulary, checked).plan()
         #: The picks of the file, by site.
-        self.picks: tuple[Pick, ...] = tuple(pick_of(binding) for binding in self.plan.picks)
+        self.picks: tuple[Pick, ...] = self.plan.picks
         self.tests = file.tests
         self._vocabulary = vocabulary
         plan = self.plan

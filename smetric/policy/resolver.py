@@ -1,12 +1,14 @@
-"""Checked file to plan: resolves names, expands definitions, puts parameters in."""
+"""Checked file to plan: names are resolved, definitions expanded, parameters inserted, constant operations folded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from smetric.policy import tree
-from smetric.policy.builtin import BUILTINS, Builtin, Family
+from smetric.policy.builtin import BUILTINS, Family
 from smetric.policy.check import Checked
 from smetric.policy.diagnostic import Span
 from smetric.policy.guard import HELD, conjuncts, label_of
@@ -14,50 +16,46 @@ from smetric.policy.parameter import Parameter
 from smetric.policy.plan import (
     At,
     Binding,
+    Call,
     Column,
     Const,
-    Draw,
     Guard,
-    Keyed,
+    Op,
     Pick,
     Plan,
-    Provenance,
-    Reading,
-    Reduce,
     Ref,
     RequestValue,
-    Scale,
     Shape,
     StatementKind,
     Step,
     Term,
-    Top,
-    bound,
-    count_uses,
-    op,
-    set_of,
 )
+from smetric.policy.types import SMALLEST_DIVISOR
 from smetric.policy.vocabulary import Vocabulary
 
+#: Makes the term that a name stands for, at the place that reads it.
+Reading = Callable[[Span], Term]
 
-class _Sites:
-    """The picks of a file, or its other draws: each has a site, and a key that survives unrelated edits."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-
-    def add(self, owner: str) -> int:
-        """The site of the next one of *owner*, the `let` or the rule that it stands in."""
-        ordinal = 1 + sum(key.partition(".")[0] == owner for key in self.keys)
-        self.keys.append(owner if ordinal == 1 else f"{owner}.{ordinal}")
-        return len(self.keys) - 1
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_VECTORS = {Family.SCALE, Family.DRAW, Family.TOP, Family.WEIGHT, Family.KNOWN, Family.AGE}
 
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean: those of one file so far, and the arguments of the definition being expanded.
+    """Names of one file so far, and the arguments of the definition being expanded.
 
-    `at` is set in the definitions of a library: the call in the policy where their terms stand.
+    `at` is set in the definitions of a library: the call in the policy, the place of their terms.
     """
 
     names: dict[str, Reading] = field(default_factory=dict)
@@ -71,8 +69,8 @@ class Resolver:
 
     Args:
         file: a file that the checker accepted.
-        vocabulary: the words it may read.
-        checked: the checker's account of its parameters and libraries.
+        vocabulary: features and request fields.
+        checked: the checker's result: parameters and libraries.
     """
 
     def __init__(self, file: tree.File, vocabulary: Vocabulary, checked: Checked) -> None:
@@ -81,9 +79,10 @@ class Resolver:
         self._checked = checked
         self._scope = _Scope()
         self._libraries: dict[str, _Scope] = {}
-        self._picks = _Sites()
-        self._bindings: list[Binding] = []
-        self._draws = _Sites()
+        self._picks: list[Pick] = []
+        #: The names of picks and of other draws, by site.
+        self._keys: list[str] = []
+        self._draws: list[str] = []
         self._level = 0
         self._owner = ""
 
@@ -95,12 +94,10 @@ class Resolver:
             self._declare(statement, scope, self._checked.params)
             if isinstance(statement, tree.Let):
                 self._owner = statement.name
-                scope.names[statement.name] = bound(statement.name, self._term(statement.value, scope))
+                scope.names[statement.name] = _bound(statement.name, self._term(statement.value, scope))
             elif isinstance(statement, tree.Rule):
                 steps.append(self._step(statement, steps))
-        plan = Plan(tuple(steps), tuple(self._bindings), tuple(self._picks.keys), tuple(self._draws.keys))
-        count_uses(plan.terms)
-        return plan
+        return Plan(tuple(steps), tuple(self._picks), tuple(self._keys), tuple(self._draws))
 
     def _declare(self, statement: tree.Statement, scope: _Scope, parameters: Mapping[str, Parameter]) -> None:
         """Put the names of a `param`, `def` or `use` into *scope*."""
@@ -130,8 +127,6 @@ class Resolver:
             return lambda span: Column(str(parameter.value), span=span, shape=Shape.VECTOR)
         return lambda span: Const(parameter.value, span=span, shape=Shape.SCALAR)
 
-    # ── statements ───────────────────────────────────────────────────────────
-
     def _step(self, statement: tree.Rule, before: Sequence[Step]) -> Step:
         kind = StatementKind(statement.word)
         if statement.label is not None:
@@ -151,9 +146,9 @@ class Resolver:
             case tree.Route(pick=pick):
                 made.value = self._term(pick, self._scope)
             case tree.Hold(patience=patience):
-                reading, span = bound("patience", self._term(patience, self._scope)), patience.span
+                reading, span = _bound("patience", self._term(patience, self._scope)), patience.span
                 so_far = RequestValue("held", span=span, shape=Shape.SCALAR)
-                made.guards += (Guard(HELD, op("<", span, so_far, reading(span))),)
+                made.guards += (Guard(HELD, _op("<", span, so_far, reading(span))),)
                 made.value = reading(span)
             case tree.Reject(status=status, message=message, retry=retry):
                 made.value = None if retry is None else self._term(retry, self._scope)
@@ -168,100 +163,130 @@ class Resolver:
             case tree.Number(value=value) | tree.Text(value=value) | tree.Truth(value=value):
                 return Const(value, span=span, shape=Shape.SCALAR)
             case tree.Name(name=name):
-                return self._named(name, span, scope)
+                reading = scope.arguments.get(name) or scope.names.get(name)
+                return reading(span) if reading else Column(self._features[name].name, span=span, shape=Shape.VECTOR)
             case tree.Field(name=name):
                 return RequestValue(name, span=span, shape=Shape.SCALAR)
             case tree.SetOf(items=items):
-                return set_of([self._term(item, scope) for item in items], span)
+                return _op("set", span, *(self._term(item, scope) for item in items))
             case tree.Unary(op=name, operand=operand):
-                return op("neg" if name == "-" else name, span, self._term(operand, scope))
+                return _op("neg" if name == "-" else name, span, self._term(operand, scope))
             case tree.Binary(op=name, left=left, right=right):
-                return op(name, span, self._term(left, scope), self._term(right, scope))
+                return _op(name, span, self._term(left, scope), self._term(right, scope))
             case tree.IfElse(then=then, condition=condition, otherwise=otherwise):
-                return op("if", span, *(self._term(part, scope) for part in (condition, then, otherwise)))
+                return _op("if", span, *(self._term(part, scope) for part in (condition, then, otherwise)))
             case tree.At(vector=vector, pick=pick):
                 return At(self._term(vector, scope), self._term(pick, scope), span=span, shape=Shape.SCALAR)
+            case tree.Call(function=function) if function in scope.defs:
+                return self._expanded(expr, span, scope)
             case tree.Call():
-                return self._call(expr, span, scope)
+                return self._builtin(expr, span, scope)
         raise AssertionError(f"no such expression: {type(expr).__name__}")
 
-    def _named(self, name: str, span: Span, scope: _Scope) -> Term:
-        if name in scope.arguments:
-            return scope.arguments[name](span)
-        if name in scope.names:
-            return scope.names[name](span)
-        return Column(self._features[name].name, span=span, shape=Shape.VECTOR)
+    def _expanded(self, call: tree.Call, span: Span, scope: _Scope) -> Term:
+        """The body of a definition with the arguments of *call*."""
+        definition, home = scope.defs[call.function]
+        given = [self._term(argument.value, scope) for argument in call.arguments]
+        arguments = {
+            name.name: _bound(name.name, value) for name, value in zip(definition.arguments, given, strict=True)
+        }
+        at = span if home is not self._scope else None
+        return self._term(definition.body, replace(home, arguments=arguments, at=at))
 
-    def _call(self, call: tree.Call, span: Span, scope: _Scope) -> Term:
-        if call.function in scope.defs:
-            definition, home = scope.defs[call.function]
-            given = [self._term(argument.value, scope) for argument in call.arguments]
-            arguments = {
-                name.name: bound(name.name, value) for name, value in zip(definition.arguments, given, strict=True)
-            }
-            at = span if home is not self._scope else None
-            return self._term(definition.body, replace(home, arguments=arguments, at=at))
+    def _builtin(self, call: tree.Call, span: Span, scope: _Scope) -> Term:
+        row = BUILTINS[call.function]
         named = {a.name: self._term(a.value, scope) for a in call.arguments if a.name and a.name != "then"}
         thens = tuple(self._term(a.value, scope) for a in call.arguments if a.name == "then")
-        plain = [self._term(argument.value, scope) for argument in call.arguments if not argument.name]
-        masks = [self._term(argument.where, scope) for argument in call.arguments if argument.where is not None]
-        return self._built_in(BUILTINS[call.function], span, plain, masks[0] if masks else None, named, thens)
-
-    def _built_in(
-        self,
-        row: Builtin,
-        span: Span,
-        plain: list[Term],
-        where: Term | None,
-        named: Mapping[str, Term],
-        thens: tuple[Term, ...],
-    ) -> Term:
-        name = row.name
+        plain = tuple(self._term(a.value, scope) for a in call.arguments if not a.name)
+        where = next((self._term(a.where, scope) for a in call.arguments if a.where is not None), None)
         match row.family:
-            case Family.REDUCTION | Family.TEST | Family.COUNT:
-                value = plain[0] if plain else Const(True, span=span, shape=Shape.SCALAR)
-                more = tuple(plain[1:])
-                return Reduce(
-                    name, value, more, where, named.get("default"), self._level, span=span, shape=Shape.SCALAR
-                )  # fmt: skip
-            case Family.SCALE:
-                return Scale(name, plain[0], self._level, span=span, shape=Shape.VECTOR)
             case Family.ELEMENT:
-                return op(name, span, *plain)
+                return _op(row.name, span, *plain)
             case Family.RATIO:
-                dividend, divisor = plain
-                shared = bound("divisor", divisor)
-                quotient = op("/", span, dividend, shared(span))
-                return op("if", span, op("divides", span, shared(span)), quotient, named["default"])
-            case Family.PICK | Family.ROTATION | Family.LOTTERY:
-                value, extra = plain[0], next(iter(named.values()), None)
-                if value.shape is not Shape.VECTOR:
-                    # All tie: neither what they have nor `within:` or `temperature:` is looked at.
-                    value, extra = Const(0.0, span=value.span, shape=Shape.SCALAR), None
-                site = self._picks.add(self._owner)
-                pick = Pick(name, value, thens, extra, where, self._level, site, span=span, shape=Shape.PICK)
-                binding = Binding(self._picks.keys[site], pick)
-                self._bindings.append(binding)
-                return Ref(binding, span=span, shape=Shape.PICK)
+                divisor = _bound("divisor", plain[1])
+                quotient = _op("/", span, plain[0], divisor(span))
+                return _op("if", span, _op("divides", span, divisor(span)), quotient, named["default"])
             case Family.FIRST:
                 term = plain[-1]
                 for better in reversed(plain[:-1]):
-                    somebody = op("somebody", better.span, better)
-                    term = op("if", span, somebody, better, term)
+                    term = _op("if", span, _op("chosen", better.span, better), better, term)
                 return term
-            case Family.DRAW | Family.CHANCE:
-                shape = Shape.VECTOR if row.family is Family.DRAW else Shape.SCALAR
-                return Draw(name, plain[0], self._level, self._draws.add(self._owner), span=span, shape=shape)
-            case Family.TOP:
-                value, amount = plain
-                site = self._draws.add(self._owner)
-                return Top(value, amount, thens, self._level, site, span=span, shape=Shape.VECTOR)
-            case Family.WEIGHT | Family.PLACE:
-                shape = Shape.VECTOR if row.family is Family.WEIGHT else Shape.SCALAR
-                return Keyed(name, plain[0], span=span, shape=shape)
-            case Family.KNOWN | Family.AGE:
-                return Provenance(name, plain[0], span=span, shape=Shape.VECTOR)
             case Family.FRESH:
-                known = Provenance("known", plain[0], span=span, shape=Shape.VECTOR)
-                age = Provenance("age", plain[0], span=span, shape=Shape.VECTOR)
-                return op("and", span, known, op("<=", span, age, plain[1]))
+                known, age = (
+                    Call(BUILTINS[name], plain[:1], self._level, span=span, shape=Shape.VECTOR)
+                    for name in ("known", "age")
+                )
+                return _op("and", span, known, _op("<=", span, age, plain[1]))
+            case Family.PICK | Family.ROTATION | Family.LOTTERY:
+                value, extra = plain[0], next(iter(named.values()), None)
+                if value.shape is not Shape.VECTOR:
+                    # All candidates tie, so neither the value nor `within:` or `temperature:` is computed.
+                    value, extra = Const(0.0, span=value.span, shape=Shape.SCALAR), None
+                site = self._site(self._keys)
+                pick = Pick(row, value, self._level, where, extra, thens, site, span=span, shape=Shape.PICK)
+                self._picks.append(pick)
+                return Ref(Binding(self._keys[site], pick), span=span, shape=Shape.PICK)
+        site = self._site(self._draws) if row.family in (Family.DRAW, Family.CHANCE, Family.TOP) else -1
+        shape = Shape.VECTOR if row.family in _VECTORS else Shape.SCALAR
+        if row.family is Family.COUNT and not plain:
+            plain = (Const(True, span=span, shape=Shape.SCALAR),)
+        return Call(row, plain, self._level, where, named.get("default"), thens, site, span=span, shape=shape)
+
+    def _site(self, keys: list[str]) -> int:
+        """The index of a new pick or draw among *keys*; its key names its `let` or rule and survives other edits."""
+        ordinal = 1 + sum(key.partition(".")[0] == self._owner for key in keys)
+        keys.append(self._owner if ordinal == 1 else f"{self._owner}.{ordinal}")
+        return len(keys) - 1
+
+
+def _bound(name: str, value: Term) -> Reading:
+    """Bind *value* to *name*: it is computed once, or copied if it is a constant, a feature or a request field."""
+    if isinstance(value, Const | Column | RequestValue):
+        return lambda span: replace(value, span=span)
+    binding = value.binding if isinstance(value, Ref) else Binding(name, value)
+    return lambda span: Ref(binding, span=span, shape=value.shape)
+
+
+def _op(name: str, span: Span, *operands: Term) -> Term:
+    """An operation; its result where constants and parameters determine it."""
+    constants = [operand.value for operand in operands if isinstance(operand, Const)]
+    first, rest = operands[0], operands[1:]
+    if isinstance(first, Const):
+        match name:
+            case "and":
+                return rest[0] if first.value else first
+            case "or":
+                return first if first.value else rest[0]
+            case "if":
+                return rest[0] if first.value else rest[1]
+    if len(constants) == len(operands):
+        result = _folded(name, constants)
+        if result is not None:
+            return Const(result, span=span, shape=Shape.SCALAR)
+    if name in ("and", "or") and first.shape is Shape.SCALAR and rest[0].shape is Shape.VECTOR:
+        # A single truth value on the left decides whether the other side is computed.
+        settled = Const(name == "or", span=span, shape=Shape.SCALAR)
+        branches = (rest[0], settled) if name == "and" else (settled, rest[0])
+        return Op("if", (first, *branches), span=span, shape=Shape.VECTOR)
+    if name == "if" and rest[0].shape is Shape.PICK:
+        return Op(name, operands, span=span, shape=Shape.PICK)
+    is_vector = any(operand.shape is Shape.VECTOR for operand in operands)
+    return Op(name, operands, span=span, shape=Shape.VECTOR if is_vector else Shape.SCALAR)
+
+
+def _folded(name: str, constants: list[Any]) -> Any:
+    """The result of an operation on constants; None if it is computed at each decision."""
+    match name, constants:
+        case "not", [value]:
+            return not value
+        case "neg", [value]:
+            return -value
+        case "divides", [value]:
+            return abs(value) >= SMALLEST_DIVISOR
+        case "set", _:
+            return frozenset(constants)
+        case "/", [_, 0]:
+            return None
+        case _, [left, right] if name in _FOLD:
+            return _FOLD[name](left, right)
+    return None

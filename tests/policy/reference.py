@@ -15,7 +15,7 @@ from typing import Any
 from smetric.policy import Policy, Snapshot, Vocabulary, tree
 from smetric.policy.builtin import drawn, drawn_of, fraction, rotated, stream_of
 from smetric.policy.guard import conjuncts
-from smetric.policy.plan import Draw, Top, walk
+from smetric.policy.plan import Call, walk
 from smetric.policy.vocabulary import key_of
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -76,14 +76,12 @@ class Reference:
         self.left = list(range(self.n))
         self.names: dict[str, Value] = {}
         self.defs: dict[str, tree.Def] = {}
-        self.keys = {
-            binding.value.span.start: key for binding, key in zip(policy.plan.picks, policy.plan.keys, strict=True)
-        }
+        self.keys = {pick.span.start: key for pick, key in zip(policy.plan.picks, policy.plan.keys, strict=True)}
         self.draws = {
             term.span.start: stream_of(f"draw {policy.plan.draws[term.site]}")
             for root in policy.plan.terms
             for term in walk(root)
-            if isinstance(term, Draw | Top)
+            if isinstance(term, Call) and term.site >= 0
         }
 
     def decide(self) -> tuple[str, str | None]:
