@@ -1,10 +1,14 @@
-"""Built-in functions: one row each, its function beside it."""
+"""Built-in functions: one row each, in the table at the end of this module.
+
+The checker types a built-in by its family (`check_expression`), and the compiler writes it by its family (`emitter`).
+"""
 
 from __future__ import annotations
 
 import enum
 import functools
 import math
+import re
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,149 +20,106 @@ from smetric.policy.snapshot import Snapshot
 from smetric.policy.types import Interval
 from smetric.policy.vocabulary import key_of, mean_of
 
-# One row of the table of built-in functions: everything that checking, compiling and printing one needs to know.
-
 
 class Family(enum.Enum):
-    """Built-ins with the same rule for what they take and give; in brackets the arguments of a row's `function`."""
+    """Built-ins with one rule for arguments and result.
 
-    #: One number per instance, and what is told besides, to a single number of its unit [values, *more].
+    The comments name the arguments of a row's `function` in brackets. The compiler writes out a family without them.
+    """
+
+    #: A number per instance to one number of its unit [values, *further arguments].
     REDUCTION = "reduction"
-    #: Truth per instance to a single truth value [values].
+    #: Truth per instance to one truth value [values].
     TEST = "test"
     #: Truth per instance, or nothing, to a plain number [values].
     COUNT = "count"
-    #: One number per instance to a plain one per instance [values, those of the candidates].
+    #: A number per instance to a plain one per instance [values, values of the candidates].
     SCALE = "scale"
-    #: Numbers of one unit, single or per instance, to the same, element by element [one value of each, or written out].
+    #: Numbers of one unit, single or per instance, to the same, element by element [one value of each].
     ELEMENT = "element"
-    #: Two numbers to their quotient, element by element [written out].
+    #: Two numbers to their quotient, element by element.
     RATIO = "ratio"
-    #: One number per instance to the best instance, ties drawn …
+    #: A number per instance to the best instance; ties are drawn.
     PICK = "pick"
-    #: … or in rotation [both written out].
+    #: The same; ties are taken in rotation.
     ROTATION = "rotation"
-    #: One number per instance to an instance drawn by it [values, candidates, ids, seed, stream, *named].
+    #: A number per instance to an instance drawn by it [values, candidates, ids, seed, stream, *named arguments].
     LOTTERY = "lottery"
-    #: Instances to an instance [written out].
+    #: Picks to the first that has a candidate.
     FIRST = "first"
-    #: A number to that many of the candidates [candidates, number, ids, seed, stream].
+    #: A number to a mask of that many candidates [candidates, number, ids, seed, stream].
     DRAW = "draw"
-    #: One number per instance, and a number, to that many of the best [written out].
+    #: A number per instance, and a number, to a mask of that many of the best.
     TOP = "top"
     #: A share to a truth value [share, seed, stream].
     CHANCE = "chance"
-    #: A string to a plain number: per instance [string, ids, seed] …
+    #: A string to a plain number per instance [string, ids, seed].
     WEIGHT = "weight"
-    #: … or single [string, seed].
+    #: A string to one plain number [string, seed].
     PLACE = "place"
-    #: A value per instance, and what is known of it [snapshot, features].
+    #: A value per instance to its provenance: truth [snapshot, features].
     KNOWN = "known"
+    #: A value per instance to its provenance: seconds [snapshot, features].
     AGE = "age"
-    #: … and whether it is known and young enough [written out].
+    #: A value per instance, and seconds, to truth.
     FRESH = "fresh"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Builtin:
     """One function.
 
     Args:
-        name: as policies write it.
         signature: as the manual prints it; *v* number per instance, *m* truth per instance, *x* number of any shape,
-            *n* a single plain number.
-        doc: what it gives, one sentence.
+            *n* one plain number. Names before a colon are its named arguments.
+        doc: its result, one sentence.
         family: the rule of its types.
-        function: what compiled policies call; None for those that are written out.
+        function: what compiled policies call; None if the compiler writes it out.
         least: fewest positional arguments.
         most: most positional arguments, or None for any number.
-        named: its named arguments; `then` may be given several times.
-        required: the named arguments that must be given always.
-        where: whether the first argument may be followed by `where`.
-        of_nobody: whether its value over nobody is one; if not, `where` requires `default:`.
-        never_negative: whether what it takes must not be below 0.
+        required: the named arguments that must always be given.
+        never_negative: whether its argument must not be below 0.
         ordered: whether its last two arguments are bounds, the lower one first.
-        weighs: whether it takes shares by value, so that one above 0 is needed.
+        weighs: whether its argument is a weight, so that one above 0 is needed.
         direction: of a pick, `min` or `max`: whether a low or a high value wins.
         bounds: from the intervals of the positional arguments to that of the result.
     """
 
-    name: str
     signature: str
     doc: str
     family: Family
     function: Callable[..., Any] | None = None
     least: int = 1
     most: int | None = 1
-    named: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    where: bool = False
-    of_nobody: bool = True
     never_negative: bool = False
     ordered: bool = False
     weighs: bool = False
     direction: str = ""
     bounds: Callable[[Sequence[Interval]], Interval] = types.hull
 
+    @property
+    def name(self) -> str:
+        """Its name in policies."""
+        return self.signature.partition("(")[0]
 
-def unit_interval(_: Sequence[Interval]) -> Interval:
-    """0..1, whatever is put in."""
-    return types.TRUTH
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Its named arguments; `then` may be given several times."""
+        return tuple(re.findall(r"(\w+):", self.signature))
 
+    @property
+    def where(self) -> bool:
+        """Whether its first argument may be followed by `where`."""
+        return "where m" in self.signature
 
-# Built-ins that work element by element: numbers of one unit to a number, single or per instance.
-
-ELEMENT_ROWS = (
-    Builtin(
-        name="least",
-        signature="least(x, x…)",
-        doc="The smallest of its arguments, element by element.",
-        family=Family.ELEMENT,
-        least=2,
-        most=None,
-        bounds=types.least,
-    ),
-    Builtin(
-        name="greatest",
-        signature="greatest(x, x…)",
-        doc="The largest of its arguments, element by element.",
-        family=Family.ELEMENT,
-        least=2,
-        most=None,
-        bounds=types.greatest,
-    ),
-    Builtin(
-        name="clamp",
-        signature="clamp(x, lo, hi)",
-        doc="x, but at least lo and at most hi.",
-        family=Family.ELEMENT,
-        least=3,
-        most=3,
-        ordered=True,
-        bounds=types.clamped,
-    ),
-    Builtin(
-        name="abs",
-        signature="abs(x)",
-        doc="The distance from 0.",
-        family=Family.ELEMENT,
-        function=abs,
-        bounds=types.absolute,
-    ),
-    Builtin(
-        name="ratio",
-        signature="ratio(x, y, default: z)",
-        doc="x / y, and the default where y is 0 (nearer to 0 than 1e-9).",
-        family=Family.RATIO,
-        least=2,
-        most=2,
-        named=("default",),
-        required=("default",),
-    ),
-)
+    @property
+    def of_nobody(self) -> bool:
+        """Whether it has a value without candidates; if not, `where` requires `default:`."""
+        return not (self.where and "default" in self.named)
 
 
-# Built-ins that ask how well a value is known.
+# ── provenance ───────────────────────────────────────────────────────────────
 
 
 def known(snapshot: Snapshot, features: Iterable[str]) -> list[bool]:
@@ -177,160 +138,45 @@ def age(snapshot: Snapshot, features: Iterable[str]) -> list[float]:
     return cells
 
 
-KNOWLEDGE_ROWS = (
-    Builtin(
-        name="known",
-        signature="known(x)",
-        doc="Whether every feature it is computed from is known there.",
-        family=Family.KNOWN,
-        function=known,
-    ),
-    Builtin(
-        name="age",
-        signature="age(x)",
-        doc="The age of the oldest feature it is computed from; 1e9 seconds where unknown.",
-        family=Family.AGE,
-        function=age,
-    ),
-    Builtin(
-        name="fresh",
-        signature="fresh(x, limit)",
-        doc="Short for known(x) and age(x) <= limit.",
-        family=Family.FRESH,
-        least=2,
-        most=2,
-    ),
-)
-
-
-# Built-ins that make one value of the candidates' values.
+# ── reductions ───────────────────────────────────────────────────────────────
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which *share* of at least one value lie, linear between two (NumPy's default, type 7)."""
+    """The quantile of at least one value, linear between two values (NumPy's default, type 7)."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = int(place)
     if below + 1 >= len(ordered):
         return ordered[-1]
     low, high = ordered[below], ordered[below + 1]
-    # Rounding must not carry it out of the interval that the checker promised.
+    # Rounding must not carry it out of the interval that the checker computed.
     return min(low + (high - low) * (place - below), high)
 
 
 def std(values: Sequence[float]) -> float:
-    """The standard deviation, divided by the number of values; 0 of none. No square overflows on the way."""
+    """The standard deviation of the population; 0 of no values. No square overflows."""
     if not values:
         return 0.0
     middle = mean_of(values)
-    far = [abs(value - middle) for value in values]
-    farthest = max(far)
+    distances = [abs(value - middle) for value in values]
+    farthest = max(distances)
     if farthest == 0:
         return 0.0
-    deviation = farthest * math.sqrt(math.fsum([(each / farthest) ** 2 for each in far]) / len(values))
-    # Rounding must not carry it out of the interval that the checker promised.
+    deviation = farthest * math.sqrt(math.fsum([(each / farthest) ** 2 for each in distances]) / len(values))
+    # Rounding must not carry it out of the interval that the checker computed.
     return min(deviation, (max(values) - min(values)) / 2)
 
 
 def count(values: Sequence[bool]) -> int:
-    """How many are true."""
+    """The number of true values."""
     return values.count(True)
 
 
-REDUCTION_ROWS = (
-    Builtin(
-        name="mean",
-        signature="mean(v [where m, default: x])",
-        doc="The mean over the candidates.",
-        family=Family.REDUCTION,
-        function=mean_of,
-        named=("default",),
-        where=True,
-        of_nobody=False,
-    ),
-    Builtin(
-        name="min",
-        signature="min(v [where m, default: x])",
-        doc="The smallest over the candidates.",
-        family=Family.REDUCTION,
-        function=min,
-        named=("default",),
-        where=True,
-        of_nobody=False,
-    ),
-    Builtin(
-        name="max",
-        signature="max(v [where m, default: x])",
-        doc="The largest over the candidates.",
-        family=Family.REDUCTION,
-        function=max,
-        named=("default",),
-        where=True,
-        of_nobody=False,
-    ),
-    Builtin(
-        name="quantile",
-        signature="quantile(v [where m], n [, default: x])",
-        doc="The value below which the share n (0..1) of the candidates lie, linear between two of them.",
-        family=Family.REDUCTION,
-        function=quantile,
-        least=2,
-        most=2,
-        named=("default",),
-        where=True,
-        of_nobody=False,
-    ),
-    Builtin(
-        name="sum",
-        signature="sum(v [where m])",
-        doc="The sum over the candidates; 0 of nobody.",
-        family=Family.REDUCTION,
-        function=math.fsum,
-        where=True,
-        bounds=types.total,
-    ),
-    Builtin(
-        name="std",
-        signature="std(v [where m])",
-        doc="The standard deviation over the candidates, divided by their number; 0 of nobody.",
-        family=Family.REDUCTION,
-        function=std,
-        where=True,
-        bounds=types.spread,
-    ),
-    Builtin(
-        name="any",
-        signature="any(m [where m])",
-        doc="Whether it holds for some candidate; false of nobody.",
-        family=Family.TEST,
-        function=any,
-        where=True,
-    ),
-    Builtin(
-        name="all",
-        signature="all(m [where m])",
-        doc="Whether it holds for every candidate; true of nobody.",
-        family=Family.TEST,
-        function=all,
-        where=True,
-    ),
-    Builtin(
-        name="count",
-        signature="count([m [where m]])",
-        doc="For how many candidates it holds; without an argument, how many there are.",
-        family=Family.COUNT,
-        function=count,
-        least=0,
-        where=True,
-    ),
-)
-
-
-# Built-ins that put the candidates' values on a scale of their own, without a unit.
+# ── scales ───────────────────────────────────────────────────────────────────
 
 
 def norm(values: Sequence[float], over: Sequence[float]) -> list[float]:
-    """Min-max of *values* on the range of *over*; 0 for all when that range is empty."""
+    """Min-max of *values* on the range of *over*; 0 for all if that range is empty."""
     low, high = min(over), max(over)
     if low == high:
         return [0.0] * len(values)
@@ -339,7 +185,7 @@ def norm(values: Sequence[float], over: Sequence[float]) -> list[float]:
 
 
 def share(values: Sequence[float], over: Sequence[float]) -> list[float]:
-    """*values*, none below 0, by the sum of *over*; equal shares when that is 0."""
+    """*values*, none below 0, by the sum of *over*; equal shares if that is 0."""
     total = math.fsum(over)
     if total == 0:
         return [1.0 / len(over)] * len(values)
@@ -347,60 +193,26 @@ def share(values: Sequence[float], over: Sequence[float]) -> list[float]:
 
 
 def _on_scale(shares: list[float], over: Sequence[float]) -> list[float]:
-    """*shares*, those of instances that a filter removed within 0..1, too: the checker promised it of each."""
+    """*shares* within 0..1, also for instances that a filter removed: the checker relies on it."""
     return shares if len(shares) == len(over) else [min(max(0.0, each), 1.0) for each in shares]
 
 
 def rank(values: Sequence[float], over: Sequence[float]) -> list[int]:
-    """1 and how many of *over* are smaller, for each of *values*."""
+    """For each of *values*, 1 plus the number of smaller values in *over*."""
     ordered = sorted(over)
     return [1 + bisect_left(ordered, value) for value in values]
 
 
-SCALE_ROWS = (
-    Builtin(
-        name="norm",
-        signature="norm(v)",
-        doc="Min-max over the candidates, 0..1; 0 where all are equal.",
-        family=Family.SCALE,
-        function=norm,
-        bounds=unit_interval,
-    ),
-    Builtin(
-        name="share",
-        signature="share(v)",
-        doc="Its part of the sum over the candidates, 0..1; equal shares where all are 0.",
-        family=Family.SCALE,
-        function=share,
-        never_negative=True,
-        bounds=unit_interval,
-    ),
-    Builtin(
-        name="rank",
-        signature="rank(v)",
-        doc="1 for the smallest over the candidates, and so on; ties share the lower rank.",
-        family=Family.SCALE,
-        function=rank,
-        bounds=lambda _: types.COUNT_ALL,
-    ),
-)
-
-
-# Stateless draws: the decision's seed mixed with the place of the draw in the file.
-#
-# Not `random.Random(seed)`: setting one up costs more than a policy.
+# ── draws ────────────────────────────────────────────────────────────────────
+# Stateless: the decision's seed, mixed with the name of the draw. Setting up `random.Random(seed)` would cost more than
+# a whole decision.
 
 _MASK = (1 << 64) - 1
 
 
 def stream_of(key: str) -> int:
-    """The number that stands for a pick's own stream of draws; unrelated edits of the file do not change it."""
+    """The stream of draws of a pick called *key*; unrelated edits of the file do not change it."""
     return zlib.crc32(key.encode()) * 0x9E3779B97F4A7C15 & _MASK
-
-
-def fraction(seed: int, stream: int) -> float:
-    """A number on 0..1, never 1, drawn from *seed* in *stream*."""
-    return (mix(seed, stream) >> 11) * 2.0**-53
 
 
 def mix(seed: int, stream: int) -> int:
@@ -411,11 +223,18 @@ def mix(seed: int, stream: int) -> int:
     return x ^ x >> 31
 
 
-# Built-ins that choose some of the candidates, that draw, and that place by a key.
+def fraction(seed: int, stream: int) -> float:
+    """A number in [0, 1), drawn from *seed* in *stream*."""
+    return (mix(seed, stream) >> 11) * 2.0**-53
+
+
+def chance(share: float, seed: int, stream: int) -> bool:
+    """True for *share* of all seeds."""
+    return fraction(seed, stream) < share
 
 
 def drawn_of(those: Sequence[int], number: float, ids: Sequence[str], seed: int, stream: int) -> list[int]:
-    """*number* of *those*, at least one and at most all, at random; their order plays no part."""
+    """*number* of *those*, at least one and at most all, at random, whatever their order."""
     order = sorted(those, key=ids.__getitem__)
     wanted = min(max(1, int(number)), len(order))
     if wanted == len(order):
@@ -428,12 +247,12 @@ def drawn_of(those: Sequence[int], number: float, ids: Sequence[str], seed: int,
 
 
 def draw(those: Sequence[int], number: float, ids: Sequence[str], seed: int, stream: int) -> list[bool]:
-    """Which of all candidates `drawn_of` takes."""
+    """The mask of `drawn_of`."""
     return marked(drawn_of(those, number, ids, seed, stream), len(ids))
 
 
 def marked(those: Sequence[int], size: int) -> list[bool]:
-    """True at the indices *those*, of *size*."""
+    """A mask of *size*, true at the indices *those*."""
     mask = [False] * size
     for i in those:
         mask[i] = True
@@ -444,7 +263,7 @@ def highest(values: Sequence[float], those: Sequence[int], number: float) -> tup
     """The *number* (at least one) of *those* with the highest values.
 
     Returns:
-        Those that are among them for certain, those tied for the last places, and how many of these there are.
+        The indices above the last value, the indices tied for the last places, and the number of these places.
     """
     wanted = min(max(1, int(number)), len(those))
     order = sorted(those, key=values.__getitem__, reverse=True)
@@ -458,9 +277,7 @@ def lowest(values: Sequence[float], those: Sequence[int], number: float) -> tupl
     return highest([-value for value in values], those, number)
 
 
-def chance(share: float, seed: int, stream: int) -> bool:
-    """True for *share* of all seeds."""
-    return fraction(seed, stream) < share
+# ── keys ─────────────────────────────────────────────────────────────────────
 
 
 def hrw(key: str, ids: Sequence[str], seed: int) -> list[float]:
@@ -470,76 +287,31 @@ def hrw(key: str, ids: Sequence[str], seed: int) -> list[float]:
 
 
 def bucket(key: str, seed: int) -> float:
-    """The place of *key* on 0..1, the same for ever; of no key, that of the seed."""
+    """The place of *key* in [0, 1), the same in every version; of an empty key, that of the seed."""
     return fraction(key_of(key) if key else seed, _BUCKET)
 
 
-#: Ids of instances come again with every request.
+#: The same ids come with every request.
 _key_of_id = functools.lru_cache(maxsize=4096)(key_of)
 _BUCKET = key_of("bucket")
 
-MASK_ROWS = (
-    Builtin(
-        name="draw",
-        signature="draw(n)",
-        doc="n of the candidates at random, at least one; for `keep` and `where`.",
-        family=Family.DRAW,
-        function=draw,
-    ),
-    Builtin(
-        name="top",
-        signature="top(v, n, then: v…)",
-        doc="The n candidates with the highest values, at least one; ties by the lowest `then:`, then at random.",
-        family=Family.TOP,
-        least=2,
-        most=2,
-        named=("then",),
-    ),
-    Builtin(
-        name="chance",
-        signature="chance(n)",
-        doc="True with probability n (0..1).",
-        family=Family.CHANCE,
-        function=chance,
-    ),
-    Builtin(
-        name="hrw",
-        signature="hrw(string)",
-        doc="The key's rendezvous weight on each instance, 0..1; an empty key stands for the request itself.",
-        family=Family.WEIGHT,
-        function=hrw,
-        bounds=unit_interval,
-    ),
-    Builtin(
-        name="bucket",
-        signature="bucket(string)",
-        doc="The key's fixed place on 0..1, for percentages; an empty key stands for the request itself.",
-        family=Family.PLACE,
-        function=bucket,
-        bounds=unit_interval,
-    ),
-)
-
-
-# Built-ins that choose an instance, and how they settle ties and draw lots.
-#
-# Finding the best and narrowing by `then:` is written out by the compiler (`picker`).
+# ── picks ────────────────────────────────────────────────────────────────────
 
 
 def drawn(names: Sequence[str], seed: int, stream: int) -> str:
-    """One of *names* at random; their order plays no part."""
+    """One of *names* at random, whatever their order."""
     in_order = sorted(names)
     return in_order[mix(seed, stream) % len(in_order)]
 
 
 def rotated(names: Sequence[str], last: str) -> str:
     """The first of *names* after *last* in their order, around the end."""
-    in_order = sorted(names)  # costs next to nothing where they are: a fleet's candidates come in order of their ids
+    in_order = sorted(names)
     return in_order[bisect_right(in_order, last) % len(in_order)]
 
 
 def sample(values: Sequence[float], those: Sequence[int], ids: Sequence[str], seed: int, stream: int) -> int:
-    """One of *those* with a probability in proportion to its value; those below 0 count as 0, all of them as equal."""
+    """One of *those*, in proportion to its value; a value below 0 counts as 0, and if all do, each is as likely."""
     order = sorted(those, key=ids.__getitem__)
     total = sum([values[i] for i in order if values[i] > 0])
     if total == 0:
@@ -548,7 +320,7 @@ def sample(values: Sequence[float], those: Sequence[int], ids: Sequence[str], se
     chosen = -1
     for i in order:
         if values[i] > 0:
-            chosen = i  # the last one, should rounding leave something over
+            chosen = i  # the last one, if rounding leaves a rest
             left -= values[i]
             if left < 0:
                 break
@@ -558,121 +330,201 @@ def sample(values: Sequence[float], those: Sequence[int], ids: Sequence[str], se
 def softmin(
     values: Sequence[float], those: Sequence[int], ids: Sequence[str], seed: int, stream: int, temperature: float
 ) -> int:
-    """One of *those*, with probability ∝ exp(-(value - lowest) / temperature); at 0 one of the lowest."""
-    return _softened(values, those, ids, seed, stream, temperature, 1.0)
+    """One of *those*, in proportion to exp(-(value - lowest) / temperature); at 0 one of the lowest."""
+    best = min([values[i] for i in those])
+    if temperature == 0:
+        return ids.index(drawn([ids[i] for i in those if values[i] == best], seed, stream))
+    # No exponent is above 0, so none overflows; the best has weight 1, so the sum is never 0.
+    return sample([math.exp(min(0.0, (best - value) / temperature)) for value in values], those, ids, seed, stream)
 
 
 def softmax(
     values: Sequence[float], those: Sequence[int], ids: Sequence[str], seed: int, stream: int, temperature: float
 ) -> int:
-    """One of *those*, with probability ∝ exp((value - highest) / temperature); at 0 one of the highest."""
-    return _softened(values, those, ids, seed, stream, temperature, -1.0)
+    """One of *those*, in proportion to exp((value - highest) / temperature); at 0 one of the highest."""
+    return softmin([-value for value in values], those, ids, seed, stream, temperature)
 
 
-def _softened(
-    values: Sequence[float],
-    those: Sequence[int],
-    ids: Sequence[str],
-    seed: int,
-    stream: int,
-    temperature: float,
-    sign: float,
-) -> int:
-    costs = [sign * value for value in values]
-    best = min([costs[i] for i in those])
-    if temperature == 0:
-        return ids.index(drawn([ids[i] for i in those if costs[i] == best], seed, stream))
-    # No exponent is above 0, so none overflows; the best has weight 1, so the sum is never 0.
-    return sample([math.exp(min(0.0, (best - cost) / temperature)) for cost in costs], those, ids, seed, stream)
+# ── the table ────────────────────────────────────────────────────────────────
 
 
-PICK_ROWS = (
+def _unit_interval(_: Sequence[Interval]) -> Interval:
+    return types.TRUTH
+
+
+_ROWS = (
+    Builtin("mean(v [where m, default: x])", "The mean over the candidates.", Family.REDUCTION, mean_of),
+    Builtin("min(v [where m, default: x])", "The smallest over the candidates.", Family.REDUCTION, min),
+    Builtin("max(v [where m, default: x])", "The largest over the candidates.", Family.REDUCTION, max),
     Builtin(
-        name="argmin",
-        signature="argmin(v [where m], then: v…)",
-        doc="The instance with the lowest value; ties by `then:`, then one at random.",
-        family=Family.PICK,
-        named=("then",),
-        where=True,
+        "quantile(v [where m], n [, default: x])",
+        "The value below which the share n (0..1) of the candidates lie, linear between two of them.",
+        Family.REDUCTION,
+        quantile,
+        least=2,
+        most=2,
+    ),
+    Builtin(
+        "sum(v [where m])",
+        "The sum over the candidates; 0 without candidates.",
+        Family.REDUCTION,
+        math.fsum,
+        bounds=types.total,
+    ),
+    Builtin(
+        "std(v [where m])",
+        "The standard deviation over the candidates, divided by their number; 0 without candidates.",
+        Family.REDUCTION,
+        std,
+        bounds=types.spread,
+    ),
+    Builtin(
+        "any(m [where m])",
+        "Whether it holds for some candidate; false without candidates.",
+        Family.TEST,
+        any,
+    ),
+    Builtin(
+        "all(m [where m])",
+        "Whether it holds for every candidate; true without candidates.",
+        Family.TEST,
+        all,
+    ),
+    Builtin(
+        "count([m [where m]])",
+        "The number of candidates for which it holds; without an argument, of all candidates.",
+        Family.COUNT,
+        count,
+        least=0,
+    ),
+    Builtin(
+        "norm(v)", "Min-max over the candidates, 0..1; 0 if all are equal.", Family.SCALE, norm, bounds=_unit_interval
+    ),
+    Builtin(
+        "share(v)",
+        "Its part of the sum over the candidates, 0..1; equal shares if all are 0.",
+        Family.SCALE,
+        share,
+        never_negative=True,
+        bounds=_unit_interval,
+    ),
+    Builtin(
+        "rank(v)",
+        "1 for the smallest over the candidates, and so on; ties share the lower rank.",
+        Family.SCALE,
+        rank,
+        bounds=lambda _: types.COUNT_ALL,
+    ),
+    Builtin(
+        "least(x, x…)",
+        "The smallest of its arguments, element by element.",
+        Family.ELEMENT,
+        least=2,
+        most=None,
+        bounds=types.least,
+    ),
+    Builtin(
+        "greatest(x, x…)",
+        "The largest of its arguments, element by element.",
+        Family.ELEMENT,
+        least=2,
+        most=None,
+        bounds=types.greatest,
+    ),
+    Builtin(
+        "clamp(x, lo, hi)",
+        "x, but at least lo and at most hi.",
+        Family.ELEMENT,
+        least=3,
+        most=3,
+        ordered=True,
+        bounds=types.clamped,
+    ),
+    Builtin("abs(x)", "The distance from 0.", Family.ELEMENT, abs, bounds=types.absolute),
+    Builtin(
+        "ratio(x, y, default: z)",
+        "x / y, or the default if y is 0 (nearer to 0 than 1e-9).",
+        Family.RATIO,
+        least=2,
+        most=2,
+        required=("default",),
+    ),
+    Builtin(
+        "argmin(v [where m], then: v…)",
+        "The instance with the lowest value; ties by `then:`, then one at random.",
+        Family.PICK,
         direction="min",
     ),
     Builtin(
-        name="argmax",
-        signature="argmax(v [where m], then: v…)",
-        doc="The instance with the highest value; ties by `then:`, then one at random.",
-        family=Family.PICK,
-        named=("then",),
-        where=True,
+        "argmax(v [where m], then: v…)",
+        "The instance with the highest value; ties by `then:`, then one at random.",
+        Family.PICK,
         direction="max",
     ),
     Builtin(
-        name="rr_argmin",
-        signature="rr_argmin(v [where m], then: v…, within: x)",
-        doc="The instance with the lowest value; ties, and those at most x above it, by `then:`, then in rotation.",
-        family=Family.ROTATION,
-        named=("then", "within"),
-        where=True,
+        "rr_argmin(v [where m], then: v…, within: x)",
+        "The instance with the lowest value; ties, and those at most x above it, by `then:`, then in rotation.",
+        Family.ROTATION,
         direction="min",
     ),
     Builtin(
-        name="rr_argmax",
-        signature="rr_argmax(v [where m], then: v…, within: x)",
-        doc="The instance with the highest value; ties, and those at most x below it, by `then:`, then in rotation.",
-        family=Family.ROTATION,
-        named=("then", "within"),
-        where=True,
+        "rr_argmax(v [where m], then: v…, within: x)",
+        "The instance with the highest value; ties, and those at most x below it, by `then:`, then in rotation.",
+        Family.ROTATION,
         direction="max",
     ),
     Builtin(
-        name="softmin",
-        signature="softmin(v [where m], temperature: x)",
-        doc="One drawn with a probability in proportion to exp(-(v - lowest) / x); at 0 one of the lowest.",
-        family=Family.LOTTERY,
-        function=softmin,
-        named=("temperature",),
+        "softmin(v [where m], temperature: x)",
+        "An instance drawn in proportion to exp(-(v - lowest) / x); at 0 one of the lowest.",
+        Family.LOTTERY,
+        softmin,
         required=("temperature",),
-        where=True,
         direction="min",
     ),
     Builtin(
-        name="softmax",
-        signature="softmax(v [where m], temperature: x)",
-        doc="One drawn with a probability in proportion to exp((v - highest) / x); at 0 one of the highest.",
-        family=Family.LOTTERY,
-        function=softmax,
-        named=("temperature",),
+        "softmax(v [where m], temperature: x)",
+        "An instance drawn in proportion to exp((v - highest) / x); at 0 one of the highest.",
+        Family.LOTTERY,
+        softmax,
         required=("temperature",),
-        where=True,
         direction="max",
     ),
     Builtin(
-        name="sample",
-        signature="sample(v or m [where m])",
-        doc="One drawn with a probability in proportion to v, or among those of m; nothing above 0: all are alike.",
-        family=Family.LOTTERY,
-        function=sample,
-        where=True,
+        "sample(v or m [where m])",
+        "An instance drawn in proportion to v, or among those of m; if none is above 0, all are as likely.",
+        Family.LOTTERY,
+        sample,
         weighs=True,
         direction="max",
     ),
+    Builtin("first(pick, pick…)", "The first pick that has a candidate.", Family.FIRST, least=2, most=None),
+    Builtin("draw(n)", "n of the candidates at random, at least one; for `keep` and `where`.", Family.DRAW, draw),
     Builtin(
-        name="first",
-        signature="first(pick, pick…)",
-        doc="The first that is somebody.",
-        family=Family.FIRST,
+        "top(v, n, then: v…)",
+        "The n candidates with the highest values, at least one; ties by the lowest `then:`, then at random.",
+        Family.TOP,
         least=2,
-        most=None,
+        most=2,
     ),
+    Builtin("chance(n)", "True with probability n (0..1).", Family.CHANCE, chance),
+    Builtin(
+        "hrw(string)",
+        "The key's rendezvous weight on each instance, 0..1; an empty key stands for the request itself.",
+        Family.WEIGHT,
+        hrw,
+        bounds=_unit_interval,
+    ),
+    Builtin(
+        "bucket(string)",
+        "The key's fixed place on 0..1, for percentages; an empty key stands for the request itself.",
+        Family.PLACE,
+        bucket,
+        bounds=_unit_interval,
+    ),
+    Builtin("known(x)", "Whether every feature it is computed from is known there.", Family.KNOWN, known),
+    Builtin("age(x)", "The age of the oldest feature it is computed from; 1e9 seconds if unknown.", Family.AGE, age),
+    Builtin("fresh(x, limit)", "Short for known(x) and age(x) <= limit.", Family.FRESH, least=2, most=2),
 )
 
-
-# The built-in functions: one row each, its function beside it. A built-in of a family that exists is one more row.
-#
-# How each family is typed is in `check_family`, how it is compiled in `emitter` and `picker`.
-
 #: Every built-in, by name.
-BUILTINS: Mapping[str, Builtin] = {
-    row.name: row
-    for rows in (REDUCTION_ROWS, SCALE_ROWS, ELEMENT_ROWS, PICK_ROWS, MASK_ROWS, KNOWLEDGE_ROWS)
-    for row in rows
-}
+BUILTINS: Mapping[str, Builtin] = {row.name: row for row in _ROWS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,15 +16,10 @@ if TYPE_CHECKING:
     from smetric.policy.snapshot import Snapshot
 
 
-# How far the statements of a policy held in one decision: the guards of a rule, the candidates that a filter left.
-#
-# Made by a `Decision`, which keeps only numbers until somebody asks.
-
-
 class RuleTrace(NamedTuple):
-    """An outcome statement that was visited: its guards with True (held), False (failed) or None (not reached).
+    """An outcome statement that was visited: each guard with True (held), False (failed) or None (not evaluated).
 
-    A rule whose guards all held and whose pick was nobody has one more guard, `nobody`, which failed.
+    A rule whose guards all held and whose pick had no candidate has one more guard, `nobody`, which failed.
     """
 
     rule: str
@@ -39,9 +33,9 @@ class RuleTrace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FilterTrace:
-    """A filter that was visited: which candidates it left, as indices.
+    """A filter that was visited, and the indices of the candidates that it left.
 
-    `applied` is False where a guard of its `when` failed; `ignored` is True for a `prefer` that would have left nobody.
+    `applied` is False if a guard of its `when` failed; `ignored` is True for a `prefer` that would leave no candidate.
     """
 
     label: str
@@ -50,88 +44,8 @@ class FilterTrace:
     ignored: bool
 
 
-# A pick as a contest: who comes next, and who counts as equal. Everybody is an index; lower ids win ties.
-#
-# What was decided, and who could be chosen, is `decision.py`'s, which keeps what is found here.
-
-
-def foremost(
-    most: int,
-    candidates: Sequence[int],
-    chosen: int,
-    score: Sequence[float] | None,
-    ids: Sequence[str],
-    *,
-    lowest: bool,
-) -> list[int]:
-    """The first *most* of *candidates*: the *chosen* one, then the best scores first, ties in order of ids.
-
-    Args:
-        most: how many.
-        candidates: who could be chosen.
-        chosen: who was; -1 for nobody.
-        score: of everybody; None where all tie.
-        ids: of everybody.
-        lowest: whether a low score is a good one.
-    """
-    others = [i for i in candidates if i != chosen]
-    if score is None:
-        best = [i for _, i in heapq.nsmallest(most, [(ids[i], i) for i in others])]
-    else:
-        sign = 1 if lowest else -1
-        best = [i for _, _, i in heapq.nsmallest(most, [(sign * score[i], ids[i], i) for i in others])]
-    return [chosen, *best][:most] if chosen >= 0 else best
-
-
-def best_other(
-    candidates: Sequence[int], chosen: int, score: list[float] | None, ids: Sequence[str], *, lowest: bool
-) -> int:
-    """The best of *candidates* but for the *chosen* one; -1 for nobody. Arguments as of `foremost`."""
-    if chosen < 0 or len(candidates) < 2:
-        return -1
-    if score is None:
-        score = [0.0] * len(ids)
-    worst = math.inf if lowest else -math.inf
-    if len(candidates) == len(score):  # no loop of our own: it is asked of every decision
-        values = score.copy()
-        values[chosen] = worst
-    else:
-        values = [worst] * len(score)
-        for i in candidates:
-            values[i] = score[i] if i != chosen else worst
-    best = min(values) if lowest else max(values)
-    if best == worst:  # as bad as a score can be
-        return min((i for i in candidates if i != chosen), key=ids.__getitem__)
-    first = values.index(best)
-    if values.count(best) > 1:
-        for i in range(first + 1, len(values)):
-            if values[i] == best and ids[i] < ids[first]:
-                first = i
-    return first
-
-
-def count_tied(candidates: Sequence[int], score: Sequence[float] | None, within: float, *, lowest: bool) -> int:
-    """How many of *candidates* have the best score, or one no more than *within* from it."""
-    if score is None:
-        return len(candidates)
-    scores = [score[i] for i in candidates]
-    if lowest:
-        bound = min(scores) + within  # as the pick computes it
-        return sum(each <= bound for each in scores)
-    bound = max(scores) - within
-    return sum(each >= bound for each in scores)
-
-
-# The outcome of one evaluation: a decision, or the look-ups it needs first.
-#
-# Sentences and tables are `explain.py`.
-
-#: Stands for what nobody asked for yet; an index of -1 is nobody.
-_NOT_SOUGHT = -2
-
-
 class Need:
-    """Evaluation reached look-up features that the snapshot does not hold: fetch them, then evaluate again."""
+    """Look-up features that the evaluation reached and the snapshot lacks: fetch them, then decide again."""
 
     __slots__ = ("features",)
 
@@ -140,9 +54,10 @@ class Need:
 
 
 class Decision:
-    """What a policy decided on one snapshot; texts and tables are made only when asked for.
+    """The decision of a policy on one snapshot.
 
-    Everything here refers to values that exist anyway, because a decision is made for every request and read for few.
+    It holds references only; traces, ranks and margins are computed when they are read, because a decision is made for
+    every request and read for few. An index of -1 is no candidate.
     """
 
     __slots__ = (
@@ -178,34 +93,34 @@ class Decision:
         score: list[float] | None,
         site: int,
         retry_after_s: float | None,
-        wait_s: float = 0.0,
+        wait_s: float,
     ) -> None:
-        #: The policy that decided.
         self.policy = policy
-        #: What it saw of the instances and of the request, the cursors it was given and its seed.
+        #: The inputs: instances, request, cursors and seed.
         self.snapshot = snapshot
         self.request = request
         self.used = used
         self.seed = seed
-        #: Which statement fired: index into `policy.plan.steps`.
+        #: The statement that fired, as an index into `policy.plan.steps`.
         self.step_index = step_index
-        #: The chosen candidate as an index into `snapshot.ids`; -1 when nobody was chosen.
+        #: The chosen candidate, as an index into `snapshot.ids`.
         self.index = index
-        #: For each statement visited: how many of its guards held before one failed; -1 for a `prefer` that would have
-        #: left nobody.
+        #: For each statement visited: the number of guards that held before one failed; -1 for a `prefer` that would
+        #: leave no candidate.
         self.stops = stops
         #: For each filter visited: indices of the candidates it left.
         self.survivors = survivors
-        #: The value per candidate that the pick compared, filtered or not; None where all tie anyway.
+        #: The value per candidate that the pick compared, also for candidates that a filter removed; None if all tie.
         self.score = score
-        #: Which pick of the file chose, -1 without; and that pick.
+        #: The pick that chose, and its index among the picks of the file, -1 without one.
         self.site = site
         self.pick: Pick | None = policy.picks[site] if site >= 0 else None
-        #: Seconds a rejected client should wait, if the rule says.
+        #: Seconds that a rejected client should wait, if the rule says.
         self.retry_after_s = retry_after_s
-        #: Seconds a held request may be held in all, what it has been held already (`req.held`) included.
+        #: Seconds that a request may be held in total, including those so far (`req.held`).
         self.wait_s = wait_s
-        self._runner_up = self._tied = _NOT_SOUGHT
+        self._runner_up: int | None = None
+        self._tied: int | None = None
 
     def __repr__(self) -> str:
         return f"<Decision {self.policy.name}: {self.rule} → {self.instance or self.outcome.value}>"
@@ -217,7 +132,7 @@ class Decision:
 
     @property
     def outcome(self) -> Outcome:
-        """How it ends."""
+        """The end of the decision."""
         outcome = self.policy.plan.steps[self.step_index].outcome
         assert outcome is not None
         return outcome
@@ -234,7 +149,7 @@ class Decision:
 
     @property
     def choice(self) -> str:
-        """The id of the chosen instance; else how it ends, in words."""
+        """The id of the chosen instance, or the outcome in words."""
         if self.index >= 0:
             return self.snapshot.ids[self.index]
         outcome = self.outcome
@@ -247,14 +162,14 @@ class Decision:
 
     @property
     def message(self) -> str:
-        """What a rejected client is told; empty otherwise."""
+        """The message for a rejected client; empty otherwise."""
         if self.outcome is Outcome.NOBODY:
             return f"no instance is left after `{self.rule}`"
         return self.step.message
 
     @property
     def guards(self) -> list[RuleTrace]:
-        """The outcome statements visited, in order; the last one fired, unless a filter left nobody."""
+        """The outcome statements visited, in order; the last one fired, unless a filter left no candidate."""
         traces = []
         for at, (step, stop) in enumerate(zip(self.policy.plan.steps, self.stops, strict=False)):
             if step.kind.is_filter:
@@ -269,7 +184,7 @@ class Decision:
 
     @property
     def failed_guard(self) -> str | None:
-        """The guard that kept the first rule from firing; None where the first rule fired."""
+        """The guard that kept the first rule from firing; None if the first rule fired."""
         return next((rule.failed for rule in self.guards), None)
 
     @property
@@ -285,7 +200,7 @@ class Decision:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The features that the statements visited ask for, as far as they were visited."""
+        """The features that the visited statements read, as far as they were evaluated."""
         features: set[str] = set()
         for step, stop in zip(self.policy.plan.steps, self.stops, strict=False):
             for guard in step.guards[: stop + 1 if stop >= 0 else None]:
@@ -296,7 +211,7 @@ class Decision:
 
     @property
     def cursors(self) -> dict[str, str]:
-        """The cursors to remember if this decision is acted on: the pick's name to the id of its winner."""
+        """The cursors to store if this decision is acted on: the pick's name to the id of its winner."""
         pick = self.pick
         if pick is None or not pick.rotates:
             return {}
@@ -312,7 +227,7 @@ class Decision:
 
     @property
     def named(self) -> float:
-        """What the pick's `within:` or `temperature:` was; 0 without."""
+        """The value of the pick's `within:` or `temperature:`; 0 without."""
         if self.pick is None or self.pick.named is None:
             return 0.0
         value: float = self.policy.probe(self, self.step_index, self.pick.named)
@@ -320,54 +235,69 @@ class Decision:
 
     @property
     def candidates(self) -> Sequence[int]:
-        """Indices of those the pick could choose: left by the filters above it and by its `where`."""
+        """Indices of the candidates of the pick: left by the filters above it, and in its `where`."""
         pick = self.pick
         if pick is None:
             return self.survivors[-1] if self.survivors else range(len(self.snapshot.ids))
         left = self.survivors[pick.level - 1] if pick.level else range(len(self.snapshot.ids))
-        if pick.where is None or pick.where.shape is Shape.SCALAR:  # one for all is true of all, as somebody was picked
+        if pick.where is None or pick.where.shape is Shape.SCALAR:  # a single value was true
             return left
         mask = self.policy.probe(self, self.step_index, pick.where)
         return [i for i in left if mask[i]]
 
     @property
     def ranked(self) -> list[int]:
-        """`candidates` with the best score first, ties in order of ids; the chosen one first of all."""
+        """The chosen one, then the other candidates, the best score first, ties in order of ids."""
         return self.foremost(len(self.snapshot.ids))
 
     def foremost(self, most: int) -> list[int]:
         """The first *most* of `ranked`."""
-        lowest = self.direction != "max"
-        return foremost(most, self.candidates, self.index, self.score, self.snapshot.ids, lowest=lowest)
+        ids, score, sign = self.snapshot.ids, self.score, -1 if self.direction == "max" else 1
+        others = (i for i in self.candidates if i != self.index)
+        best = heapq.nsmallest(most, [(0 if score is None else sign * score[i], ids[i], i) for i in others])
+        chosen = [self.index] if self.index >= 0 else []
+        return [*chosen, *(i for _, _, i in best)][:most]
 
     @property
     def runner_up_index(self) -> int | None:
-        """Index of the best of those not chosen, ties in order of ids; found once."""
-        if self._runner_up == _NOT_SOUGHT:
-            lowest = self.direction != "max"
-            self._runner_up = best_other(self.candidates, self.index, self.score, self.snapshot.ids, lowest=lowest)
+        """Index of the best candidate that was not chosen, ties in order of ids."""
+        if self._runner_up is None:
+            self._runner_up = self._best_other()
         return self._runner_up if self._runner_up >= 0 else None
+
+    def _best_other(self) -> int:
+        others = [i for i in self.candidates if i != self.index]
+        if self.index < 0 or not others:
+            return -1
+        if self.score is not None:
+            # Telemetry asks this of every decision: scans in C are several times faster than a minimum by key.
+            scores = [self.score[i] for i in others]
+            best = max(scores) if self.direction == "max" else min(scores)
+            if scores.count(best) == 1:
+                return others[scores.index(best)]
+            others = [i for i, score in zip(others, scores, strict=True) if score == best]
+        return min(others, key=self.snapshot.ids.__getitem__)
 
     @property
     def runner_up(self) -> str | None:
-        """The id of the best of those not chosen."""
+        """The id of the best candidate that was not chosen."""
         at = self.runner_up_index
         return None if at is None else self.snapshot.ids[at]
 
     @property
     def margin(self) -> float | None:
-        """How far the score of the runner-up is from that of the chosen."""
+        """The distance between the scores of the runner-up and of the chosen one."""
         at = self.runner_up_index
         return None if at is None or self.score is None else abs(self.score[at] - self.score[self.index])
 
     @property
     def is_behind(self) -> bool:
-        """Whether the runner-up has the better score: one that is drawn, or has its turn, need not be the best."""
+        """Whether the runner-up has the better score: a drawn or rotated candidate need not be the best."""
         at = self.runner_up_index
         return at is not None and self.score is not None and self.is_better(at, self.score)
 
     def is_better(self, index: int, score: Sequence[float]) -> bool:
-        """Whether the *score* of candidate *index* is better than that of the chosen."""
+        """Whether the *score* of candidate *index* is better than that of the chosen one."""
         mine, other = score[self.index], score[index]
         return other < mine if self.direction == "min" else other > mine
 
@@ -378,23 +308,28 @@ class Decision:
         return None if at is None or self.score is None else self.share_behind(at, self.score)
 
     def share_behind(self, index: int, score: Sequence[float]) -> float:
-        """How far the *score* of candidate *index* is from that of the chosen, as a share of the larger one."""
+        """The distance between the *score* of candidate *index* and that of the chosen one, by the larger of both."""
         mine, other = score[self.index], score[index]
-        if mine == other:
-            return 0.0
-        own, its = abs(mine), abs(other)
-        return abs(other - mine) / (own if own > its else its)
+        return 0.0 if mine == other else abs(other - mine) / max(abs(mine), abs(other))
 
     @property
     def tied(self) -> int:
-        """How many candidates had the best score, or one that counts as such; 0 when there was no pick; found once."""
-        if self._tied == _NOT_SOUGHT:
+        """The number of candidates with the best score, or one that counts as such; 0 without a pick."""
+        if self._tied is None:
             self._tied = self._count_tied()
         return self._tied
 
     def _count_tied(self) -> int:
-        pick = self.pick
+        pick, candidates = self.pick, self.candidates
         if pick is None:
             return 0
+        if self.score is None:
+            return len(candidates)
         within = self.named if pick.rotates else 0.0
-        return count_tied(self.candidates, self.score, within, lowest=pick.direction != "max")
+        scores = [self.score[i] for i in candidates]
+        # The bound is computed as the pick computes it, or rounding could make a difference.
+        if pick.direction == "max":
+            bound = max(scores) - within
+            return sum(score >= bound for score in scores)
+        bound = min(scores) + within
+        return sum(score <= bound for score in scores)
