@@ -80,7 +80,11 @@ def rules(decision: Decision) -> list[dict[str, Any]]:
             narrowed = next(filters)
             left = f"left {len(narrowed.left)} of {len(decision.snapshot.ids)}"
             rule["result"] = (
-                "ignored: it would leave nobody" if narrowed.ignored else left if narrowed.applied else "does not apply"
+                "ignored: it would leave no candidate"
+                if narrowed.ignored
+                else left
+                if narrowed.applied
+                else "does not apply"
             )
         else:
             fired = at == decision.step_index

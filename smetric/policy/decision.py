@@ -114,7 +114,7 @@ class Decision:
         self.score = score
         #: The pick that chose, and its index among the picks of the file, -1 without one.
         self.site = site
-        self.pick: Pick | None = policy.picks[site] if site >= 0 else None
+        self.pick: Pick | None = policy.plan.picks[site] if site >= 0 else None
         #: Seconds that a rejected client should wait, if the rule says.
         self.retry_after_s = retry_after_s
         #: Seconds that a request may be held in total, including those so far (`req.held`).

@@ -1,4 +1,7 @@
-"""Explanations of a decision: one sentence, a table, a full account."""
+"""Explanations of a decision: one sentence, a table, a full account.
+
+They print numbers, names of the policy and ids of instances. Strings of a request are never printed.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,30 @@ if TYPE_CHECKING:
     from smetric.policy.decision import Decision, FilterTrace
 
 
-# The candidates of a decision as aligned plain text: what was read of each, its score, and who was chosen.
-
 _INDENT = "    "
 _GAP = "    "
-#: The width of the word `instance`, which stands above the ids in a policy's tests.
+#: The width of the word `instance`, which heads the ids in a policy's tests.
 _ID_WIDTH = 8
+#: The number of candidates that the full account lists in their own order; of more, it lists the best.
+_ROWS = 32
+#: A comparison as the text shows it if it held, and if it failed.
+_SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">"}
+_OPPOSITE = {"<=": ">", ">=": "<", "<": "≥", ">": "≤"}
+_TRUE = {"≤": operator.le, "≥": operator.ge, "<": operator.lt, ">": operator.gt}
+#: The precisions that are tried for the numbers of a comparison.
+_DIGITS = (4, 6, 9, 12, 17)
+_MARKS = {True: "✓", False: "✗", None: "·"}
+
+# ── the candidates ───────────────────────────────────────────────────────────
 
 
 def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
-    """The chosen candidate first, then the best of the others.
+    """The chosen candidate, then the best of the others, as aligned text.
 
     Args:
-        decision: what was decided.
-        top: rows at most.
-        limit_bytes: size of the text in UTF-8 at most; rows are left out, never cut.
+        decision: the decision.
+        top: limit on the rows.
+        limit_bytes: limit on the text in UTF-8; rows are left out, never cut.
     """
     order = list(foremost(decision, top))
     if len(order) < top:
@@ -47,12 +59,12 @@ def table(decision: Decision, top: int = 8, limit_bytes: int = 1900) -> str:
 
 @functools.lru_cache(maxsize=1)  # text and JSON of one decision are made one after the other
 def foremost(decision: Decision, top: int) -> tuple[int, ...]:
-    """Indices of at most *top* of those the pick could choose: the chosen first, then the best scores, ties by id."""
+    """`Decision.foremost`, cached for the last decision."""
     return tuple(decision.foremost(top))
 
 
 def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
-    """The rows of the candidates *order*, how many more there are, and who said what was looked up."""
+    """The rows of the candidates *order*, the number of others, the sources of look-ups, and the ages of cells."""
     order = list(order)
     snapshot = decision.snapshot
     named = [(clipped(snapshot.ids[i]), i) for i in order]
@@ -83,7 +95,7 @@ def rows(decision: Decision, order: Iterable[int], hidden: int = 0) -> str:
 
 
 def _sources(decision: Decision, feature: str, order: Iterable[int]) -> str:
-    """`hit_len from prefix_index`; where there are several, with the candidates that each gave the cell of."""
+    """`hit_len from prefix_index`; several sources are listed with their candidates."""
     snapshot = decision.snapshot
     origins = snapshot.origins_of(feature)
     if origins is None:
@@ -98,9 +110,9 @@ def _sources(decision: Decision, feature: str, order: Iterable[int]) -> str:
 
 
 def _ages(decision: Decision, features: Iterable[str], order: list[int]) -> list[str]:
-    """`requests, kv_usage 0.4 s old on gpu-1, 0.1 to 2.5 s on all`, of what was measured earlier.
+    """`requests, kv_usage 0.4 s old on gpu-1, 0.1 to 2.5 s on all`: the ages of measured features.
 
-    What was measured together is told together; the chosen instance is named where the others' ages differ from its.
+    Features with the same ages share a line. The age on the chosen instance is given if the others differ.
     """
     snapshot, chosen = decision.snapshot, decision.index
     together: dict[str, list[str]] = {}
@@ -128,13 +140,13 @@ def _ages(decision: Decision, features: Iterable[str], order: list[int]) -> list
 
 
 def columns_of(decision: Decision) -> list[str]:
-    """The features this decision saw, in the order in which the policy asks for them."""
+    """The features that this decision saw, in the order in which the policy reads them."""
     columns = decision.snapshot.columns
     return [feature for feature in decision.policy.asks if feature in columns]
 
 
 def score_name(decision: Decision) -> str:
-    """What the pick compared, in the policy's own words."""
+    """The score of the pick, in the policy's own words."""
     pick = decision.pick
     assert pick is not None
     return term_name(decision, pick.value)
@@ -150,47 +162,17 @@ def term_name(decision: Decision, term: Term) -> str:
 
 
 def _mark(i: int, chosen: int, filters: Sequence[FilterTrace]) -> str:
-    """`←` for the chosen one; for one a filter left out, which."""
+    """`←` for the chosen candidate, the filter for one that was removed."""
     if i == chosen:
         return "  ←"
     return next((f"  ✗ {step.label}" for step in filters if i not in step.left), "")
 
 
-# Says why: a decision as one sentence, as a table, and as the full account that `smetric explain` prints.
-#
-# Numbers, names of the policy and ids of instances only: no string of a request is ever printed.
-
-#: Candidates that the full account lists in their own order; of more, the best.
-_ROWS = 32
-#: A comparison as the text shows it where it held, and what it turned out to be where it failed.
-_SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">"}
-_OPPOSITE = {"<=": ">", ">=": "<", "<": "≥", ">": "≤"}
-_TRUE = {"≤": operator.le, "≥": operator.ge, "<": operator.lt, ">": operator.gt}
-#: Figures that the numbers of a comparison are tried in.
-_DIGITS = (4, 6, 9, 12, 17)
-_MARKS = {True: "✓", False: "✗", None: "·"}
-
-
-def summary(decision: Decision) -> str:
-    """The decision in one sentence, with the numbers that settled it."""
-    steps = decision.policy.plan.steps[: decision.step_index]
-    reasons = [_failure(decision, at) for at, step in enumerate(steps) if not step.kind.is_filter]
-    return "; ".join([_result(decision), *reasons])
-
-
-def lead(decision: Decision) -> str:
-    """By how much the chosen instance is ahead of the next, or behind it, in words; empty where it was not compared."""
-    margin, runner_up = decision.margin, decision.runner_up
-    if margin is None or runner_up is None:
-        return ""
-    if margin == 0:
-        return f"{clipped(runner_up)} ties by {score_name(decision)}"
-    where = "behind" if decision.is_behind else "ahead of"
-    return f"{figure(margin)} of {score_name(decision)} {where} {clipped(runner_up)}"
+# ── the account ──────────────────────────────────────────────────────────────
 
 
 def explain(decision: Decision) -> str:
-    """The rules visited with their guards (✓ held, ✗ failed, · not evaluated), then the candidates."""
+    """The full account: rules visited with their guards (✓ held, ✗ failed, · not evaluated), then the candidates."""
     lines = [f"{decision.policy.name}: {_headline(decision)}", *rules(decision)]
     count = len(decision.snapshot.ids)
     if count <= _ROWS:
@@ -201,7 +183,7 @@ def explain(decision: Decision) -> str:
 
 
 def rules(decision: Decision) -> list[str]:
-    """A line for each statement visited: what a filter left, or which guards held, with the numbers they compared."""
+    """A line for each statement visited: the candidates that a filter left, or the guards with their numbers."""
     lines = []
     width = max((len(step.label) for step in decision.policy.plan.steps[: len(decision.stops)]), default=0)
     filters = iter(decision.filters)
@@ -211,7 +193,7 @@ def rules(decision: Decision) -> list[str]:
         if step.kind.is_filter:
             narrowed = next(filters)
             if narrowed.ignored:
-                account = "ignored: it would leave nobody"
+                account = "ignored: it would leave no candidate"
             elif not narrowed.applied:
                 account = "does not apply"
             else:
@@ -228,9 +210,9 @@ def rules(decision: Decision) -> list[str]:
 
 
 def guard_numbers(decision: Decision, at: int, place: int) -> str:
-    """Both sides of guard number *place* of rule number *at*, as in `24 > 2 × 9.5`; empty where there are none to tell.
+    """Both sides of guard number *place* of rule number *at*, as in `24 > 2 × 9.5`; empty if it is no comparison.
 
-    The sign tells what was the case, so it is the opposite of the policy's where the guard failed.
+    The sign is the true one: the opposite of the policy's if the guard failed.
     """
     guards, stop = decision.policy.plan.steps[at].guards, decision.stops[at]
     if place >= len(guards) or place > stop:
@@ -248,6 +230,24 @@ def _headline(decision: Decision) -> str:
 
 
 # ── the sentence ─────────────────────────────────────────────────────────────
+
+
+def summary(decision: Decision) -> str:
+    """The decision in one sentence, with the numbers that settled it."""
+    steps = decision.policy.plan.steps[: decision.step_index]
+    reasons = [_failure(decision, at) for at, step in enumerate(steps) if not step.kind.is_filter]
+    return "; ".join([_result(decision), *reasons])
+
+
+def lead(decision: Decision) -> str:
+    """The margin between the chosen instance and the runner-up in words; empty without a comparison."""
+    margin, runner_up = decision.margin, decision.runner_up
+    if margin is None or runner_up is None:
+        return ""
+    if margin == 0:
+        return f"{clipped(runner_up)} ties by {score_name(decision)}"
+    where = "behind" if decision.is_behind else "ahead of"
+    return f"{figure(margin)} of {score_name(decision)} {where} {clipped(runner_up)}"
 
 
 def _result(decision: Decision) -> str:
@@ -288,18 +288,18 @@ def _best(decision: Decision, pick: Pick) -> str:
 
 
 def _failure(decision: Decision, at: int) -> str:
-    """Why rule number *at*, which was visited, did not fire."""
+    """The reason why rule number *at* did not fire."""
     step = decision.policy.plan.steps[at]
     stop = decision.stops[at]
     if stop == len(step.guards):
-        return f"{step.label} found nobody"
+        return f"{step.label} found no candidate"
     guard = step.guards[stop]
     numbers = _numbers(decision, at, guard.value)
     return f"{_subject(decision, at, guard.value)} failed {guard.label}{f' ({numbers})' if numbers else ''}"
 
 
 def _subject(decision: Decision, at: int, term: Term) -> str:
-    """The instance that a guard judges, where it judges the one its rule would take; else the rule."""
+    """The instance that a guard is about, if it is the one that its rule would take; else the rule."""
     step = decision.policy.plan.steps[at]
     route = step.value
     picks = {id(part.binding): part for part in walk(term) if isinstance(part, Ref) and part.shape is Shape.PICK}
@@ -312,22 +312,21 @@ def _subject(decision: Decision, at: int, term: Term) -> str:
                 return name
             value = term_name(decision, pick.value)
             score = figure(decision.policy.probe(decision, at, pick.value)[index])
-            if pick.family is Family.LOTTERY or pick.named is not None:  # whoever was taken need not be the best
+            if pick.family is Family.LOTTERY or pick.named is not None:  # it need not be the best
                 return f"{name}, with {value} {score},"
             return f"{name}, with the {'lowest' if pick.direction == 'min' else 'highest'} {value} ({score}),"
     return step.label
 
 
 def _numbers(decision: Decision, at: int, term: Term) -> str:
-    """Both sides of a comparison that failed."""
+    """Both sides of a comparison that failed, or the field that is unknown."""
     unknown = sorted(name for name in fields_of(term) if getattr(decision.request, name) is None)
     return f"req.{unknown[0]} is unknown" if unknown else _sides(decision, at, term, _OPPOSITE)
 
 
 def _sides(decision: Decision, at: int, term: Term, signs: Mapping[str, str]) -> str:
-    """Both sides of a comparison; what a name was that is compared for equality."""
-    while isinstance(term, Ref) and term.shape is Shape.SCALAR:
-        term = term.binding.value
+    """Both sides of a comparison; the value of a name that is compared for equality."""
+    term = _unbound(term)
     if not isinstance(term, Op) or len(term.operands) != 2:
         return ""
     left, right = term.operands
@@ -342,7 +341,7 @@ def _sides(decision: Decision, at: int, term: Term, signs: Mapping[str, str]) ->
 
 
 def _comparison(left: Sequence[float], sign: str, right: Sequence[float]) -> str:
-    """Both sides with their sign, in as many figures as it takes for what is printed to be true."""
+    """Both sides with their sign, with as many digits as make the text true."""
     said = ""
     for digits in _DIGITS:
         sides = [[figure(number, digits) for number in side] for side in (left, right)]
@@ -353,9 +352,8 @@ def _comparison(left: Sequence[float], sign: str, right: Sequence[float]) -> str
 
 
 def _side(decision: Decision, at: int, term: Term) -> tuple[float, ...]:
-    """The factors of one side: two of a multiple, those of what `least` or `greatest` took, else the number."""
-    while isinstance(term, Ref) and term.shape is Shape.SCALAR:
-        term = term.binding.value
+    """The factors of one side: two of a multiple, those of the operand that `least` or `greatest` took, or one."""
+    term = _unbound(term)
     value = decision.policy.probe(decision, at, term)
     if isinstance(term, Op) and term.op in ("least", "greatest"):
         for operand in term.operands:
@@ -366,3 +364,10 @@ def _side(decision: Decision, at: int, term: Term) -> tuple[float, ...]:
         if isinstance(factor, Const) and not isinstance(other, Const):
             return factor.value, decision.policy.probe(decision, at, other)
     return (value,)
+
+
+def _unbound(term: Term) -> Term:
+    """The expression behind names of single values."""
+    while isinstance(term, Ref) and term.shape is Shape.SCALAR:
+        term = term.binding.value
+    return term

@@ -1,4 +1,4 @@
-"""Loaded policy: name, reads, and its pure decision function."""
+"""Loaded policy: parameters, reads, and its pure decision function."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from smetric.policy.check import Checked, check_text
 from smetric.policy.code import TooLargeError
 from smetric.policy.compiler import Compiler
 from smetric.policy.decision import Decision, Need
-from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source, Span
+from smetric.policy.diagnostic import Diagnostic, PolicyError, Severity, Source
 from smetric.policy.guard import ALWAYS
 from smetric.policy.library import Reader, no_libraries
 from smetric.policy.parameter import CONFIGURATION
-from smetric.policy.plan import Pick, Plan, Term, columns_of, fields_of
+from smetric.policy.plan import Plan, Term, columns_of, fields_of
 from smetric.policy.resolver import Resolver
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Vocabulary
@@ -27,8 +27,8 @@ class Lookup:
     """A look-up feature that a policy reads.
 
     Args:
-        always: every decision asks for it.
-        asked_by: labels of the guards, filters and rules that may be the first to ask; it is spared before them.
+        always: whether every decision asks for it.
+        asked_by: labels of the guards, filters and rules that may be the first to ask for it.
     """
 
     always: bool
@@ -36,19 +36,12 @@ class Lookup:
 
 
 class Policy:
-    """One policy file with its parameters settled. Make one with `load`.
+    """A policy file with values for its parameters, made by `load`.
 
-    It holds no state: the same object serves live traffic, replay, tests and simulation at once.
+    It holds no state: one object serves live traffic, replay, tests and simulation at once.
     """
 
-    def __init__(
-        self,
-        file: tree.File,
-        checked: Checked,
-        vocabulary: Vocabulary,
-    ) -> None:
-        #: As the file says, the file's name, its documentation, and the first 12 hex digits of the SHA-256 of its text
-        #: and its libraries.
+    def __init__(self, file: tree.File, checked: Checked, vocabulary: Vocabulary) -> None:
         self.name = file.name
         self.path = file.path
         self.doc = file.doc
@@ -59,29 +52,25 @@ class Policy:
         self.digest = digest_of(file.text, self.libraries)
         self.source = file.text
         self.params = checked.params
-        #: What the checker found that does no harm.
         self.warnings = checked.warnings
+        self.tests = file.tests
         #: Filters and outcomes, in the order of the file.
         self.plan: Plan = Resolver(file, vocabulary, checked).plan()
-        #: The picks of the file, by site.
-        self.picks: tuple[Pick, ...] = self.plan.picks
-        self.tests = file.tests
         self._vocabulary = vocabulary
-        plan = self.plan
-        compiled = Compiler(plan, vocabulary, file.text, file.path).compile()
-        terms = plan.terms
-        #: Every feature that some decision may read, in the order in which the policy asks for them.
-        self.asks: tuple[str, ...] = tuple(dict.fromkeys(part.feature for term in terms for part in columns_of(term)))
+        compiled = self._compiler().compile()
+        #: The features that a decision may read, in the order in which the policy reads them.
+        self.asks: tuple[str, ...] = tuple(
+            dict.fromkeys(part.feature for term in self.plan.terms for part in columns_of(term))
+        )
         self.reads = frozenset(self.asks)
-        #: Every request field that some decision may read.
-        self.fields: frozenset[str] = frozenset(name for term in terms for name in fields_of(term))
-        #: The features that cost a look-up.
+        #: The request fields that a decision may read.
+        self.fields: frozenset[str] = frozenset(name for term in self.plan.terms for name in fields_of(term))
         self.lookups: Mapping[str, Lookup] = {
             name: Lookup(checked.reads.get(name) == ALWAYS, compiled.asked_by[name])
             for name in sorted(self.reads)
             if vocabulary.features[name].lookup
         }
-        #: Those that every decision asks for.
+        #: The look-ups that every decision asks for.
         self.lookups_always = frozenset(name for name, lookup in self.lookups.items() if lookup.always)
         self._decide: Callable[..., Decision | Need] = compiled.decide
         self._probes: dict[tuple[int, int], Callable[..., Any]] = {}
@@ -90,58 +79,45 @@ class Policy:
         return f"<Policy {self.name} {self.digest}>"
 
     def decide(self, snapshot: Snapshot, request: Any, cursors: Mapping[str, str], seed: int) -> Decision | Need:
-        """Decide, or say which look-ups are needed first. Pure: the same arguments give the same answer.
+        """Decide, or return the look-ups that are needed first. Pure: the same arguments give the same answer.
 
         Args:
             snapshot: at least one candidate, and a column for every feature in `reads` that is no look-up.
-            request: an object with the vocabulary's request fields as attributes; None where unknown.
+            request: an object with the vocabulary's request fields as attributes; None if unknown.
             cursors: the id of the last winner of each pick that rotates (see `Decision.cursors`); may lack some.
-            seed: any 64 bits, drawn anew for every request and kept while it is evaluated again.
+            seed: any 64 bits, drawn once for each request and kept while it is evaluated again.
         """
         return self._decide(self, snapshot, request, cursors, seed)
 
     def unfilled(self, filled: Container[str]) -> tuple[Diagnostic, ...]:
-        """A warning for each look-up, and each measured feature, that the configured sources have not *filled*."""
-        places: dict[str, Span] = {}
-        for term in self.plan.terms:
-            for part in columns_of(term):
-                if self._needs_source(part.feature) and part.feature not in filled:
-                    first = places.setdefault(part.feature, part.span)
-                    places[part.feature] = min(first, part.span, key=lambda span: span.start)
-        return tuple(
-            Diagnostic(
-                "unfilled",
-                f"no configured source fills `{name}`",
-                span,
-                f"it is unknown everywhere; arithmetic sees {self._in_place_of(name)} in its place",
-                Severity.WARNING,
-            )
-            for name, span in sorted(places.items(), key=lambda item: item[1].start)
-        )
-
-    def _needs_source(self, name: str) -> bool:
-        feature = self._vocabulary.features[name]
-        return feature.lookup or feature.measured
-
-    def _in_place_of(self, name: str) -> str:
-        feature = self._vocabulary.features[name]
-        return f"`{feature.instead}`" if feature.instead else f"{feature.default:g}"
+        """A warning for each look-up and each measured feature that the configured sources have not *filled*."""
+        found: dict[str, Diagnostic] = {}
+        parts = [part for term in self.plan.terms for part in columns_of(term)]
+        for name, span in sorted(((part.feature, part.span) for part in parts), key=lambda place: place[1].start):
+            feature = self._vocabulary.features[name]
+            if (feature.lookup or feature.measured) and name not in filled and name not in found:
+                instead = f"`{feature.instead}`" if feature.instead else f"{feature.default:g}"
+                help_text = f"it is unknown everywhere; arithmetic sees {instead} in its place"
+                message = f"no configured source fills `{name}`"
+                found[name] = Diagnostic("unfilled", message, span, help_text, Severity.WARNING)
+        return tuple(found.values())
 
     def python(self) -> str:
-        """The Python that decides, to read: the file is compiled into one function, and this is its text."""
-        return Compiler(self.plan, self._vocabulary, self.source, self.path).python()
+        """The text of the Python function that decides."""
+        return self._compiler().python()
 
     def probe(self, decision: Decision, before: int, term: Term) -> Any:
-        """What *term* was in *decision* as step number *before* saw it: a value, or a list with one per candidate.
+        """The value of *term* in *decision* as step number *before* saw it, or a list with one value per candidate.
 
-        None where it reads a look-up that the decision did without. Compiled when first asked for.
+        None if it reads a look-up that the decision did without. Compiled on first use.
         """
         key = (before, id(term))
-        probe = self._probes.get(key)
-        if probe is None:
-            probe = Compiler(self.plan, self._vocabulary, self.source, self.path).probe(before, term)
-            self._probes[key] = probe
-        return probe(self, decision.snapshot, decision.request, decision.used, decision.seed)
+        if key not in self._probes:
+            self._probes[key] = self._compiler().probe(before, term)
+        return self._probes[key](self, decision.snapshot, decision.request, decision.used, decision.seed)
+
+    def _compiler(self) -> Compiler:
+        return Compiler(self.plan, self._vocabulary, self.source, self.path)
 
 
 def digest_of(text: str, libraries: Mapping[str, Source]) -> str:
@@ -161,7 +137,7 @@ def load(
     libraries: Reader = no_libraries,
     set_by: str = CONFIGURATION,
 ) -> Policy:
-    """Parse, check and compile a policy, all but its tests: they are for `testing`, and nothing in them stops a policy.
+    """Parse, check and compile a policy. Its tests are not checked: an error in a test does not stop a policy.
 
     Args:
         source: the text of the file.
@@ -169,20 +145,20 @@ def load(
         path: its name in errors and tracebacks.
         settings: configured values of its parameters.
         libraries: finds the libraries it uses.
-        set_by: who gives *settings*, as messages call it.
+        set_by: the origin of *settings* in messages.
 
     Raises:
-        PolicyError: with everything that is wrong with it.
+        PolicyError: with all errors.
     """
     file, checked = check_text(source, vocabulary, settings, path, libraries, tests=False, set_by=set_by)
     return compiled(file, checked, vocabulary)
 
 
 def compiled(file: tree.File, checked: Checked, vocabulary: Vocabulary) -> Policy:
-    """Compile a policy that was checked.
+    """Compile a checked policy.
 
     Raises:
-        PolicyError: it is a library, or would become too much code.
+        PolicyError: it is a library, or compiles to too much code.
     """
     if file.kind == "library":
         message = f"`{file.name}` is a library, which decides nothing"

@@ -7,7 +7,7 @@ from typing import Any
 
 from smetric.policy.vocabulary import NEVER
 
-#: The source of all known cells of a feature, or of each cell, empty where none knew it.
+#: The source of all known cells of a feature, or of each cell, empty if it is unknown.
 Origins = str | Sequence[str]
 
 
@@ -16,14 +16,13 @@ class Snapshot:
 
     Args:
         ids: the candidates' ids; every column has their length and order.
-        columns: feature name to values, unknown cells already filled by the feature's rule. A look-up feature that
-            was not fetched is absent.
-        known: feature name to which cells were known; absent or None when all were.
-        stamps: feature name to when each cell was measured, seconds on the clock of `now`; None for never. A feature
+        columns: the values of each feature, unknown cells filled by the feature's rule. A look-up feature that was not
+            fetched is absent.
+        known: whether each cell of a feature was known; absent or None if all were.
+        stamps: the time at which each cell was measured, in seconds on the clock of `now`; None for never. A feature
             without stamps is as old as the snapshot.
-        origins: feature name to who gave its cells, for the trace: one for all that are known, or one for each, empty
-            where nobody knew it.
-        now: when the snapshot was taken, seconds on a monotonic clock.
+        origins: the source of each feature's cells, for the trace.
+        now: the time of the snapshot, in seconds on a monotonic clock.
     """
 
     __slots__ = ("columns", "ids", "known", "now", "origins", "stamps")
@@ -45,30 +44,32 @@ class Snapshot:
         self.now = now
 
     def is_known(self, feature: str) -> list[bool]:
-        """Which cells of *feature* were known."""
+        """Whether each cell of *feature* was known."""
         known = self.known.get(feature)
         return [True] * len(self.ids) if known is None else known
 
     def cell(self, feature: str, index: int) -> Any | None:
-        """This cell of *feature*; None where nobody knows it, or it was not read."""
+        """A cell of *feature*; None if it is unknown or was not read."""
         column, known = self.columns.get(feature), self.known.get(feature)
         return None if column is None or (known is not None and not known[index]) else column[index]
 
     def origin(self, feature: str, index: int) -> str:
-        """The source that gave this cell of *feature*; empty where none did, or it is no look-up."""
-        origins = self.origins.get(feature)
+        """The source of a cell of *feature*; empty if it is unknown or no look-up."""
+        origins = self.origins.get(feature, "")
         if not isinstance(origins, str):
-            return "" if origins is None else origins[index]
+            return origins[index]
         known = self.known.get(feature)
         return origins if known is None or known[index] else ""
 
     def origins_of(self, feature: str) -> Sequence[str] | None:
-        """The source of each cell of *feature*, empty where none knew it; None where it is no look-up."""
+        """The source of each cell of *feature*, empty if the cell is unknown; None if it is no look-up."""
         origins = self.origins.get(feature)
-        return [origins if known else "" for known in self.is_known(feature)] if isinstance(origins, str) else origins
+        if isinstance(origins, str):
+            return [origins if known else "" for known in self.is_known(feature)]
+        return origins
 
     def age(self, feature: str) -> list[float]:
-        """Age of each cell of *feature* in seconds; `NEVER` where unknown."""
+        """The age of each cell of *feature* in seconds; `NEVER` if unknown."""
         known = self.is_known(feature)
         stamps = self.stamps.get(feature)
         if stamps is None:

@@ -1,4 +1,4 @@
-"""Runs `test` blocks of a policy."""
+"""Tests of a policy: situations, `test` blocks and their coverage."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from smetric.policy.policy import Policy, compiled, load
 from smetric.policy.snapshot import Snapshot
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Vocabulary
 
-# A situation to decide in, written down: what is known of the candidates and of the request, cursors and seed.
-#
-# Tests of policies, snapshot files, and the search for counterexamples all come to this.
+#: The name in `given` for the last winner of every rotation.
+LAST = "last"
+#: The number of seeds that a test with random draws must hold for.
+SEEDS = 64
+
+# ── situations ───────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that a decision depends on besides the policy.
+    """The inputs of a decision, written by hand: of a test, a snapshot file, or the search for counterexamples.
 
     Args:
         ids: the candidates.
-        cells: per feature, what each candidate has, None where unknown; a feature left out is unknown everywhere.
+        cells: per feature, the value of each candidate, None if unknown; a feature left out is unknown everywhere.
         ages: per feature, the age of each cell in seconds, None for never; a feature left out is new.
-        request: the fields that are given, None where unknown; the others have their defaults, and one that bounds
-            others, as the prompt's length bounds a hit, is at least what these are.
+        request: the fields that are given, None if unknown. Other fields have their defaults, but a bound of others,
+            as the prompt's length is of hits, is at least as large as they are.
         cursors: the id of the last winner of each pick that rotates; may lack some.
-        seed: settles what is drawn.
+        seed: the seed of draws.
     """
 
     ids: Sequence[str]
@@ -49,9 +52,9 @@ class Situation:
     def decide(
         self, policy: Policy, vocabulary: Vocabulary, cursors: Mapping[str, str] | None = None, seed: int | None = None
     ) -> Decision:
-        """What *policy* decides here, perhaps with other cursors and another seed.
+        """The decision of *policy* here, with other cursors or another seed if they are given.
 
-        Look-ups that nothing is said about are asked for where they are needed, and come back unknown.
+        A look-up without cells is unknown when the evaluation reaches it.
         """
         request = self.asking(vocabulary)
         columns: dict[str, list[Any]] = {}
@@ -69,10 +72,10 @@ class Situation:
             )
             if not isinstance(decided, Need):
                 return decided
-            wanted = set(decided.features)  # each is asked for once
+            wanted = set(decided.features)
 
     def asking(self, vocabulary: Vocabulary) -> SimpleNamespace:
-        """The whole request."""
+        """The complete request."""
         words = vocabulary.request
         fields = {name: clamped(self.request.get(name, word.default), word) for name, word in words.items()}
         bounded = [(vocabulary.features[name].at_most, values) for name, values in self.cells.items()]
@@ -88,7 +91,7 @@ class Situation:
     def _column(
         self, vocabulary: Vocabulary, name: str, request: SimpleNamespace
     ) -> tuple[list[Any], list[bool] | None]:
-        """A feature's values as policies see them, and which of them are known."""
+        """A feature's values as policies see them, and whether each is known."""
         feature = vocabulary.features[name]
         cells = self.cells.get(name)
         if cells is None:
@@ -99,21 +102,21 @@ class Situation:
 
 
 def clamped(value: Any, word: Feature | RequestField, highest: float | None = None) -> Any:
-    """*value*, of a feature or field, within its range and at most *highest*; what is no number stays as it is."""
+    """*value* of a feature or field within its range, and at most *highest*; only numbers change."""
     if value is None or word.kind is not Kind.NUMBER:
         return value
     return max(word.low, min(value, word.high if highest is None else min(word.high, highest)))
 
 
-# Which rules, guards and filters of a policy its tests have shown at work, and which never.
+# ── coverage ─────────────────────────────────────────────────────────────────
 
-#: Something a test can show: a statement's index in the plan; the index of one of its guards, or -1 for the statement
-#: itself; and whether it held. An outcome holds when it is taken, a filter when it leaves somebody out.
+#: Something that a test can show: the index of a statement in the plan; the index of one of its guards, or -1 for the
+#: statement; and whether it held. An outcome holds if it is taken, a filter if it removes a candidate.
 Mark = tuple[int, int, bool]
 
 
 def marks_of(decision: Decision) -> Iterator[Mark]:
-    """What one decision shows."""
+    """The marks of one decision."""
     left_before = len(decision.snapshot.ids)
     survivors = iter(decision.survivors)
     for at, (step, stop) in enumerate(zip(decision.policy.plan.steps, decision.stops, strict=False)):
@@ -132,20 +135,20 @@ def marks_of(decision: Decision) -> Iterator[Mark]:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the tests of a policy with *plan* have shown."""
+    """The marks that the tests of a policy have shown, out of all of its *plan*."""
 
     plan: Plan
     shown: frozenset[Mark]
 
     @property
     def percent(self) -> float:
-        """The share of everything that can be shown, in per cent."""
+        """The share of all marks that were shown, in per cent."""
         marks = list(self._marks())
         return 100 * sum(mark in self.shown for mark in marks) / len(marks)
 
     @property
     def missing(self) -> list[str]:
-        """What was never shown, one sentence each, in the order of the file."""
+        """A sentence for each mark that was never shown, in the order of the file."""
         return [self._sentence(mark) for mark in self._marks() if mark not in self.shown]
 
     def _marks(self) -> Iterable[Mark]:
@@ -161,34 +164,27 @@ class Coverage:
             never = "never held" if held else "never failed"
             return f"guard `{step.guards[guard].label}` of `{step.label}` {never}"
         if step.kind.is_filter:
-            return f"filter `{step.label}` never left anybody out"
+            return f"filter `{step.label}` never removed a candidate"
         return f"rule `{step.label}` never taken"
 
 
-# Runs the `test` blocks of a policy: each table becomes a snapshot, and the decision is held against `expect`.
-#
-# Where a test gives no `last`, it must hold for every cursor; where anything is drawn, for every one of 64 seeds.
-
-#: What `given` calls the last winner of every rotation.
-LAST = "last"
-#: Seeds that a test with random draws must hold for.
-SEEDS = 64
+# ── tests ────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """One `test` block that was run.
+    """Result of one `test` block.
 
     Args:
         sentence: its name.
         path: its file.
-        line: where it stands, from 1.
-        failure: what was decided instead and why, empty when it passed.
-        shown: what its decisions showed of the policy, over all cursors and seeds.
-        seconds: how long it took.
+        line: its line, from 1.
+        failure: the actual decision and its explanation, empty if it passed.
+        shown: the marks of its decisions, over all cursors and seeds.
+        seconds: its duration.
     """
 
-    __test__ = False  # this is no test case of pytest
+    __test__ = False  # it is no test case of pytest
 
     sentence: str
     path: str
@@ -205,20 +201,20 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A `test` block and the file it stands in."""
+    """A `test` block and its file."""
 
     test: tree.Test
     source: Source
 
     @property
     def line(self) -> int:
-        """Where it stands, from 1."""
+        """Its line, from 1."""
         return position(self.source.text, self.test.span.start)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of a policy, those beside its file included."""
+    """The tests of a policy, also those in `NAME.test.policy`."""
 
     policy: Policy
     cases: tuple[Case, ...]
@@ -229,7 +225,7 @@ class Suite:
         return [run_test(self.policy, case, self.vocabulary) for case in self.cases if wanted(case.test.sentence)]
 
     def coverage(self, results: Iterable[TestResult]) -> Coverage:
-        """What *results* have shown of the policy."""
+        """The coverage of the policy by *results*."""
         return Coverage(self.policy.plan, frozenset().union(*(result.shown for result in results)))
 
 
@@ -263,7 +259,10 @@ def suite_of(
 
 
 def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
-    """Run one test of *policy*, loaded anew with the test's own settings if it has any."""
+    """Run one test of *policy*, loaded again if the test sets parameters.
+
+    The test must hold for every cursor, unless it gives `last`, and for each of 64 seeds if anything is drawn.
+    """
     started = time.perf_counter()
     test = case.test
     if test.settings:
@@ -287,7 +286,7 @@ def run_test(policy: Policy, case: Case, vocabulary: Vocabulary) -> TestResult:
 
 
 def situation_of(test: tree.Test) -> Situation:
-    """The table of a test and what it gives; cursors and seed are left open."""
+    """The table and the `given` fields of a test, without cursors and seed."""
     cells: dict[str, list[Any]] = {}
     ages: dict[str, list[float | None]] = {}
     for at, column in enumerate(test.columns):
@@ -301,7 +300,7 @@ def situation_of(test: tree.Test) -> Situation:
 
 
 def mismatch(decision: Decision, expect: tree.Expect) -> str:
-    """How *decision* differs from what a test expects; empty when it does not."""
+    """The difference between *decision* and the expectation of a test; empty if there is none."""
     if expect.kind == "route":
         allowed = [instance.name for instance in expect.instances]
         if decision.instance not in allowed:
@@ -328,7 +327,7 @@ def _got(decision: Decision) -> str:
 
 
 def _cases(policy: Policy, ids: Iterable[str], last: Any) -> Iterator[tuple[dict[str, str], int]]:
-    """Every cursor and seed that the outcome may depend on."""
+    """The cursors and seeds that the outcome may depend on."""
     rotating = policy.plan.rotating
     if isinstance(last, tree.Name):
         cursors = [dict.fromkeys(rotating, last.name)]

@@ -116,7 +116,7 @@ def test_account_of_filters_marks_the_candidates_removed() -> None:
     assert explain(decide(body, HOT, turn=1)).splitlines() == [
         "p: route to gpu-1",
         "    calm       left 2 of 3",
-        "    busy       ignored: it would leave nobody",
+        "    busy       ignored: it would leave no candidate",
         "    warm       does not apply",
         "  → route_1    always",
         "                requests    hit_len",
@@ -236,7 +236,7 @@ def test_comparison_has_as_many_digits_as_make_it_true(loads: tuple[float, ...],
 
 def test_sentence_names_a_rule_that_found_no_candidate() -> None:
     sentence = summary(decide("route argmin(requests where hit_len > 9999) as roomy\nroute argmin(requests)", HOT))
-    assert sentence == "route_2: gpu-2 has the fewest requests (3); roomy found nobody"
+    assert sentence == "route_2: gpu-2 has the fewest requests (3); roomy found no candidate"
 
 
 def test_sentence_of_an_unknown_history_that_a_filter_reads() -> None:

@@ -178,10 +178,10 @@ def test_coverage_without_tests_is_0_and_lists_everything() -> None:
     nothing = covered()
     assert nothing.percent == 0
     assert nothing.missing == [
-        "filter `well` never left anybody out",
+        "filter `well` never removed a candidate",
         "guard `req.turn > 3` of `calm` never held",
         "guard `req.turn > 3` of `calm` never failed",
-        "filter `calm` never left anybody out",
+        "filter `calm` never removed a candidate",
         "guard `all(requests > 5)` of `wait` never held",
         "guard `all(requests > 5)` of `wait` never failed",
         "guard `held` of `wait` never held",
@@ -200,7 +200,7 @@ def test_coverage_counts_the_rule_taken_and_the_guards_evaluated() -> None:
     shown = covered("  instance | requests | healthy\n  a | 2 | true\n  b | 9 | false\n  expect a as rest")
     assert shown.missing == [
         "guard `req.turn > 3` of `calm` never held",
-        "filter `calm` never left anybody out",
+        "filter `calm` never removed a candidate",
         "guard `all(requests > 5)` of `wait` never held",
         "guard `held` of `wait` never held",
         "guard `held` of `wait` never failed",
@@ -216,7 +216,7 @@ def test_coverage_counts_the_rule_taken_and_the_guards_evaluated() -> None:
 def test_coverage_does_not_count_a_filter_that_removes_nothing() -> None:
     table = "  instance | requests | healthy\n  a | 2 | {}\n  expect a"
     for healthy in ("true", "false"):
-        assert "filter `well` never left anybody out" in covered(table.format(healthy)).missing
+        assert "filter `well` never removed a candidate" in covered(table.format(healthy)).missing
 
 
 def test_coverage_counts_a_keep_without_survivors() -> None:
