@@ -24,8 +24,8 @@ from smetric.fleet.instance import Instance, Scrape
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Snapshot
 from smetric.request.request import Api, InferenceRequest
-from smetric.routing.observer import Observer
 from smetric.routing.policy_files import PolicyFile
+from smetric.routing.router import Observer
 from smetric.routing.shadow import Shadow, Shadows
 from smetric.sources.lookups import LookupDeadline, Lookups
 from smetric.sources.source import Cells, Source
@@ -103,7 +103,8 @@ async def measure(name: str, fleet: Fleet, turn: int, count: int) -> tuple[float
     """On the way, around the look-ups that follow, and after the answer has begun."""
     shadow = PolicyFile(shipped_policies()[name], VOCABULARY)
     lookups = Lookups([AtOnce()], deadline=LookupDeadline(), on_failed=lambda _: None)
-    observer = Observer(fleet, lookups, [shadow.current.policy])
+    observer = Observer(fleet, lookups)
+    observer.follow([shadow.current.policy])
     judge, metrics = Shadows([Shadow(shadow)]), Metrics()
     made, candidates = records(fleet, count, turn), Candidates(fleet.instances)
     acting = made[0].policy

@@ -297,3 +297,5 @@ VOCABULARY = Vocabulary(
     features={feature.name: feature for feature in _FEATURES},
     request={field.name: field for field in _REQUEST},
 )
+#: Request fields that are filled only for a policy that reads them.
+ON_DEMAND = frozenset(field.name for field in _REQUEST if field.on_demand)

@@ -30,9 +30,7 @@ EXCEPTIONS = {("doctor", "app"), ("lab", "app")}
 #: What `policy` and `http` import beside themselves, so that they can be read, and used, alone.
 ALONE = {"policy": {"policy"}, "http": {"http", "errors", "files", "names", "log_limit"}}
 #: Arrows that still point up. Each one is to go; none may come.
-DEBTS = {
-    ("routing", "records"),
-}
+DEBTS: set[tuple[str, str]] = set()
 
 
 def module_name(path: Path) -> str:

@@ -126,8 +126,7 @@ class Forwarding:
             try:
                 record = self._record(routing)
                 self.exchange.decided(record)
-                if routing.route.observer is not None:
-                    routing.route.observer.look_up(record)
+                router.observe(routing, record)
                 if lease is None:
                     assert routing.error is not None
                     if failure is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from smetric.features import VOCABULARY
+from smetric.features import ON_DEMAND, VOCABULARY
 from smetric.fleet.record import Forecast, Migration
 from smetric.policy import Kind, Policy
 from smetric.policy.plan import Const, walk
@@ -21,8 +21,6 @@ from smetric.request.request import Usage
 
 #: All fields, in the order of the table.
 FIELDS = tuple(VOCABULARY.request)
-#: Those that are filled for the requests only that a policy which reads them is asked about.
-ON_DEMAND = frozenset(name for name, field in VOCABULARY.request.items() if field.on_demand)
 #: Those that are recorded whatever policies are loaded.
 ALWAYS = frozenset(name for name, field in VOCABULARY.request.items() if field.kind is not Kind.STRING) - ON_DEMAND
 #: Those whose strings are replaced by stand-ins; of models only names that are no names.

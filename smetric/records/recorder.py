@@ -15,6 +15,7 @@ import structlog
 
 from smetric import __version__
 from smetric.config import Settings
+from smetric.features import ON_DEMAND
 from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.record import safe
 from smetric.policy import Outcome, Policy, Snapshot
@@ -23,7 +24,6 @@ from smetric.records.format import (
     FIELDS,
     HIDDEN,
     MODEL,
-    ON_DEMAND,
     VERSION,
     ColumnLine,
     DecisionLine,

@@ -12,12 +12,12 @@ from msgspec import UNSET
 from smetric import names
 from smetric import policy as language
 from smetric.errors import ConfigError
-from smetric.features import VOCABULARY
+from smetric.features import ON_DEMAND, VOCABULARY
 from smetric.policy import Decision, Kind, Outcome, Policy, Snapshot, Source
 from smetric.policy.parameter import CONFIGURATION
 from smetric.policy.snapshot import Origins
 from smetric.policy.vocabulary import pseudonym
-from smetric.records.format import HIDDEN, ON_DEMAND, DecisionLine, PolicyLine, fields_read, strings_named
+from smetric.records.format import HIDDEN, DecisionLine, PolicyLine, fields_read, strings_named
 from smetric.records.reader import Recorded
 
 # A recorded decision as the policy saw it: snapshot, request, cursors and seed, for any policy to decide on again.

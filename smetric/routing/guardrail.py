@@ -1,4 +1,8 @@
-"""Guardrail: restores the policy before a bad change."""
+"""Guardrail: restores the previous policy, once, when load or errors leave their band after a policy file has changed.
+
+It judges the effects of the change, not the policy: the requests of its own arm and, where these are too few to tell,
+all requests on the instances. What it has undone stays undone until the file changes again.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +23,36 @@ from smetric.fleet.record import DecisionRecord
 from smetric.routing.policy_files import NoGeneration, Origin, PolicyFile
 from smetric.routing.routes import Route, Routes
 
-# Where the policy of one arm has put the requests that are under way, looked at now and then.
-#
-# A pile of requests may stay where it is, or move on as a whole whenever it has been worked off: then each instance has
-# its share on average, and yet at any moment one has all. What is out of band is judged in `guardrail.py`.
-
-#: What is more likely than this may have come about by chance.
+#: Likelihood above which an imbalance may be chance.
 CHANCE = 1e-4
+#: Looks in a window.
+LOOKS = 10
+#: Fewest requests for a share of errors, and lowest mean load of an instance that counts.
+LEAST_REQUESTS = 20
+LEAST_LOAD = 1.0
+#: Factor by which a change may increase the imbalance.
+WORSE = 1.25
+#: Windows after which a change is the baseline of the next one; a bad change is undone by then.
+SETTLED = 3
+#: Upper limit of the band, as a share of the way from the mean to all requests on one instance.
+MOST_OF_ALL = 0.9
+
+log = structlog.get_logger("smetric.guardrail")
+
+#: Models of a group of comparable instances.
+Group = frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How requests lie on some instances.
+    """Distribution of requests over instances.
 
     Args:
-        count: the instances, two at least.
-        mean: requests for each of them.
-        busiest: requests on the busiest.
-        choices: of all requests, how many were placed regardless of each other.
-        piles: how often another instance may have been the busiest; 1 where it is the same throughout.
+        count: instances, at least two.
+        mean: requests per instance.
+        busiest: requests on the busiest instance.
+        choices: requests that were placed independently of each other.
+        piles: how often the busiest instance may have changed; 1 if it is the same throughout.
     """
 
     count: int
@@ -48,15 +63,15 @@ class Spread:
 
     @property
     def imbalance(self) -> float:
-        """The busiest instance's requests over the mean; 1 where there are none."""
+        """The busiest instance's requests over the mean; 1 without requests."""
         return self.busiest / self.mean if self.mean else 1.0
 
     def chance(self, imbalance: float) -> float:
-        """Logarithm of how likely so many choices, made at random, put *imbalance* times the mean on some instance.
+        """Return the log-likelihood that random choices put *imbalance* times the mean on some instance.
 
         Chernoff's bound: of n choices, one of k instances gets the share s or more with a probability of at most
-        k·exp(−n·D), where D = s·ln(s·k) + (1 − s)·ln((1 − s) / (1 − 1/k)). Where it may be another one m times, that is
-        kᵐ·exp(−n·D).
+        k·exp(−n·D), where D = s·ln(s·k) + (1 − s)·ln((1 − s) / (1 − 1/k)). If the busiest instance changes m times, it
+        is kᵐ·exp(−n·D).
         """
         if imbalance <= 1:
             return 0.0
@@ -68,52 +83,59 @@ class Spread:
         return self.piles * math.log(self.count) - self.choices * apart
 
     def shows(self, imbalance: float) -> bool:
-        """Whether so many choices, made at random, would hardly put *imbalance* times the mean on any instance."""
+        """Return whether random choices would hardly put *imbalance* times the mean on any instance."""
         return self.chance(imbalance) < math.log(CHANCE)
 
 
 def at_once(looks: Iterable[Mapping[Instance, float]], instances: Collection[Instance]) -> Spread:
-    """How requests lay on *instances* at each of *looks*: on the busiest of the moment, on average."""
+    """Return the distribution over *instances* at a single look, averaged over *looks*."""
     loads = [[look.get(instance, 0) for instance in instances] for look in looks]
     count = max(1, len(loads))
     total = sum(map(sum, loads)) / count
     return Spread(len(instances), total / len(instances), sum(map(max, loads)) / count, total)
 
 
+#: Distributions over a window: averaged over time, and at once.
+Spreads = tuple[Spread, Spread]
+
+
 class ArmLoad:
-    """The requests of one arm that its policy in force has placed.
+    """Running requests that the current policy of one arm has placed, sampled at looks.
+
+    A pile of requests may stay on one instance, or move on as a whole: then each instance has its share on average, and
+    yet one has all at any moment. Both are measured.
 
     Args:
-        looks: how many looks back it tells of.
+        looks: looks that are kept.
     """
 
     def __init__(self, looks: int) -> None:
-        #: By id of the decision: where, and whether it is the first turn of a conversation, which is placed for itself.
+        #: By decision id: the instance, and whether it is a first turn, which is placed independently.
         self._under_way: dict[str, tuple[Instance, bool]] = {}
         self._looks: deque[dict[str, tuple[Instance, bool]]] = deque(maxlen=looks)
 
     def clear(self) -> None:
-        """Another policy is in force."""
+        """Drop all; another policy acts."""
         self._under_way.clear()
         self._looks.clear()
 
     def placed(self, record: DecisionRecord) -> None:
-        """*record* sends its request to an instance."""
+        """Count the request of *record* on its instance."""
         if record.instance is not None:
             self._under_way[record.id] = record.instance, not record.request.turn
 
     def left(self, record: DecisionRecord) -> None:
-        """The request of *record* is no longer where it was sent."""
+        """Count the request of *record* no longer."""
         self._under_way.pop(record.id, None)
 
     def look(self) -> None:
-        """Look at it."""
+        """Take a sample."""
         self._looks.append(self._under_way.copy())
 
     def over(self, instances: Collection[Instance]) -> Spread:
-        """How its requests lay on *instances*, averaged over the last looks.
+        """Return the distribution over *instances*, averaged over the last looks.
 
-        Later turns may be bound to the place of the turn before: of them only those under way at once are choices.
+        Later turns may follow the previous turn: of them only those that run at the same time are choices.
         """
         loads: Counter[Instance] = Counter()
         first: set[str] = set()
@@ -133,50 +155,25 @@ class ArmLoad:
         )
 
     def at_once(self, instances: Collection[Instance]) -> Spread:
-        """How they lay on *instances* at each of the last looks.
+        """Return the distribution over *instances* at a single look.
 
-        Choices are those under way at the same time; or all, of which each look may have had a busiest one of its own.
+        Choices are the requests that run at the same time; or all, where each look may have its own busiest instance.
+        The less likely reading counts.
         """
         spread = at_once([Counter(instance for instance, _ in look.values()) for look in self._looks], instances)
         over = replace(spread, choices=self.over(instances).choices, piles=max(1, len(self._looks)))
         return min(spread, over, key=lambda one: one.chance(one.imbalance))
 
 
-# Watches a policy after its file has changed, and restores the one before, once, where load or errors go out of band.
-#
-# It looks at what came of the change, not at the policy: at the requests of its own arm, and where these are too few to
-# tell, at all that the instances have. What it has undone it leaves alone until the file changes again.
-
-#: Looks in a window.
-LOOKS = 10
-#: Fewer requests than this are no share of errors; fewer under way for each instance, or of an arm on its busiest, no
-#: load.
-LEAST_REQUESTS = 20
-LEAST_LOAD = 1.0
-#: A change may make the imbalance this many times what it was.
-WORSE = 1.25
-#: Windows after which a change counts as what was before the next one: a bad one is undone by then.
-SETTLED = 3
-#: However few instances there are, this much of the way from the mean to all requests on one of them is out of band.
-MOST_OF_ALL = 0.9
-
-log = structlog.get_logger("smetric.guardrail")
-
-#: What tells the instances of one model from those of others.
-Group = frozenset[str] | None
-#: How requests lay over a window: on average, and at once.
-Spreads = tuple[Spread, Spread]
-
-
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What is tolerated.
+    """Tolerated effects of a change.
 
     Args:
         imbalance: requests on the busiest instance over their mean.
-        errors: share of requests that may fail more than before.
-        window_s: seconds over which both are taken.
-        watch_s: seconds after a change in which they are.
+        errors: increase of the share of failed requests.
+        window_s: seconds over which both are measured.
+        watch_s: seconds after a change in which they are watched.
     """
 
     imbalance: float = 3.0
@@ -187,7 +184,7 @@ class Band:
 
 @dataclass(slots=True)
 class _Look:
-    """What ended since the look before: requests, and those that failed."""
+    """Requests that ended since the previous look, and those that failed."""
 
     ended: int = 0
     failed: int = 0
@@ -195,10 +192,10 @@ class _Look:
 
 @dataclass(slots=True)
 class _Watched:
-    """A policy that acts.
+    """An acting policy under watch.
 
     Args:
-        route: where.
+        route: its route.
         file: the policy.
     """
 
@@ -206,15 +203,15 @@ class _Watched:
     file: PolicyFile
     looks: deque[_Look] = field(default_factory=lambda: deque([_Look()], maxlen=100 * LOOKS))
     load: ArmLoad = field(default_factory=lambda: ArmLoad(LOOKS))
-    #: When the change came that is watched, None where none is; which generation acted before, and how it was then:
-    #: imbalances of the arm's own requests and of all, on average and at once.
+    #: Time of the watched change, None without one; the generation that acted before, and its baseline: share of
+    #: errors, and imbalances of the arm's own requests and of all, averaged and at once.
     since: float | None = None
     back_to: int = 0
     errors_before: float = 0.0
     before: dict[Group, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def errors(self) -> float | None:
-        """Share of requests that failed, over a window at least and so many requests; None where there are too few."""
+        """Return the share of failed requests over at least a window; None with too few requests."""
         ended = failed = 0
         for count, look in enumerate(reversed(self.looks), 1):
             ended += look.ended
@@ -225,14 +222,14 @@ class _Watched:
 
 
 class Guardrail(Listener):
-    """Watches all policies that act.
+    """Watch over all acting policies.
 
     Args:
-        routes: them.
-        instances: all instances.
-        band: what is tolerated.
-        on_restored: told of the route, and of what was out of band: one of `names.OUT_OF_BAND`.
-        aliases: names by which clients, and so routes, call models that instances serve under another.
+        routes: the routes.
+        instances: returns all instances.
+        band: tolerated effects.
+        on_restored: called with the route and the reason, one of `names.OUT_OF_BAND`.
+        aliases: model aliases, by which routes may name models.
         clock: monotonic seconds.
     """
 
@@ -257,11 +254,11 @@ class Guardrail(Listener):
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to look."""
+        """Start to look."""
         self._task = asyncio.create_task(self._run(), name="guardrail")
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -275,9 +272,9 @@ class Guardrail(Listener):
                 log.exception("smetric.guardrail.failed")
 
     def swapped(self, file: PolicyFile) -> None:
-        """*file* has another policy: watch it if it was read from disk; what was restored is left alone.
+        """Watch *file* after a change on disk; a restored policy is not watched.
 
-        A change soon after another is one with it: what the first has done is no measure of the second, and no way out.
+        Changes less than `SETTLED` windows apart are rolled back together: the first one is no baseline for the second.
         """
         now = self._clock()
         for watched in self._watched.values():
@@ -287,13 +284,13 @@ class Guardrail(Listener):
                     watched.since = now
                     if since is None or now - since >= SETTLED * self._band.window_s:
                         self._note_before(watched)
-                # What is decided and what ends from now on is the new policy's.
+                # Decisions and ends from now on belong to the new policy.
                 watched.load.clear()
                 watched.looks.clear()
                 watched.looks.append(_Look())
 
     def _note_before(self, watched: _Watched) -> None:
-        """Remember how it was before the change."""
+        """Note the baseline before the change."""
         previous = watched.file.previous()
         watched.back_to = previous.number if previous is not None else 0
         watched.errors_before = watched.errors() or 0.0
@@ -303,9 +300,9 @@ class Guardrail(Listener):
         }
 
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
-        """Count a request where it was placed, and no longer where its attempt has failed."""
+        """Count a request on its instance, and no longer on one where its attempt has failed."""
         previous = exchange.previous
-        # It need not be on an arm now: where nobody else may serve it, no policy has run.
+        # Now it may be on no arm: if no other instance serves it, no policy has run.
         if previous is not None and (before := self._watched.get((previous.route, previous.arm))) is not None:
             before.load.left(previous)
         watched = self._watched.get((record.route, record.arm))
@@ -320,7 +317,7 @@ class Guardrail(Listener):
             return
         watched.load.left(record)
         if record.decision is None and record.outcome != names.ERROR:
-            return  # no policy has decided it
+            return  # no policy decided it
         if record.generation != watched.file.current.number or record.status is None:
             return
         look = watched.looks[-1]
@@ -329,14 +326,14 @@ class Guardrail(Listener):
             look.failed += 1
 
     def look(self) -> None:
-        """Look at all of them, and restore what must be."""
+        """Take a sample of every policy, and restore those out of band."""
         now = self._clock()
         self._loads.append({one: one.requests() for one in self._instances() if one.healthy and not one.draining})
         for watched in self._watched.values():
             watched.load.look()
             since = watched.since
             if since is not None and now - since > self._band.watch_s:
-                watched.since = since = None  # it has proved itself
+                watched.since = since = None  # it has settled
             if since is not None and now - since >= self._band.window_s:
                 found = self._out_of_band(watched)
                 if found is not None:
@@ -344,7 +341,7 @@ class Guardrail(Listener):
             watched.looks.append(_Look())
 
     def _out_of_band(self, watched: _Watched) -> tuple[str, str] | None:
-        """Which of `names.OUT_OF_BAND`, and its figures in words; None while all is well."""
+        """Return one of `names.OUT_OF_BAND` with its figures in words; None within the band."""
         errors = watched.errors()
         if errors is not None and errors > watched.errors_before + self._band.errors:
             return names.ERRORS, f"{errors:.0%} of the requests failed, {watched.errors_before:.0%} before"
@@ -353,13 +350,13 @@ class Guardrail(Listener):
             band, tells = min(self._band.imbalance, most), False
             before = watched.before.get(group, ((1.0, 1.0), (1.0, 1.0)))
             for one, (own_before, _) in zip(own, before, strict=True):
-                # All of an arm's own may lie on one instance by design, such as a tenant's; all of everybody's may not.
+                # One arm may put all its requests on one instance by design (a tenant, say); all together may not.
                 limit = max(band, WORSE * own_before)
                 if one.imbalance > limit and one.busiest >= LEAST_LOAD and one.shows(one.imbalance):
                     return names.IMBALANCED, _figures("of its own requests ", one, own_before)
                 tells = tells or one.shows(limit)
             if tells:
-                continue  # had it piled up its own, that would show: what else is on the instances is not its fault
+                continue  # an imbalance of its own would show, so other load on the instances is not its fault
             for other, (_, all_before) in zip(all, before, strict=True):
                 limit = min(max(self._band.imbalance, WORSE * all_before), most)
                 if other.imbalance > limit and other.shows(other.imbalance):
@@ -367,7 +364,7 @@ class Guardrail(Listener):
         return None
 
     def _spreads(self, watched: _Watched) -> Iterator[tuple[Group, Spreads, Spreads]]:
-        """For each group of instances under load that it may choose from: its own requests, and all, of a window."""
+        """Yield the distributions of its own and of all requests for each loaded group of candidates."""
         if not self._loads:
             return
         models = [self._aliases.get(name, name) for name in watched.route.match.models]
@@ -395,7 +392,7 @@ class Guardrail(Listener):
 
 
 def _shown(spread: Spread) -> float:
-    """Its imbalance; 1 where that may have come about by chance."""
+    """Return the imbalance; 1 if it may be chance."""
     return spread.imbalance if spread.shows(spread.imbalance) else 1.0
 
 
@@ -404,7 +401,7 @@ def _figures(what: str, spread: Spread, before: float) -> str:
 
 
 def band_of(settings: Settings) -> Band:
-    """What *settings* tolerate."""
+    """Return the band of *settings*."""
     return Band(
         imbalance=settings.guardrail.imbalance_percent / 100,
         errors=settings.guardrail.errors_percent / 100,

@@ -1,4 +1,4 @@
-"""All policies of a router."""
+"""All policies of a router: acting, in shadow or observed; watched, and the acting ones guarded."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Policies:
     """The policies that the settings name.
 
     Args:
-        settings: everything that can be set.
-        instances: all instances.
+        settings: all settings.
+        instances: returns all instances.
         on_reloaded: called with the result of each reload, one of `names.RELOADS`.
         on_restored: called with the route and the reason (one of `names.OUT_OF_BAND`) of each guardrail restore.
-        on_swapped: told that a file has another policy now.
+        on_swapped: called after a file has another policy.
 
     Raises:
-        ConfigError: one cannot be read.
-        PolicyError: one does not check.
+        ConfigError: a policy cannot be read.
+        PolicyError: a policy does not check.
     """
 
     def __init__(
@@ -43,50 +43,48 @@ class Policies:
         self._on_swapped = on_swapped
         self._watch: asyncio.Task[None] | None = None
         self.routes = routes_of(settings, self._reloaded)
-        #: Of policies that a record is to be replayed with.
         self._observed = [
             PolicyFile(policy_path(one.policy), VOCABULARY, one.params, self._reloaded, name=f"observe-{number}")
             for number, one in enumerate(settings.observe, start=1)
         ]
         self._files = [*self.routes.files(), *self._observed]
-        #: Undoes changes; None for never.
         self.guardrail: Guardrail | None = None
         if settings.guardrail.enabled:
             self.guardrail = Guardrail(self.routes, instances, band_of(settings), on_restored, aliases=settings.models)
 
     @property
     def default(self) -> PolicyFile:
-        """The policy of all requests that no other route is for."""
+        """The policy of all requests that no other route fits."""
         return self.routes.last.control.file
 
     @property
     def observed(self) -> list[Policy]:
-        """Those that a record is to be replayed with."""
+        """Policies that a record will be replayed with."""
         return [file.current.policy for file in self._observed]
 
     @property
     def recorded(self) -> list[Policy]:
-        """Those besides the acting ones whose reads of requests are recorded."""
+        """Policies beside the acting ones whose request fields are recorded."""
         return [*self.observed, *(file.current.policy for file in self.routes.shadows())]
 
     def in_force(self) -> list[tuple[str, str, str, int]]:
-        """Route, name, hash and generation of each."""
+        """Return file name, policy name, digest and generation of each policy."""
         files = [(file.name, file.current) for file in self.routes.files()]
         return [(name, one.policy.name, one.policy.digest, one.number) for name, one in files]
 
     def refresh(self) -> None:
-        """Read the files again if they have changed, without waiting until somebody tells."""
+        """Read changed files again now."""
         for file in self._files:
             file.refresh()
 
     async def start(self) -> None:
-        """Begin to watch the files, and what comes of their changes."""
+        """Start to watch the files and the effects of their changes."""
         if self.guardrail is not None:
             await self.guardrail.start()
         self._watch = asyncio.create_task(watch(self._files), name="policy-watch")
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop watching."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)

@@ -1,4 +1,7 @@
-"""Policies as files: loaded, watched, replaced as a whole."""
+"""Policies as files: loaded at start, replaced as a whole when they change, restored on demand.
+
+A file that cannot be read or does not check leaves the last good policy in place. Watching is `smetric.files.watch`.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,19 @@ from smetric.files import read_regular
 from smetric.policy import Policy, PolicyError, Reader, Source, Vocabulary
 from smetric.policy.parser import MAX_BYTES
 
-# The text of a policy file: read once, from regular files only, never more than the language allows.
-#
-# Which file that is `resources` says; what the text means is the language's business.
+#: Generations kept of each file, the acting one included.
+MOST_GENERATIONS = 10
+#: Suffix of files with more tests of the policy of that name.
+_TESTS = ".test.policy"
+
+log = structlog.get_logger("smetric.policy")
 
 
 def read_policy(path: Path) -> str:
-    """The text of a policy file.
+    """Return the text of a policy file.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
         ConfigError: it is too large, or not UTF-8.
     """
     raw = read_regular(path, MAX_BYTES + 1)
@@ -41,29 +47,21 @@ def read_policy(path: Path) -> str:
 
 
 def read_whatever(path: Path) -> str:
-    """The same of a file that may be too large or not UTF-8, which the language reports as it does other errors.
+    """Return the text of a policy file that may be too large or not UTF-8; the language reports both.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     return decoded(read_regular(path, MAX_BYTES + 1))
 
 
 def decoded(raw: bytes) -> str:
-    """The text, with lone surrogates for what is no UTF-8, so that its place can be told."""
+    """Return *raw* as text, with lone surrogates for bytes that are not UTF-8, so that their place can be reported."""
     return raw.decode("utf-8", "surrogateescape")
 
 
-# What lies beside a policy's file: the libraries it uses, and a file with more of its tests.
-#
-# What they may hold, and how they are checked, is the language's business.
-
-#: What the names of files end with that hold more tests of the policy of that name.
-_TESTS = ".test.policy"
-
-
 def libraries_beside(policy: Path) -> Reader:
-    """Reads `NAME.policy` in the folder of *policy*."""
+    """Return a reader of libraries: `NAME.policy` in the folder of *policy*."""
 
     def library(name: str) -> Source | None:
         path = policy.parent / f"{name}.policy"
@@ -78,9 +76,7 @@ def libraries_beside(policy: Path) -> Reader:
 
 
 def further_tests(policy: Path) -> Source | None:
-    """`NAME.test.policy` beside *policy*, `NAME.policy`; None where there is none.
-
-    The language judges whether it is too long, or no UTF-8.
+    """Return `NAME.test.policy` beside *policy*, `NAME.policy`; None if it does not exist.
 
     Raises:
         ConfigError: it cannot be read.
@@ -95,23 +91,12 @@ def further_tests(policy: Path) -> Source | None:
 
 
 def policy_of(path: Path) -> Path:
-    """The policy that *path* is, or whose tests it holds."""
+    """Return the policy file that *path* is, or whose tests it holds."""
     return path.with_name(path.name.removesuffix(_TESTS) + ".policy") if path.name.endswith(_TESTS) else path
 
 
-# A policy that acts: loaded from its file at start, and replaced as a whole when it or a library changes.
-#
-# A file that cannot be read or does not check leaves the last good policy in place. The last generations are kept, so
-# that one of them can be restored in a moment. Deciding is not here, nor is watching (`file_watch.py`).
-
-log = structlog.get_logger("smetric.policy")
-
-#: Generations kept of each file, the acting one among them.
-MOST_GENERATIONS = 10
-
-
 class Origin(enum.StrEnum):
-    """How a generation came to act."""
+    """Reason why a generation acts."""
 
     START = "start"
     #: Its file changed.
@@ -124,14 +109,14 @@ class Origin(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A policy that came to act.
+    """A policy that acts or has acted.
 
     Args:
         policy: the policy.
-        number: the how-manieth of its file it is since start; 1 is the one loaded then.
-        origin: how it came to act.
-        since_ns: when it did, Unix nanoseconds.
-        of: the generation that was read from the file; its own number but for what was restored.
+        number: sequence number within this file, starting at 1.
+        origin: why it acts.
+        since_ns: since when, Unix nanoseconds.
+        of: the generation that was read from the file; differs from *number* only for restored ones.
     """
 
     policy: Policy
@@ -142,14 +127,14 @@ class Generation:
 
 
 class NoGeneration(Exception):
-    """There is no such generation to restore; the message says which there are."""
+    """There is no such generation to restore; the message lists those that are kept."""
 
 
 class ReloadListener(Protocol):
-    """Told of each swap, and of each failure to."""
+    """Listener of reloads."""
 
     def __call__(self, file: PolicyFile, error: str | None) -> None:
-        """*error* is None after a swap; else why the last good policy of *file* stays."""
+        """Handle a swap (*error* is None), or the reason why the last good policy of *file* stays."""
 
 
 class PolicyFile:
@@ -157,10 +142,10 @@ class PolicyFile:
 
     Args:
         path: the file.
-        vocabulary: what policies may read.
-        settings: configured parameter values.
-        on_reload: told of each swap and each failure.
-        name: what it is called in logs, metrics and `/admin/policies`.
+        vocabulary: the features and fields that policies may read.
+        settings: configured values of its parameters.
+        on_reload: called after each swap and each failure.
+        name: its name in logs, metrics and `/admin/policies`.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -179,11 +164,9 @@ class PolicyFile:
         self.name = name
         self.path = path
         self._vocabulary = vocabulary
-        #: Configured values of its parameters.
         self.settings = dict(settings or {})
-        #: Reads libraries beside the file.
         self.beside = libraries_beside(path)
-        #: What the libraries were that the policy asks for, when they were last read; None for one that is not there.
+        #: Libraries that the policy uses, as last read; None for one that does not exist.
         self._libraries: dict[str, Source | None] = {}
         self._on_reload = on_reload or (lambda file, error: None)
         try:
@@ -192,18 +175,18 @@ class PolicyFile:
             raise ConfigError(f"policy {path}: cannot be read: {error.strerror or error}") from error
         #: The acting policy. One reference, replaced as a whole: a decision reads it once.
         self.current = Generation(self._load(source), 1, since_ns=time.time_ns())
-        #: The last ones, the acting one at the end.
+        #: The last generations, the acting one at the end.
         self.generations: deque[Generation] = deque([self.current], MOST_GENERATIONS)
-        #: Why the file as it is now is not the acting policy; None when it is.
+        #: Why the file as it is now does not act; None if it does.
         self.problem: str | None = None
         self._seen = self.current.policy.digest
         self._readable = True
-        #: The state of the file whose policy an earlier one replaced, and why: it does not act again by being there.
+        #: Digest of the file whose policy was replaced by an earlier one, and why. It does not act again unchanged.
         self._put_aside = self._why_aside = ""
 
     @property
     def folders(self) -> set[Path]:
-        """Where the file is, and its libraries."""
+        """Folders to watch: that of the file and its libraries."""
         return {self.path.parent}
 
     def _load(self, source: str) -> Policy:
@@ -213,7 +196,7 @@ class PolicyFile:
         )
 
     def _library(self, name: str) -> Source | None:
-        """A library that the policy asks for; what it was is remembered, so that its changes are seen."""
+        """Read a library that the policy uses, and remember it, so that its changes are seen."""
         try:
             self._libraries[name] = self.beside(name)
         except (OSError, ValueError) as error:
@@ -221,13 +204,13 @@ class PolicyFile:
             raise
         return self._libraries[name]
 
-    def _state(self, source: str) -> str:
-        """What tells one state of the file and its libraries, as they were last read, from another."""
+    def _digest(self, source: str) -> str:
+        """Return the digest of the file and its libraries as last read."""
         found = {name: library for name, library in self._libraries.items() if library is not None}
         return language.digest_of(source, found)
 
     def refresh(self) -> bool:
-        """Read the file and its libraries again; swap if they changed and check. True if it was swapped."""
+        """Read the file and its libraries again, and swap if they changed and check; return whether it swapped."""
         try:
             source = read_policy(self.path)
         except (OSError, ConfigError) as error:
@@ -238,14 +221,14 @@ class PolicyFile:
             return False
         was_readable, self._readable = self._readable, True
         for name in self._libraries:
-            with contextlib.suppress(OSError, ValueError):  # what is wrong with it is told when the policy is loaded
+            with contextlib.suppress(OSError, ValueError):  # loading the policy reports what is wrong with it
                 self._library(name)
-        if was_readable and self._state(source) == self._seen:
+        if was_readable and self._digest(source) == self._seen:
             return False
         try:
             policy = self._load(source)
         except PolicyError as error:
-            self._seen = self._state(source)
+            self._seen = self._digest(source)
             found = error.diagnostics
             self._failed(str(error), found[0].brief(error.text), len(found))
             return False
@@ -268,18 +251,16 @@ class PolicyFile:
         return True
 
     def previous(self) -> Generation | None:
-        """The generation that acted before the one that acts now was read from the file; None if none is kept."""
+        """Return the generation that acted before the current one was read from the file; None if it is not kept."""
         return next((one for one in reversed(self.generations) if one.number < self.current.of), None)
 
     def restore(self, origin: Origin, number: int | None = None, *, reason: str = "") -> Generation:
-        """Let an earlier generation act again, as a new one, until the file changes; by default the one before.
-
-        The file is not written.
+        """Let an earlier generation act again, as a new one, until the file changes. The file is not written.
 
         Args:
             origin: on whose behalf.
-            number: which one.
-            reason: why, in words; empty for none of ours.
+            number: which one; by default the previous one.
+            reason: why, in words.
 
         Raises:
             NoGeneration: it is not kept, or acts already.
@@ -305,8 +286,8 @@ class PolicyFile:
             self._why_aside = self.problem = (
                 f"generation {left.number} was replaced by {self.current.of} ({why}); the file acts when it changes"
             )
-        tell = log.error if origin is Origin.GUARDRAIL else log.warning
-        tell(
+        write = log.error if origin is Origin.GUARDRAIL else log.warning
+        write(
             "smetric.policy.restored",
             route=self.name,
             policy=wanted.policy.name,
@@ -326,7 +307,7 @@ class PolicyFile:
         self.generations.append(self.current)
 
     def _failed(self, why: str, first: str, errors: int) -> None:
-        """Say that the file cannot be used; the log gets the *first* of *errors*."""
+        """Report that the file cannot be used; the log line has the *first* of *errors*."""
         self.problem = why
         log.error(
             "smetric.policy.kept",

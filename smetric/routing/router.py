@@ -1,30 +1,33 @@
-"""Routes one request."""
+"""Router: from a request to a decision and a charged instance."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from cachetools import TTLCache
 
 from smetric.errors import HttpError, NoCandidate, RequestError, Shed
-from smetric.fleet.fleet import Fleet
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Candidates, Fleet
 from smetric.fleet.instance import Instance, Lease
+from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Outcome, Policy, Snapshot
 from smetric.request.request import InferenceRequest, Usage
-from smetric.routing.observer import Observer
 from smetric.routing.policy_files import Generation
 from smetric.routing.routes import Arm, Route, Routes
 from smetric.sources.lookups import Columns, LookupDeadline, Lookups
 from smetric.sources.source import Source
 
-#: Seconds after which a response id no longer ties requests to the engine that made it, and how many are remembered.
+#: Seconds for which a response id ties requests to the engine that made it, and most ids that are remembered.
 PIN_TTL_S = 3600.0
 PIN_MAX = 65536
-#: What instances can fetch from, beside their own caches.
+#: Hit lengths in tiers outside an instance's own cache, from which it can fetch.
 TIERS = frozenset({"host_hit_len", "disk_hit_len", "store_hit_len"})
 
 log = structlog.get_logger("smetric.router")
@@ -32,10 +35,21 @@ log = structlog.get_logger("smetric.router")
 
 @dataclass(slots=True)
 class Routing:
-    """Where a request goes and why.
+    """Result of routing one request.
 
-    `decision` is None where no policy ran: pinned requests, and requests nobody may serve. Exactly one of `lease` and
-    `error` is set, but where the request is held: then neither is.
+    Exactly one of `lease` and `error` is set, or neither while the request is held.
+
+    Args:
+        route: the matching route.
+        arm: the arm that decided.
+        generation: the policy as it was.
+        decision: None if no policy ran: pinned requests, and requests that no instance may serve.
+        lease: charge of the chosen instance.
+        error: answer to the client.
+        outcome: routed, pinned, held, rejected, no_candidate or error.
+        evaluate_s: seconds spent on evaluating the policy.
+        lookup_s: seconds spent on waiting for look-ups.
+        beside: features that only observed policies read, as they were at the decision.
     """
 
     route: Route
@@ -44,32 +58,29 @@ class Routing:
     decision: Decision | None
     lease: Lease | None
     error: HttpError | None
-    #: routed, pinned, held, rejected, no_candidate or error.
     outcome: str
-    #: Seconds spent evaluating the policy, and waiting for look-ups.
-    evaluate_s: float
-    lookup_s: float
-    #: What observed policies read that the decision did without, as it was then.
+    evaluate_s: float = 0.0
+    lookup_s: float = 0.0
     beside: Snapshot | None = None
 
     @property
     def instance(self) -> Instance:
-        """The instance that was charged."""
+        """The charged instance."""
         assert self.lease is not None
         return self.lease.instance
 
 
 class Router:
-    """Decides where requests go.
+    """Routes requests.
 
     Args:
         fleet: the instances.
         routes: the acting policies.
-        sources: those that answer look-ups, best first.
-        deadline: the time look-ups may take.
-        on_source_failed: told the name of a source that raised.
-        observed: policies whose reads are recorded too.
-        rng: draws each decision's seed.
+        sources: the sources of look-ups, best first.
+        deadline: deadline of look-ups.
+        on_source_failed: called with the name of a source that raised.
+        observed: policies whose features are recorded too.
+        rng: draws the seed of each decision.
     """
 
     def __init__(
@@ -86,35 +97,36 @@ class Router:
         self.fleet = fleet
         self.routes = routes
         self._lookups = Lookups(sources, deadline=deadline or LookupDeadline(), on_failed=on_source_failed)
-        self._observed = observed
-        for route in routes.all:
-            if observed or route.shadows is not None:
-                route.observer = Observer(fleet, self._lookups, self._beside(route))
+        #: By route, for those with observed policies or shadows.
+        self._observers = {
+            route: Observer(fleet, self._lookups) for route in routes.all if observed or route.shadows is not None
+        }
+        self.follow(observed)
         self._rng = rng or random.Random()
         self._turns = 0
         self._pins: TTLCache[str, Instance] = TTLCache(PIN_MAX, PIN_TTL_S, fleet.clock)
 
-    def _beside(self, route: Route) -> list[Policy]:
-        """The policies that *route* is observed with."""
-        shadows = route.shadows.files if route.shadows is not None else []
-        return [*self._observed, *(file.current.policy for file in shadows)]
-
     def follow(self, observed: Sequence[Policy]) -> None:
-        """Gather what *observed* read, and what those in shadow read as they are now."""
-        self._observed = observed
-        for route in self.routes.all:
-            if route.observer is not None:
-                route.observer.follow(self._beside(route))
+        """Gather from now on what *observed*, and the current policies in shadow, read."""
+        for route, observer in self._observers.items():
+            shadows = route.shadows.files if route.shadows is not None else []
+            observer.follow([*observed, *(file.current.policy for file in shadows)])
+
+    def observe(self, routing: Routing, record: DecisionRecord) -> None:
+        """Look up what observed policies read and the decision did without; called as the request is sent."""
+        observer = self._observers.get(routing.route)
+        if observer is not None:
+            observer.look_up(record)
 
     async def route(
         self, request: InferenceRequest, *, exclude: Collection[Instance] = (), leased: bool = True
     ) -> Routing:
-        """Decide and charge. Never raises for what a client or a policy can cause: the error is in the result.
+        """Decide and charge. Errors that clients or policies cause are in the result, never raised.
 
         Args:
-            request: what is to be routed.
-            exclude: instances that have failed this request.
-            leased: it is inference. Otherwise no policy runs, any candidate serves it and nothing is charged.
+            request: the request.
+            exclude: instances on which it has failed.
+            leased: whether it is inference. Otherwise no policy runs, any candidate serves it and nothing is charged.
         """
         route = self.routes.of(request)
         arm = route.control
@@ -123,13 +135,13 @@ class Router:
                 return self._pinned(request, route, exclude, leased)
             if not leased:
                 lease = self._any(request.model, exclude).charge(0, 0)
-                return Routing(route, arm, arm.file.current, None, lease, None, "routed", 0.0, 0.0)
+                return Routing(route, arm, arm.file.current, None, lease, None, "routed")
             arm = route.arm_of(request)
             return await self._decide(request, route, arm, exclude)
         except HttpError as error:
-            # Frames that its traceback keeps, and on 3.12 those that called them, would keep it, and with it the body.
+            # The frames of its traceback, and on 3.12 their callers, would keep the request with its body.
             error.__traceback__ = None
-            return Routing(route, arm, arm.file.current, None, None, error, "no_candidate", 0.0, 0.0)
+            return Routing(route, arm, arm.file.current, None, None, error, "no_candidate")
 
     async def _decide(
         self, request: InferenceRequest, route: Route, arm: Arm, exclude: Collection[Instance]
@@ -137,9 +149,8 @@ class Router:
         generation = arm.file.current
         policy = generation.policy
         seed = self._rng.getrandbits(63)
-        error: HttpError
-        fields = policy.fields if route.observer is None else policy.fields | route.observer.fields
-        self._lookups.describe(request, fields)
+        observer = self._observers.get(route)
+        self._lookups.describe(request, policy.fields if observer is None else policy.fields | observer.fields)
         evaluate_s = lookup_s = 0.0
         wanted = policy.lookups_always
         asked: Columns = {}
@@ -152,12 +163,11 @@ class Router:
                 answer = self._lookups.of(request, wanted, candidates, lookup_s)
                 if isinstance(answer, dict):
                     fresh = answer
-                    lookup_s += time.perf_counter() - started
                 else:
                     fresh = await answer
-                    lookup_s += time.perf_counter() - started
                     candidates = self.fleet.candidates(request.model, exclude=exclude)
                     snapshot = None
+                lookup_s += time.perf_counter() - started
                 asked.update(fresh)
             # From here to the charge nothing awaits: the decision rests on a snapshot taken after the last wait.
             if snapshot is None:
@@ -170,36 +180,34 @@ class Router:
                 decision = policy.decide(snapshot, request, arm.cursors, seed)
             except Exception:
                 log.exception("smetric.policy.failed", policy=policy.name, hash=policy.digest)
-                error = HttpError(500, "the routing policy could not be evaluated", "internal_error")
-                return Routing(route, arm, generation, None, None, error, "error", evaluate_s, lookup_s)
+                failed = HttpError(500, "the routing policy could not be evaluated", "internal_error")
+                return Routing(route, arm, generation, None, None, failed, "error", evaluate_s, lookup_s)
             evaluate_s += time.perf_counter() - started
             if isinstance(decision, Decision):
                 break
             wanted = decision.features
-        beside = None
-        if route.observer is not None:
-            beside = route.observer.at_hand(policy, candidates)
+        beside = observer.at_hand(policy, candidates) if observer is not None else None
+        lease: Lease | None = None
+        error: HttpError | None = None
+        outcome = "held"
         if decision.index >= 0:
-            if cursors := decision.cursors:
-                arm.cursors = {**arm.cursors, **cursors}
+            if decision.cursors:
+                arm.cursors = {**arm.cursors, **decision.cursors}
             hit = snapshot.cell("hit_len", decision.index)
-            stored = 0
-            if not TIERS.isdisjoint(asked):
-                stored = int(max(snapshot.cell(name, decision.index) or 0 for name in TIERS))
+            tiers = TIERS.intersection(asked)
+            stored = int(max(snapshot.cell(name, decision.index) or 0 for name in tiers)) if tiers else 0
             instance = candidates[decision.index]
             lease = instance.charge(request.prompts, request.prompt_len, None if hit is None else int(hit), stored)
             self._lookups.sent(request, lease)
-            return Routing(route, arm, generation, decision, lease, None, "routed", evaluate_s, lookup_s, beside)
-        if decision.outcome is Outcome.REJECT:
-            error = Shed(decision.status, decision.message, decision.retry_after_s)
-            return Routing(route, arm, generation, decision, None, error, "rejected", evaluate_s, lookup_s, beside)
-        if decision.outcome is Outcome.HOLD:
-            return Routing(route, arm, generation, decision, None, None, "held", evaluate_s, lookup_s, beside)
-        error = NoCandidate(f"{decision.message} of policy {policy.name}")
-        return Routing(route, arm, generation, decision, None, error, "no_candidate", evaluate_s, lookup_s, beside)
+            outcome = "routed"
+        elif decision.outcome is Outcome.REJECT:
+            error, outcome = Shed(decision.status, decision.message, decision.retry_after_s), "rejected"
+        elif decision.outcome is not Outcome.HOLD:
+            error, outcome = NoCandidate(f"{decision.message} of policy {policy.name}"), "no_candidate"
+        return Routing(route, arm, generation, decision, lease, error, outcome, evaluate_s, lookup_s, beside)
 
     def _pinned(self, request: InferenceRequest, route: Route, exclude: Collection[Instance], leased: bool) -> Routing:
-        """A request that continues a response stored on one engine goes there or nowhere."""
+        """Route a request that continues a response stored on one engine: there or nowhere."""
         instance = self._pins.get(request.pinned_to)
         if instance is None or instance in exclude:
             raise RequestError(
@@ -213,10 +221,10 @@ class Router:
         else:
             lease = instance.charge(0, 0)
         arm = route.control
-        return Routing(route, arm, arm.file.current, None, lease, None, "pinned", 0.0, 0.0)
+        return Routing(route, arm, arm.file.current, None, lease, None, "pinned")
 
     def _any(self, model: str, exclude: Collection[Instance]) -> Instance:
-        """Some candidate for what costs no inference; they take turns."""
+        """Return a candidate for a request without inference, in turn."""
         candidates = self.fleet.candidates(model, exclude=exclude)
         self._turns += 1
         return candidates[self._turns % len(candidates)]
@@ -226,20 +234,90 @@ class Router:
         self._pins[response_id] = instance
 
     def first_token(self, lease: Lease, seconds: float) -> None:
-        """Tell the sources that follow requests that the stream of one began *seconds* after it was sent."""
+        """Report to the sources that the stream of a request began *seconds* after it was sent."""
         self._lookups.first_token(lease, seconds)
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Tell the sources that *instance* has prefilled *request*."""
+        """Report to the sources that *instance* has prefilled *request*."""
         self._lookups.prefilled(request, instance)
 
     def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """Tell the sources that learn from it that *instance* has answered *request* to the end."""
+        """Report to the sources that *instance* has answered *request* to the end."""
         self._lookups.settled(request, instance, usage)
 
     def forget(self, instance: Instance) -> None:
-        """*instance* restarted: sources forget its cache, and responses stored on it are gone."""
+        """Drop what is known of *instance*, which has restarted: its cache, and the responses stored on it."""
         self._lookups.forget(instance)
-        with self._pins.timer:  # one that expires between being found and being deleted is an error
+        with self._pins.timer:  # a pin that expires between being found and being deleted is an error
             for response_id in [key for key, holder in self._pins.items() if holder is instance]:
                 del self._pins[response_id]
+
+
+class Observer:
+    """Reader of features for policies that do not decide: observed ones, and those in shadow.
+
+    Args:
+        fleet: the instances.
+        lookups: the sources.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, fleet: Fleet, lookups: Lookups, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fleet = fleet
+        self._lookups = lookups
+        self._clock = clock
+        self._looked_up: frozenset[str] = frozenset()
+        self._at_hand: frozenset[str] = frozenset()
+        #: Request fields that these policies may read.
+        self.fields: frozenset[str] = frozenset()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def follow(self, policies: Collection[Policy]) -> None:
+        """Read for *policies* from now on."""
+        reads = frozenset(name for policy in policies for name in policy.reads)
+        self._looked_up = frozenset(name for name in reads if VOCABULARY.features[name].lookup)
+        self._at_hand = reads - self._looked_up
+        self.fields = frozenset(name for policy in policies for name in policy.fields)
+
+    def at_hand(self, acting: Policy, candidates: Candidates) -> Snapshot | None:
+        """Return the features that need no look-up and that *acting* has not read, before the charge; None without."""
+        missing = self._at_hand - acting.reads
+        return self._fleet.snapshot(candidates, missing) if missing else None
+
+    def look_up(self, record: DecisionRecord) -> None:
+        """Look up what the decision of *record* did without, and add it to the record when it arrives.
+
+        The look-ups begin in the next tick of the loop, when the request has been sent.
+        """
+        decision = record.decision
+        if decision is None or decision.outcome is Outcome.HOLD:
+            return
+        missing = self._looked_up.difference(decision.snapshot.columns)
+        if missing:
+            asyncio.get_running_loop().call_soon(self._look_up, record, decision, missing, self._clock())
+
+    def _look_up(self, record: DecisionRecord, decision: Decision, missing: frozenset[str], began: float) -> None:
+        candidates = [self._fleet[id] for id in decision.snapshot.ids]
+        found = self._lookups.of(record.request, missing, candidates)
+        add = partial(self._add, record, decision, candidates, began)
+        if isinstance(found, dict):
+            add(found)
+        else:
+            task = asyncio.create_task(_add_later(found, add))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _add(
+        self, record: DecisionRecord, decision: Decision, candidates: Sequence[Instance], began: float, columns: Columns
+    ) -> None:
+        request = record.request
+        # Once the answer has begun (the body is gone by then), sources may know of this very prompt.
+        if request.body is not None:
+            snapshot = Snapshot(decision.snapshot.ids, {}, now=self._fleet.clock())
+            for name, column in columns.items():
+                self._fleet.fill(snapshot, name, *column.over(candidates), request.prompt_len)
+            record.beside = (*record.beside, (snapshot, self._clock() - began))
+
+
+async def _add_later(found: Awaitable[Columns], add: Callable[[Columns], None]) -> None:
+    add(await found)

@@ -1,4 +1,8 @@
-"""Which policy decides on which request."""
+"""Routes: which policy decides on which request, by model, tenant or path.
+
+A route has a policy, policies in shadow of it, and maybe a canary: a second policy that decides for a share of the
+conversations. A conversation keeps its arm over restarts and on every router.
+"""
 
 from __future__ import annotations
 
@@ -11,92 +15,23 @@ from msgspec import Raw
 
 from smetric import names
 from smetric.config.settings import LAST_ROUTE, RouteSettings, Settings
+from smetric.config.values import ParamValue
 from smetric.errors import UNREADABLE
 from smetric.features import VOCABULARY
 from smetric.files import policy_path
 from smetric.request.request import Api, InferenceRequest
-from smetric.routing.observer import Observer
 from smetric.routing.policy_files import PolicyFile, ReloadListener
 from smetric.routing.shadow import Shadow, Shadows
-
-# The root of a conversation: what stays the same from its first request to its last, as a hash.
-#
-# It settles which of two policies decides for a conversation (`smetric.routes`); it is neither logged nor recorded. The
-# same in every process, so that a conversation stays where it is over a restart and between routers.
-
-
-class _Block(msgspec.Struct):
-    """A content block; the mark for caching is left out, as it moves on while a conversation grows."""
-
-    text: str = ""
-    source: Raw = Raw()
-    image_url: Raw = Raw()
-
-
-class _Message(msgspec.Struct):
-    role: str | None = None
-    content: Raw = Raw(b"null")  # decoded where it counts: of what comes later, any shape will do
-
-
-class _Body(msgspec.Struct):
-    messages: list[_Message] = []
-    input: str | list[_Message] = []
-
-
-_decode = msgspec.json.Decoder(_Body).decode
-_content = msgspec.json.Decoder(str | list[_Block | str] | None).decode
-
-
-def root_of(request: InferenceRequest) -> int | None:
-    """64 bits that stand for the conversation *request* belongs to; None where that cannot be known.
-
-    The session that its client names, else the text of its first user message. A completion's prompt does not say where
-    the first turn of it ended. To be asked while the body is there.
-    """
-    if request.session:
-        return _hash(b"session", request.session)
-    if request.body is None or request.api in (Api.COMPLETIONS, Api.OTHER):
-        return None
-    try:
-        body = _decode(request.body)
-        if isinstance(body.input, str):
-            return _hash(b"text", body.input) if body.input else None
-        for message in body.messages or body.input:
-            if message.role == "user" and (content := _content(message.content)):
-                return _hash(b"text", *([content] if isinstance(content, str) else map(_text, content)))
-    except UNREADABLE:
-        pass  # whether it is a fault is the engine's business
-    return None
-
-
-def _text(block: _Block | str) -> str:
-    if isinstance(block, str):
-        return block
-    return block.text or bytes(block.source or block.image_url).decode(errors="replace")
-
-
-def _hash(kind: bytes, *texts: str) -> int:
-    digest = hashlib.blake2b(digest_size=8, key=kind)
-    for text in texts:
-        digest.update(text.encode(errors="replace"))
-        digest.update(b"\0")
-    return int.from_bytes(digest.digest())
-
-
-# Which policy decides on which request: routes by model, tenant or path, and on each of them up to two arms.
-#
-# A route has a policy, shadows of it, and maybe a canary: a second policy that decides for a share of the
-# conversations. Deciding is the router's, evaluating shadows `shadow.py`'s business.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Which requests: each set that is not empty must hold what the request says.
+    """Condition on requests: each set that is not empty must contain the request's value.
 
     Args:
-        models: as clients name them; an alias fits by what it stands for, too.
-        tenants: as the tenant header names them.
-        paths: of the data port.
+        models: models as clients name them; an alias also matches by the model it stands for.
+        tenants: tenants as the tenant header names them.
+        paths: paths of the data port.
     """
 
     models: frozenset[str] = frozenset()
@@ -104,7 +39,7 @@ class Match:
     paths: frozenset[str] = frozenset()
 
     def fits(self, request: InferenceRequest) -> bool:
-        """Whether *request* is one of them."""
+        """Return whether *request* meets it."""
         return (
             (not self.models or request.model in self.models or request.alias in self.models)
             and (not self.tenants or request.tenant in self.tenants)
@@ -114,25 +49,25 @@ class Match:
 
 @dataclass(slots=True, eq=False)
 class Arm:
-    """A policy that acts, with the memory of its picks.
+    """An acting policy with the memory of its picks.
 
     Args:
-        name: one of `names.ARMS`; empty where the route has one arm only.
+        name: one of `names.ARMS`; empty if the route has one arm only.
         file: the policy.
     """
 
     name: str
     file: PolicyFile
-    #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and instances that come and go.
-    #: Replaced, never changed: a decision keeps those it was given.
+    #: Per pick, the id of its last winner. Keyed by name, so it survives reloads and changes of the fleet. Replaced,
+    #: never changed: a decision keeps the one it was given.
     cursors: Mapping[str, str] = field(default_factory=dict)
 
 
 class Route:
-    """What decides on some of the requests.
+    """Policies for some of the requests.
 
     Args:
-        name: as the configuration says.
+        name: as configured.
         file: its policy.
         match: which requests.
         canary: the policy for a share of the conversations.
@@ -155,30 +90,23 @@ class Route:
         self.share = share
         self.control = Arm(names.CONTROL if canary is not None else "", file)
         self.canary = Arm(names.CANARY, canary) if canary is not None else None
-        #: The policies in shadow; None where there are none.
         self.shadows = Shadows([Shadow(one) for one in shadows]) if shadows else None
-        #: Gathers what they read and the acting policy does not; None where nobody asks for it.
-        self.observer: Observer | None = None
         self._key = hashlib.blake2b(name.encode(), digest_size=16).digest()
 
     def arm_of(self, request: InferenceRequest) -> Arm:
-        """The arm that the conversation of *request* is on, from its first turn to its last.
-
-        Where it cannot be known which conversation that is, the request is not tried on.
-        """
-        canary = self.canary
-        if canary is None:
+        """Return the arm of the conversation of *request*; an unknown conversation is on the control arm."""
+        if self.canary is None:
             return self.control
         root = root_of(request)
-        return canary if root is not None and self.place_of(root) < self.share else self.control
+        return self.canary if root is not None and self.place_of(root) < self.share else self.control
 
     def place_of(self, root: int) -> float:
-        """Where a conversation stands on 0..1: as the share grows, those below it stay below it."""
+        """Return the place of a conversation on 0..1. As the share grows, conversations below it stay below it."""
         digest = hashlib.blake2b(root.to_bytes(8), digest_size=8, key=self._key).digest()
         return int.from_bytes(digest) / 2**64
 
     def files(self) -> Iterator[PolicyFile]:
-        """All its policies: the acting ones first."""
+        """Yield all its policies, the acting ones first."""
         yield self.control.file
         if self.canary is not None:
             yield self.canary.file
@@ -198,17 +126,14 @@ class Routes:
         self.all = tuple(routes)
 
     def of(self, request: InferenceRequest) -> Route:
-        """The first route that fits *request*."""
-        for route in self._first:
-            if route.match.fits(request):
-                return route
-        return self.last
+        """Return the first route that fits *request*."""
+        return next((route for route in self._first if route.match.fits(request)), self.last)
 
     def find(self, name: str) -> tuple[Route, PolicyFile]:
-        """The policy called *name*: as its route is, or as the policy itself is where no two that act are.
+        """Return the policy called *name*: the name of its route, or its own name if only one acting policy has it.
 
         Raises:
-            KeyError: there is none, or there are several; the message says which there are.
+            KeyError: there is none, or there are several; the message lists the names.
         """
         every = [(route, file) for route in self.all for file in route.files()]
         for route, file in every:
@@ -221,24 +146,24 @@ class Routes:
         raise KeyError(f"{'several policies are' if acting else 'no policy is'} called {name}; name one of {among}")
 
     def files(self) -> list[PolicyFile]:
-        """All policies."""
+        """Return all policies."""
         return [file for route in self.all for file in route.files()]
 
     def shadows(self) -> list[PolicyFile]:
-        """Those in shadow."""
+        """Return the policies in shadow."""
         return [file for route in self.all if route.shadows is not None for file in route.shadows.files]
 
     def acting(self) -> list[tuple[Route, Arm]]:
-        """All arms."""
+        """Return all arms."""
         return [(route, arm) for route in self.all for arm in (route.control, route.canary) if arm is not None]
 
 
 def routes_of(settings: Settings, on_reload: ReloadListener) -> Routes:
-    """The routes that *settings* spell out.
+    """Return the routes of *settings*.
 
     Raises:
         ConfigError: a policy cannot be read.
-        PolicyError: one does not check.
+        PolicyError: a policy does not check.
     """
     last = RouteSettings(
         name=LAST_ROUTE,
@@ -251,20 +176,77 @@ def routes_of(settings: Settings, on_reload: ReloadListener) -> Routes:
 
 
 def _route(settings: RouteSettings, on_reload: ReloadListener) -> Route:
-    def file(policy: str, params: Mapping[str, float | str | bool], name: str) -> PolicyFile:
+    def file(policy: str, params: Mapping[str, ParamValue], name: str) -> PolicyFile:
         return PolicyFile(policy_path(policy), VOCABULARY, params, on_reload, name=name)
 
-    name, match = settings.name, settings.match
+    name, match, canary = settings.name, settings.match, settings.canary
     return Route(
         name,
         file(settings.policy, settings.params, name),
         match=Match(models=frozenset(match.model), tenants=frozenset(match.tenant), paths=frozenset(match.path)),
-        canary=file(settings.canary.policy, settings.canary.params, f"{name}:{names.CANARY}")
-        if settings.canary.policy
-        else None,
-        share=settings.canary.share,
+        canary=file(canary.policy, canary.params, f"{name}:{names.CANARY}") if canary.policy else None,
+        share=canary.share,
         shadows=[
             file(one.policy, one.params, f"{name}:{names.SHADOW}-{number}")
             for number, one in enumerate(settings.shadow, start=1)
         ],
     )
+
+
+class _Block(msgspec.Struct):
+    """Content block without its cache mark, which moves on while a conversation grows."""
+
+    text: str = ""
+    source: Raw = Raw()
+    image_url: Raw = Raw()
+
+
+class _Message(msgspec.Struct):
+    role: str | None = None
+    content: Raw = Raw(b"null")  # decoded only where it counts; later messages may have any shape
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message] = []
+    input: str | list[_Message] = []
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_content = msgspec.json.Decoder(str | list[_Block | str] | None).decode
+
+
+def root_of(request: InferenceRequest) -> int | None:
+    """Return a 64-bit hash of the conversation of *request*, the same in every process; None if it is unknown.
+
+    The conversation is the session that the client names, else the text of its first user message. The prompt of a
+    completion does not show where its first turn ended. Call it while the request has its body. The hash is neither
+    logged nor recorded.
+    """
+    if request.session:
+        return _hash(b"session", request.session)
+    if request.body is None or request.api in (Api.COMPLETIONS, Api.OTHER):
+        return None
+    try:
+        body = _decode(request.body)
+        if isinstance(body.input, str):
+            return _hash(b"text", body.input) if body.input else None
+        for message in body.messages or body.input:
+            if message.role == "user" and (content := _content(message.content)):
+                return _hash(b"text", *([content] if isinstance(content, str) else map(_text, content)))
+    except UNREADABLE:
+        pass  # the engine judges whether it is a fault
+    return None
+
+
+def _text(block: _Block | str) -> str:
+    if isinstance(block, str):
+        return block
+    return block.text or bytes(block.source or block.image_url).decode(errors="replace")
+
+
+def _hash(kind: bytes, *texts: str) -> int:
+    digest = hashlib.blake2b(digest_size=8, key=kind)
+    for text in texts:
+        digest.update(text.encode(errors="replace"))
+        digest.update(b"\0")
+    return int.from_bytes(digest.digest())

@@ -1,35 +1,34 @@
-"""Policies in shadow."""
+"""Policies in shadow: evaluated on what the acting policy saw, once the answer has begun, and never acted on."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
+from cachetools import LRUCache
 
 from smetric import names
+from smetric.features import ON_DEMAND
 from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.log_limit import LogLimit
 from smetric.policy import Decision, Need, Outcome, Snapshot
-from smetric.records.format import ON_DEMAND
 from smetric.request.parts import Kind
 from smetric.routing.policy_files import PolicyFile
 
 if TYPE_CHECKING:
     from smetric.request.request import InferenceRequest
 
-
-#: Conversations of which it is remembered whether the shadow would have sent one of their requests elsewhere.
+#: Most conversations per shadow whose divergence is remembered.
 MOST_SESSIONS = 16_384
 
 log = structlog.get_logger("smetric.shadow")
 
 
 class Shadow:
-    """One policy in shadow of a route.
+    """A policy in shadow of a route.
 
     Args:
         file: the policy.
@@ -37,20 +36,20 @@ class Shadow:
 
     def __init__(self, file: PolicyFile) -> None:
         self.file = file
-        #: Its own rotation: what it would have chosen last.
+        #: Its own rotation.
         self._cursors: dict[str, str] = {}
         self._generation = file.current
-        #: By conversation, whether the policy of this generation ever chose otherwise; the oldest goes first.
-        self._sessions: OrderedDict[int, bool] = OrderedDict()
+        #: By conversation, whether this generation ever chose otherwise.
+        self._sessions: LRUCache[int, bool] = LRUCache(MOST_SESSIONS)
         self._limit = LogLimit()
 
     def judge(self, record: DecisionRecord, snapshot: Snapshot, session: int | None) -> Shadowed:
-        """What it would have decided in place of the decision of *record*.
+        """Return what it would have decided in place of the decision of *record*.
 
         Args:
             record: a decision made by a policy.
-            snapshot: what that policy saw, with what was gathered besides.
-            session: the conversation; None where it is not known.
+            snapshot: the snapshot of that decision, with features gathered for observed policies.
+            session: the conversation, None if unknown.
         """
         generation = self.file.current
         policy = generation.policy
@@ -59,7 +58,7 @@ class Shadow:
             self._sessions.clear()
         live = record.decision
         assert live is not None
-        # What it reads has changed since the decision, where its file has.
+        # After a change of its file it may read what was not gathered at the decision.
         missing = [name for name in policy.reads if name not in snapshot.columns and name not in policy.lookups]
         if not record.request.is_described:
             missing += [f"req.{name}" for name in policy.fields & ON_DEMAND]
@@ -78,36 +77,24 @@ class Shadow:
         if decided.outcome is Outcome.ROUTE and decided.cursors:
             self._cursors = {**self._cursors, **decided.cursors}
         agrees = decided.choice == live.choice
-        is_new, had_diverged = self._session(session, diverges=not agrees)
+        had_diverged = None
+        if session is not None:
+            had_diverged = self._sessions.get(session)
+            self._sessions[session] = not agrees or bool(had_diverged)
         return Shadowed(
             policy,
             generation.number,
             names.AGREES if agrees else names.DIFFERS,
             decision=decided,
             regret=_regret(decided, live.index),
-            is_new_session=is_new,
-            had_diverged=had_diverged,
+            is_new_session=session is not None and had_diverged is None,
+            had_diverged=bool(had_diverged) if session is not None else None,
             evaluate_s=seconds,
         )
 
-    def _session(self, session: int | None, *, diverges: bool) -> tuple[bool, bool | None]:
-        """Whether the conversation was not seen before, and whether it had diverged before; None where not known."""
-        if session is None:
-            return False, None
-        had_diverged = self._sessions.get(session)
-        self._sessions[session] = diverges or bool(had_diverged)
-        self._sessions.move_to_end(session)
-        if len(self._sessions) > MOST_SESSIONS:
-            self._sessions.popitem(last=False)
-        return had_diverged is None, bool(had_diverged)
-
 
 class Shadows:
-    """The shadows of one route.
-
-    Args:
-        shadows: them.
-    """
+    """The shadows of one route."""
 
     def __init__(self, shadows: Sequence[Shadow]) -> None:
         self._shadows = shadows
@@ -118,7 +105,7 @@ class Shadows:
         return [shadow.file for shadow in self._shadows]
 
     def judge(self, record: DecisionRecord) -> tuple[Shadowed, ...]:
-        """What each of them would have decided; nothing where no policy ran, or the request was held."""
+        """Return what each would have decided; nothing if no policy ran or the request was held."""
         live = record.decision
         if live is None or live.outcome is Outcome.HOLD:
             return ()
@@ -130,7 +117,7 @@ class Shadows:
 
 
 class ShadowJudge(Listener):
-    """Evaluates the policies in shadow, once a decision, when the answer has begun or the request has ended."""
+    """Listener that evaluates shadows once per decision, when the answer has begun or the request has ended."""
 
     def answering(self, exchange: Exchange, record: DecisionRecord) -> None:
         """Evaluate them while the client reads."""
@@ -139,13 +126,13 @@ class ShadowJudge(Listener):
             record.shadowed = judge(record)
 
     def ended(self, exchange: Exchange) -> None:
-        """Evaluate them where there was no answer."""
+        """Evaluate them if there was no answer."""
         if exchange.record is not None:
             self.answering(exchange, exchange.record)
 
 
 def _with(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
-    """Both in one; *beside* holds other features of the same candidates."""
+    """Return both as one; *beside* has other features of the same candidates."""
     return Snapshot(
         snapshot.ids,
         {**snapshot.columns, **beside.columns},
@@ -157,17 +144,17 @@ def _with(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
 
 
 def _session_of(request: InferenceRequest) -> int | None:
-    """What the conversation is told by in this process; None where it is not known."""
+    """Return a hash of the conversation in this process; None if it is unknown."""
     if request.session:
         return hash(request.session)
     return request.parts.first(Kind.USER) if request.parts is not None else None
 
 
 def _regret(decision: Decision, acting: int) -> float | None:
-    """How much worse than its own choice the shadow finds what was chosen: 0 as good or better, 1 as bad as can be.
+    """Return how much worse the shadow scores the acting choice than its own, 0 (as good or better) to 1.
 
-    The difference of the two scores, over the larger of them; None where it has no scores, or what was chosen was no
-    choice of its own.
+    It is the difference of the two scores over the larger one; None without scores, or if the acting choice is none of
+    the shadow's candidates.
     """
     score = decision.score
     if score is None or acting < 0 or acting not in decision.candidates:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from smetric import names
-from smetric.features import VOCABULARY
+from smetric.features import ON_DEMAND, VOCABULARY
 from smetric.files import shipped_policies
 from smetric.fleet.instance import Instance
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Kind, Need, Outcome, Policy, Snapshot, load
 from smetric.policy.snapshot import Origins
-from smetric.records.format import ON_DEMAND
 from smetric.records.reader import packer
 from smetric.records.recorder import Recorder, header
 from smetric.records.writer import RotatedFile, Writer

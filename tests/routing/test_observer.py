@@ -13,7 +13,6 @@ from smetric.fleet.instance import Instance, Scrape
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Policy
 from smetric.request.request import InferenceRequest
-from smetric.routing.observer import Observer
 from smetric.routing.router import Router, Routing
 from smetric.sources.source import Cells, Source
 from tests.fakes import routes_by, until
@@ -75,14 +74,13 @@ def record_of(routing: Routing, request: InferenceRequest) -> DecisionRecord:
 async def observed(router: Router, request: InferenceRequest) -> DecisionRecord:
     routing = await router.route(request)
     record = record_of(routing, request)
-    assert router.routes.last.observer is not None
-    router.routes.last.observer.look_up(record)
-    await asyncio.sleep(0)  # it begins when the request has been sent
-    await until(lambda: not router.routes.last.observer._tasks if router.routes.last.observer else True)
+    router.observe(routing, record)
+    for _ in range(5):  # a look-up begins in the next tick, and a task of it ends within a few
+        await asyncio.sleep(0)
     return record
 
 
-async def test_a_look_up_that_the_decision_did_without_is_made_after_it_with_its_lag() -> None:
+async def test_observer_looks_up_after_the_decision_with_its_lag() -> None:
     source = Index({"a": 0, "b": 5000})
     record = await observed(router_of(fleet_of(), source, BAILIAN), first_turn())
     ((snapshot, lag),) = record.beside
@@ -93,7 +91,7 @@ async def test_a_look_up_that_the_decision_did_without_is_made_after_it_with_its
     assert 0 <= lag < 5
 
 
-async def test_what_is_at_hand_is_taken_before_the_request_is_charged() -> None:
+async def test_observer_reads_features_at_hand_before_the_charge() -> None:
     record = await observed(router_of(fleet_of(), Index({}), BY_USAGE, acting="load_only"), first_turn())
     assert record.instance is not None
     assert record.instance.own == 1
@@ -102,31 +100,30 @@ async def test_what_is_at_hand_is_taken_before_the_request_is_charged() -> None:
     assert lag is None
 
 
-async def test_nothing_is_gathered_twice_or_where_nobody_asks_for_it() -> None:
+async def test_observer_gathers_nothing_twice() -> None:
     source = Index({"a": 900})
     router = router_of(fleet_of(), source, BAILIAN)
     record = await observed(router, InferenceRequest(turn=2, prompt_len=1000, est_hit=800, body=b"{}"))
     assert record.beside == ()
     assert source.asked == 1
-    assert router_of(fleet_of(), source).routes.last.observer is None
 
 
-async def test_a_look_up_that_ends_after_the_answer_has_begun_is_left_out() -> None:
+async def test_observer_drops_look_ups_that_end_after_the_answer_began() -> None:
     source = Index({"a": 100})
     source.may_answer.clear()
     router, request = router_of(fleet_of(), source, BAILIAN), first_turn()
     routing = await router.route(request)
     record = record_of(routing, request)
-    assert isinstance(router.routes.last.observer, Observer)
-    router.routes.last.observer.look_up(record)
+    router.observe(routing, record)
     await until(lambda: source.asked == 1)
     request.answering()
     source.may_answer.set()
-    await until(lambda: not router.routes.last.observer._tasks if router.routes.last.observer else True)
+    for _ in range(5):
+        await asyncio.sleep(0)
     assert record.beside == ()
 
 
-async def test_a_request_that_is_held_is_not_looked_up_again_and_again(tmp_path: Path) -> None:
+async def test_observer_ignores_held_requests(tmp_path: Path) -> None:
     path = tmp_path / "held.policy"
     path.write_text("policy held\nhold for 5 seconds when mean(requests) > 1\nroute rr_argmin(requests)\n")
     source = Index({})
@@ -134,6 +131,6 @@ async def test_a_request_that_is_held_is_not_looked_up_again_and_again(tmp_path:
     request = first_turn()
     routing = await router.route(request)
     assert routing.outcome == "held"
-    assert router.routes.last.observer is not None
-    router.routes.last.observer.look_up(record_of(routing, request))
-    assert not router.routes.last.observer._tasks
+    router.observe(routing, record_of(routing, request))
+    await asyncio.sleep(0)
+    assert source.asked == 0

@@ -22,7 +22,7 @@ from smetric.records.replay import RECORDED, Comparison, Judges, replay
 from smetric.request.request import InferenceRequest
 from smetric.routing.policy_files import PolicyFile
 from smetric.routing.router import Router
-from smetric.routing.shadow import MOST_SESSIONS, Shadow, Shadows
+from smetric.routing.shadow import Shadow, Shadows
 from tests.agent_sessions import engines, instances
 from tests.fakes import FakeEngine, routes_by
 from tests.faults.harness import CANARY, Running, instances_of, running
@@ -199,9 +199,6 @@ def test_a_conversation_counts_as_diverged_once(tmp_path: Path) -> None:
     ]
     assert told[4:] == [(True, False, "true"), *[(False, False, "true")] * 3]
     assert shadows.judge(fleet.decide(LOAD_ONLY, fleet.request(session="")))[0].had_diverged is None
-    for i in range(MOST_SESSIONS + 10):
-        shadow._session(i, diverges=False)
-    assert len(shadow._sessions) == MOST_SESSIONS
 
 
 def test_what_the_policy_before_chose_is_not_held_against_the_one_that_took_its_place(tmp_path: Path) -> None:
