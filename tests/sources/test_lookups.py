@@ -1,25 +1,31 @@
-"""What a source can cost: never more than the deadline, and never a request."""
+"""Look-ups and events of sources: a source costs at most the deadline, and never a request."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from smetric.features import VOCABULARY
+from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.log_limit import EVERY_S
 from smetric.request.request import InferenceRequest, Usage
+from smetric.routing.router import Router
 from smetric.sources.lookups import LookupDeadline, Lookups
-from smetric.sources.source import Cells, Source
+from smetric.sources.source import Cells, Follower, Source
 from tests.clock import Clock
+from tests.fakes import routes_by
 
 HIT = frozenset({"hit_len"})
 
 
 class Table(Source):
-    """A source that knows the same of every prompt."""
+    """Source with the same cells for every prompt."""
 
     fills = HIT
 
@@ -44,25 +50,23 @@ class Table(Source):
 
 
 class Broken(Table):
-    """A source with a bug in everything."""
+    """Source with a bug in everything."""
 
-    def lookup(
-        self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
+    def lookup(self, request: object, instances: object) -> dict[str, Cells]:
         raise LookupError("no such thing")
 
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
+    def prefilled(self, request: object, instance: object) -> None:
         raise LookupError
 
-    def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
+    def settled(self, request: object, instance: object, usage: object) -> None:
         raise LookupError
 
-    def forget(self, instance: Instance) -> None:
+    def forget(self, instance: object) -> None:
         raise LookupError
 
 
 class BrokenLater(Table):
-    """A source whose look-ups raise after a while."""
+    """Source whose look-ups raise after a while."""
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
@@ -75,7 +79,7 @@ class BrokenLater(Table):
 
 
 class Hanging(Table):
-    """A source that never answers."""
+    """Source that never answers."""
 
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
@@ -95,17 +99,17 @@ def looking(*sources: Table, clock: Clock | None = None) -> tuple[Lookups, list[
 @pytest.mark.parametrize(
     "broken", [Broken("x"), BrokenLater("x"), Hanging("x")], ids=lambda source: type(source).__name__
 )
-async def test_a_source_that_fails_in_any_way_is_unknown_and_the_next_one_is_asked(broken: Table) -> None:
+async def test_lookup_asks_the_next_source_when_one_fails(broken: Table) -> None:
     lookups, failed = looking(Table("best", None, 48), broken, Table("last", 16, 16))
     answer = lookups.of(InferenceRequest(), HIT, INSTANCES)
-    # Nothing is waited for that answers, or fails, at once.
+    # A source that answers or fails at once is not awaited.
     assert isinstance(answer, dict) is isinstance(broken, Broken)
     columns = answer if isinstance(answer, dict) else await answer
     assert columns["hit_len"].over(INSTANCES) == ([16, 48], ["last", "best"])
     assert failed == ([] if isinstance(broken, Hanging) else ["x"])
 
 
-async def test_sources_that_hang_cost_one_deadline_together() -> None:
+async def test_lookup_bounds_hanging_sources_by_one_deadline() -> None:
     loop = asyncio.get_running_loop()
     lookups, _ = looking(*(Hanging(name) for name in "uvwxyz"))
     started = loop.time()
@@ -116,7 +120,7 @@ async def test_sources_that_hang_cost_one_deadline_together() -> None:
     assert loop.time() - started < 0.2
 
 
-async def test_a_client_that_leaves_is_no_failure_of_the_source() -> None:
+async def test_lookup_does_not_count_a_disconnect_as_failure() -> None:
     lookups, failed = looking(Hanging("x"))
     answer = lookups.of(InferenceRequest(), HIT, INSTANCES)
     assert not isinstance(answer, dict)
@@ -128,7 +132,7 @@ async def test_a_client_that_leaves_is_no_failure_of_the_source() -> None:
     assert failed == []
 
 
-def test_what_one_source_does_when_it_is_told_something_keeps_nothing_from_the_others() -> None:
+def test_events_reach_other_sources_when_one_raises() -> None:
     table = Table("good")
     lookups, failed = looking(Broken("bad"), table)
     lookups.prefilled(InferenceRequest(), INSTANCES[0])
@@ -138,7 +142,7 @@ def test_what_one_source_does_when_it_is_told_something_keeps_nothing_from_the_o
     assert failed == ["bad"] * 3
 
 
-def test_a_source_that_fails_on_and_on_is_logged_once_a_minute_and_counted_each_time() -> None:
+def test_source_failures_are_counted_and_logged_once_a_minute() -> None:
     clock = Clock()
     lookups, failed = looking(Broken("bad"), clock=clock)
     with capture_logs() as logs:
@@ -151,3 +155,65 @@ def test_a_source_that_fails_on_and_on_is_logged_once_a_minute_and_counted_each_
         ("smetric.source.failed", "bad", 4),
     ]
     assert len(failed) == 6
+
+
+# ── followers in the router ──────────────────────────────────────────────────
+
+
+class Told(Follower):
+    """Follower that records its events."""
+
+    name = "told"
+    describes = frozenset({"class_share"})
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def describe(self, request: InferenceRequest) -> None:
+        self.events.append("describe")
+
+    def sent(self, request: InferenceRequest, lease: object) -> None:
+        self.events.append("sent")
+
+    def first_token(self, lease: object, seconds: float) -> None:
+        self.events.append(f"first_token {seconds:g}")
+
+    def forget(self, instance: Instance) -> None:
+        self.events.append(f"forget {instance.id}")
+
+
+def router_with(told: Follower, tmp_path: Path, text: str) -> Router:
+    path = tmp_path / "p.policy"
+    path.write_text(text)
+    fleet = Fleet([Instance("a", "http://a")], VOCABULARY)
+    return Router(fleet, routes_by(path), [told], rng=random.Random(1))
+
+
+async def test_follower_receives_the_events_of_a_request(tmp_path: Path) -> None:
+    told = Told()
+    router = router_with(told, tmp_path, "policy p\nroute argmin(requests) when req.class_share > 0\nroute argmin(1)\n")
+    routing = await router.route(InferenceRequest())
+    assert routing.lease is not None
+    router.first_token(routing.lease, 0.5)
+    router.forget(router.fleet.instances[0])
+    assert told.events == ["describe", "sent", "first_token 0.5", "forget a"]
+
+
+async def test_follower_does_not_describe_what_no_policy_reads(tmp_path: Path) -> None:
+    told = Told()
+    await router_with(told, tmp_path, "policy p\nroute argmin(requests)\n").route(InferenceRequest())
+    assert told.events == ["sent"]
+
+
+async def test_follower_that_raises_fails_no_request(tmp_path: Path) -> None:
+    class Broken(Told):
+        def sent(self, request: InferenceRequest, lease: object) -> None:
+            raise RuntimeError("no")
+
+    routing = await router_with(Broken(), tmp_path, "policy p\nroute argmin(requests)\n").route(InferenceRequest())
+    assert routing.outcome == "routed"
+
+
+def test_follower_refuses_features_it_does_not_measure() -> None:
+    with pytest.raises(NotImplementedError, match="told measures no qps"):
+        Told().measure("qps", [])

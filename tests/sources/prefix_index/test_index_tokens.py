@@ -1,4 +1,4 @@
-"""The prefix index where token ids are known, in time or late, and where they are not."""
+"""Prefix index of token ids that are known in time, late, or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smetric.request.request import InferenceRequest, Usage
 from smetric.sources.prefix_index.index import ASKED_S, PrefixIndex, PrefixTokens
 from tests.clock import Clock
 from tests.fakes import until
-from tests.sources.lettered import instances
+from tests.sources.prefix_index.lettered import instances
 
 BLOCK = 16
 
@@ -87,7 +87,7 @@ def spelt(tokens: int, letter: str = "a") -> str:
     return "".join(f"{letter}{number:03}" for number in range(tokens))
 
 
-async def test_the_hit_is_exact_to_a_block_of_the_engine() -> None:
+async def test_token_hit_is_exact_to_a_block_of_the_engine() -> None:
     pair = Pair()
     await pair.ids.of(first := asked(spelt(500)))
     pair.serve(first, pair.fleet[0])
@@ -98,7 +98,7 @@ async def test_the_hit_is_exact_to_a_block_of_the_engine() -> None:
     assert await pair.look_up(asked(spelt(500) + "and more of it")) == [480, None]
 
 
-async def test_a_prompt_that_was_sent_without_ids_is_entered_when_they_are_known() -> None:
+async def test_prompt_without_ids_is_entered_when_they_are_known() -> None:
     pair = Pair()
     pair.ids.ready.clear()
     pair.serve(asked(spelt(500)), pair.fleet[0], Usage(500, 40, 0))
@@ -109,7 +109,7 @@ async def test_a_prompt_that_was_sent_without_ids_is_entered_when_they_are_known
     assert await pair.look_up(follow_up) == [(500 + 40 - 1) // BLOCK * BLOCK, None]
 
 
-async def test_ids_that_come_between_the_first_byte_and_the_end_are_as_good() -> None:
+async def test_prompt_is_entered_if_ids_come_before_the_response_ends() -> None:
     pair = Pair()
     request = asked(spelt(500))
     pair.tokens.prefilled(request, pair.fleet[0])
@@ -120,7 +120,7 @@ async def test_ids_that_come_between_the_first_byte_and_the_end_are_as_good() ->
     assert await pair.look_up(asked(spelt(600), question=spelt(500))) == [528, None]
 
 
-async def test_where_ids_are_not_known_the_index_of_text_speaks_and_spaces_do_not_mix() -> None:
+async def test_index_of_text_answers_without_ids() -> None:
     pair = Pair()
     pair.serve(asked(spelt(1000)), pair.fleet[0])
     await until(lambda: pair.tokens.index.table.blocks > 0)
@@ -130,7 +130,7 @@ async def test_where_ids_are_not_known_the_index_of_text_speaks_and_spaces_do_no
     assert pair.by_text(again) == [768, 0]
 
 
-async def test_what_was_entered_as_text_alone_is_not_hidden_by_a_part_that_ids_know() -> None:
+async def test_token_index_does_not_hide_a_longer_hit_by_text() -> None:
     pair = Pair()
     pair.serve(asked(spelt(256)), pair.fleet[0])
     await until(lambda: pair.tokens.index.table.blocks > 0)
@@ -141,7 +141,7 @@ async def test_what_was_entered_as_text_alone_is_not_hidden_by_a_part_that_ids_k
     assert pair.by_text(asked(spelt(2000))) == [2048, 0]
 
 
-async def test_what_another_router_sent_without_ids_is_not_hidden_by_a_part_that_ids_know() -> None:
+async def test_token_index_does_not_hide_text_placements_of_other_routers() -> None:
     pair = Pair()
     for instance in pair.fleet:
         await pair.ids.of(shared := asked(spelt(256)))
@@ -154,7 +154,7 @@ async def test_what_another_router_sent_without_ids_is_not_hidden_by_a_part_that
     assert pair.by_text(follow_up) == [2048, 256]
 
 
-async def test_a_part_is_left_to_others_that_may_know_the_whole() -> None:
+async def test_token_index_yields_partial_hits() -> None:
     for yields, cells in ((False, [256, None]), (True, [None, None])):
         pair = Pair(yields=yields)
         pair.serve(asked(spelt(257)), pair.fleet[0])
@@ -162,7 +162,7 @@ async def test_a_part_is_left_to_others_that_may_know_the_whole() -> None:
         assert await pair.look_up(asked(spelt(1000), est_hit=900)) == cells
 
 
-async def test_another_process_of_the_instance_gets_nothing_that_was_meant_for_the_last_one() -> None:
+async def test_late_ids_are_not_entered_for_another_process() -> None:
     pair = Pair()
     pair.ids.ready.clear()
     pair.serve(asked(spelt(500)), pair.fleet[0])
@@ -173,7 +173,7 @@ async def test_another_process_of_the_instance_gets_nothing_that_was_meant_for_t
     assert pair.tokens.index.table.blocks == 0
 
 
-async def test_no_ids_are_asked_for_where_nobody_looks_anything_up() -> None:
+async def test_token_ids_are_not_requested_without_lookups() -> None:
     pair = Pair()
     pair.clock.now += ASKED_S
     pair.serve(asked(spelt(500)), pair.fleet[0])
@@ -185,13 +185,13 @@ async def test_no_ids_are_asked_for_where_nobody_looks_anything_up() -> None:
     assert pair.tokens.index.table.blocks == 0
 
 
-async def test_a_look_up_asks_for_no_ids_while_nothing_is_held() -> None:
+async def test_lookup_requests_no_ids_while_nothing_is_held() -> None:
     pair = Pair()
     pair.ids.ready.clear()
     assert await asyncio.wait_for(pair.look_up(asked(spelt(500))), 1) == [None, None]
 
 
-async def test_replies_that_are_not_found_again_are_believed_in_no_more_until_they_are() -> None:
+async def test_replies_are_believed_only_while_they_are_found_again() -> None:
     pair = Pair(1)
     (instance,) = pair.fleet
 
@@ -209,7 +209,7 @@ async def test_replies_that_are_not_found_again_are_believed_in_no_more_until_th
     assert [await believed_of(letter, 688) for letter in "ijkl"] == [496] * 3 + [688]
 
 
-async def test_both_kinds_of_blocks_are_told_to_others_and_taken_by_their_own_kind() -> None:
+async def test_images_of_both_kinds_are_restored_by_their_own_kind() -> None:
     pair, other = Pair(), Pair(seen_empty=False)
     pair.serve(asked(spelt(1000)), pair.fleet[0])
     await until(lambda: pair.tokens.index.table.blocks > 0)
@@ -222,7 +222,7 @@ async def test_both_kinds_of_blocks_are_told_to_others_and_taken_by_their_own_ki
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
-async def test_reports_of_several_prompts_teach_nothing(prompts: int) -> None:
+async def test_usage_of_several_prompts_teaches_nothing(prompts: int) -> None:
     pair = Pair(1)
     (instance,) = pair.fleet
     await pair.ids.of(first := asked(spelt(500)))

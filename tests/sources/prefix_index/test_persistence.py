@@ -1,4 +1,4 @@
-"""The index over a restart: what is kept, and that no file can keep the router from starting or going on."""
+"""Images of an index, and its file: failures are logged and never keep the router from starting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,81 @@ from array import array
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
-from smetric.sources.prefix_index.persistence import NAME, IndexFile, IndexImage, decode_image, encode_image
+from smetric.sources.prefix_index.persistence import (
+    MAGIC,
+    NAME,
+    IndexFile,
+    IndexImage,
+    InstanceImage,
+    UnreadableImage,
+    decode_image,
+    encode_image,
+    pack,
+    unpack,
+)
 from tests.fakes import until
+
+HASH = st.integers(0, 2**64 - 1)
+
+
+def image(blocks: list[int], runs: list[tuple[int, int]]) -> IndexImage:
+    return IndexImage(5.0, BLOCK_BYTES, [InstanceImage("a", 1000.5, pack(blocks), runs)])
+
+
+@given(st.lists(HASH, max_size=40))
+def test_image_decodes_to_what_was_encoded(blocks: list[int]) -> None:
+    runs = [(place, 1) for place in range(len(blocks))]
+    (one,) = decode_image(encode_image(image(blocks, runs))).instances
+    assert list(one.blocks) == blocks
+    assert (one.id, one.started_at, one.runs) == ("a", 1000.5, runs)
+
+
+def test_pack_is_little_endian() -> None:
+    assert pack([1, 2**63]) == bytes([1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 128])
+    assert list(unpack(pack([7, 8]))) == [7, 8]
+
+
+@given(st.data())
+def test_image_with_a_changed_bit_or_missing_end_is_refused(data: st.DataObject) -> None:
+    whole = bytearray(encode_image(image([1, 2, 3], [(1, 3)])))
+    if data.draw(st.booleans()):
+        del whole[data.draw(st.integers(0, len(whole) - 1)) :]
+    else:
+        whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(UnreadableImage):
+        decode_image(bytes(whole))
+
+
+def test_image_of_another_version_is_refused_by_name() -> None:
+    other = bytearray(encode_image(image([], [])))
+    other[len(MAGIC) - 1] += 1
+    with pytest.raises(UnreadableImage, match="another version"):
+        decode_image(bytes(other))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        image([1, 2], [(1, 3)]),
+        image([1, 2], [(1, 2), (2, 0)]),
+        image([1, 2], [(1, 3), (2, -1)]),
+        image([1, 2], [(2, 1), (1, 1)]),
+        IndexImage(0.0, BLOCK_BYTES, [InstanceImage("a", None, b"1234567", [(1, 1)])]),
+        IndexImage(0.0, 512, []),
+    ],
+)
+def test_image_that_is_inconsistent_is_refused(wrong: IndexImage) -> None:
+    with pytest.raises(UnreadableImage):
+        decode_image(encode_image(wrong))
+
 
 ASKED = InferenceRequest(prompt=Prompt([b"x" * 3 * BLOCK_BYTES], 4.0))
 HIT = 3 * BLOCK_BYTES / 4
@@ -50,14 +117,14 @@ async def started(folder: Path) -> tuple[PrefixIndex, IndexFile]:
     return index, file
 
 
-async def test_the_index_outlives_the_router_where_the_engine_does(tmp_path: Path) -> None:
+async def test_index_file_restores_the_index_of_a_running_engine(tmp_path: Path) -> None:
     await kept(tmp_path / "new" / "folder", engine())
     index, file = await started(tmp_path / "new" / "folder")
     assert hit(index, engine()) == HIT
     await file.stop()
 
 
-async def test_blocks_of_both_kinds_are_kept_in_one_file(tmp_path: Path) -> None:
+async def test_index_file_keeps_both_kinds_of_blocks(tmp_path: Path) -> None:
     def both() -> PrefixIndexes:
         return PrefixIndexes([PrefixIndex(block_tokens=16), PrefixIndex()])
 
@@ -76,7 +143,7 @@ async def test_blocks_of_both_kinds_are_kept_in_one_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("started_at", [1010.0, None])
-async def test_another_process_or_one_that_does_not_say_which_it_is_gets_nothing(
+async def test_index_file_restores_nothing_for_another_or_unknown_process(
     tmp_path: Path, started_at: float | None
 ) -> None:
     await kept(tmp_path, engine())
@@ -85,14 +152,14 @@ async def test_another_process_or_one_that_does_not_say_which_it_is_gets_nothing
     await file.stop()
 
 
-async def test_what_was_learnt_of_a_process_without_a_start_time_is_not_restored(tmp_path: Path) -> None:
+async def test_index_file_skips_images_without_start_time(tmp_path: Path) -> None:
     await kept(tmp_path, engine(None))
     index, file = await started(tmp_path)
     assert not index.is_restoring
     await file.stop()
 
 
-async def test_it_is_written_now_and_then_when_it_has_changed_for_its_owner_alone(tmp_path: Path) -> None:
+async def test_index_file_is_written_when_changed_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     index, file = await started(tmp_path)
     path = tmp_path / NAME
     await asyncio.sleep(0.05)
@@ -109,9 +176,7 @@ async def test_it_is_written_now_and_then_when_it_has_changed_for_its_owner_alon
     await file.stop()
 
 
-async def test_a_fault_of_ours_is_told_and_it_is_written_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_index_file_is_written_again_after_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, file = await started(tmp_path)
     with monkeypatch.context() as broken, capture_logs() as logs:
         broken.setattr(index, "images", lambda: 1 / 0)
@@ -122,9 +187,7 @@ async def test_a_fault_of_ours_is_told_and_it_is_written_all_the_same(
     await file.stop()
 
 
-async def test_the_last_writing_waits_for_the_one_that_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_index_file_last_write_waits_for_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once: list[int] = []
     under_way = 0
 
@@ -156,7 +219,7 @@ async def test_the_last_writing_waits_for_the_one_that_is_under_way(
         (encode_image(IndexImage(0.0, BLOCK_BYTES, []))[:-1], "checksum"),
     ],
 )
-async def test_a_file_that_cannot_be_read_is_a_log_line_and_written_anew(
+async def test_index_file_that_is_unreadable_is_logged_and_rewritten(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
     (tmp_path / NAME).write_bytes(content)
@@ -169,7 +232,7 @@ async def test_a_file_that_cannot_be_read_is_a_log_line_and_written_anew(
     assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1
 
 
-async def test_a_pipe_in_its_place_holds_nothing_up(tmp_path: Path) -> None:
+async def test_index_file_that_is_a_pipe_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / NAME)
     with capture_logs() as logs:
         index, file = await started(tmp_path)
@@ -179,7 +242,7 @@ async def test_a_pipe_in_its_place_holds_nothing_up(tmp_path: Path) -> None:
     assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1
 
 
-async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -> None:
+async def test_index_file_larger_than_the_index_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / NAME).open("wb") as file:
         file.truncate(2**20 + 1)
     with capture_logs() as logs:
@@ -189,7 +252,7 @@ async def test_a_file_larger_than_the_index_may_be_is_not_read(tmp_path: Path) -
     await kept.stop()
 
 
-async def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path: Path) -> None:
+async def test_index_file_logs_an_unwritable_folder_once(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     index = PrefixIndex()
     file = IndexFile(PrefixIndexes([index]), tmp_path / "taken", interval_s=60)
@@ -203,9 +266,7 @@ async def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path: Path) -
     assert [line["event"] for line in logs].count("smetric.index.not_saved") == 1
 
 
-async def test_a_full_disk_is_left_no_fuller_and_the_last_image_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_index_file_keeps_the_last_image_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, file = await started(tmp_path)
     index.prefilled(ASKED, engine())
     await until((tmp_path / NAME).exists)
@@ -227,7 +288,7 @@ async def test_a_full_disk_is_left_no_fuller_and_the_last_image_stays(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-async def test_what_lies_in_the_drafts_place_is_neither_waited_for_nor_written_to(tmp_path: Path, kind: str) -> None:
+async def test_index_file_replaces_a_pipe_or_link_in_the_place_of_its_draft(tmp_path: Path, kind: str) -> None:
     draft, other = tmp_path / f"{NAME}.new", tmp_path / "other"
     other.write_text("of somebody else")
     if kind == "pipe":

@@ -1,4 +1,4 @@
-"""What a prefix index says of engines whose caches are known, through restarts and placements it never hears of."""
+"""Prefix index against engines whose caches are known, through restarts and unseen placements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smetric.request.prompt import BLOCK_BYTES
 from smetric.request.request import Usage
 from smetric.sources.prefix_index.index import PrefixIndex
 from smetric.sources.prefix_index.persistence import IndexImage, InstanceImage, decode_image, encode_image
-from tests.sources.lettered import ENTRY, TOKENS_PER_BLOCK, hits, request
+from tests.sources.prefix_index.lettered import ENTRY, TOKENS_PER_BLOCK, hits, request
 
 pytestmark = pytest.mark.slow
 
@@ -142,7 +142,7 @@ class Site:
     st.booleans(),
     st.lists(PROMPT, max_size=3),
 )
-def test_an_unknown_hit_is_never_told_as_none(
+def test_index_never_reports_an_unknown_hit_as_zero(
     steps: list[tuple[str, int, str]],
     entries: int,
     blocks: int | None,

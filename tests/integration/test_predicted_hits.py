@@ -1,4 +1,4 @@
-"""What the prefix index predicts, through the whole router, against what engines report."""
+"""Hits that the prefix index predicts, in the whole router, against what engines report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.agent_sessions import SESSIONS, Gateway, agents, engines, sidecar
 
 pytestmark = pytest.mark.slow
 
-#: Two of the engines' blocks: their last one is never a hit, and markers between messages cost a few tokens.
+#: Two blocks of an engine: the last one is never a hit, and markers between messages cost a few tokens.
 NEAR_TOKENS = 32
 
 
-async def test_follow_ups_are_predicted_to_hit_what_engines_then_report_their_replies_included() -> None:
+async def test_predicted_hits_of_follow_ups_match_what_engines_report_replies_included() -> None:
     async with engines() as fleet, aiohttp.ClientSession() as client:
         router = await sidecar(fleet, listen("127.0.0.1", 0), ())
         try:

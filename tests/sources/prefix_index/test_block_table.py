@@ -1,4 +1,4 @@
-"""The table of blocks: that a prefix is never left without its beginning, and what it says of order."""
+"""Block table: order of eviction, and what it reports of holders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smetric.sources.prefix_index.block_table import BlockTable, HolderBlocks
-from tests.sources.lettered import ENTRY
+from tests.sources.prefix_index.lettered import ENTRY
 
 #: A path in a tree of prefixes: its blocks stand for themselves and all before them.
 PATH = st.text("ab", min_size=1, max_size=6)
@@ -31,7 +31,7 @@ STEPS = st.lists(st.one_of(ENTER, st.tuples(st.just("merge"), st.integers(0, 1),
 
 
 @given(STEPS, st.integers(1, 12), st.integers(2, 24))
-def test_no_block_is_ever_held_without_those_before_it(
+def test_table_holds_no_block_without_those_before_it(
     steps: list[tuple[str, int, str]], room: int, memory: int
 ) -> None:
     table, other = BlockTable(memory * ENTRY), BlockTable(2**30)
@@ -50,7 +50,7 @@ def test_no_block_is_ever_held_without_those_before_it(
         assert ticks == [sorted(each) for each in ticks]
 
 
-def test_what_one_holder_forgets_for_want_of_memory_is_not_lost_by_the_others() -> None:
+def test_table_eviction_of_one_holder_keeps_the_blocks_of_others() -> None:
     shared = list(range(1, 1001))
     all_of_it = BlockTable(2**30)
     for held in [all_of_it.open() for _ in range(20)]:
@@ -94,7 +94,7 @@ STEP = st.tuples(st.sampled_from(["enter", "enter", "enter", "forget", "leave"])
 
 
 @given(st.lists(STEP, max_size=30), st.sampled_from([2, 5, 100]), st.data())
-def test_what_was_entered_longest_ago_is_forgotten_first_and_of_it_the_end(
+def test_table_evicts_oldest_entries_first_and_their_end(
     steps: list[tuple[str, int, str]], room: int, data: st.DataObject
 ) -> None:
     table = BlockTable(2**20)
@@ -122,7 +122,7 @@ def test_what_was_entered_longest_ago_is_forgotten_first_and_of_it_the_end(
     assert (table.blocks, table.memory_bytes) == (0, 0)
 
 
-def test_runs_say_how_much_of_a_prompt_is_held_and_since_when() -> None:
+def test_table_enter_returns_what_was_held_and_since_when() -> None:
     table = BlockTable(2**20)
     held = table.open()
     assert table.enter(held, [1, 2, 3, 4], 100) == [(0, 0)]
@@ -131,7 +131,7 @@ def test_runs_say_how_much_of_a_prompt_is_held_and_since_when() -> None:
     assert table.enter(held, [1, 2], 100) == [(0, 3), (2, 0)]
 
 
-def test_what_is_newer_is_counted_up_to_a_limit_and_what_is_older_is_forgotten() -> None:
+def test_table_counts_newer_and_forgets_older_blocks() -> None:
     table = BlockTable(2**20)
     held = table.open()
     for start in (1, 11, 21):
@@ -143,7 +143,7 @@ def test_what_is_newer_is_counted_up_to_a_limit_and_what_is_older_is_forgotten()
     assert (table.blocks, table.evictions) == (3, 0)
 
 
-def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
+def test_table_reuses_the_bit_of_a_closed_holder() -> None:
     table = BlockTable(2**20)
     first, second = table.open(), table.open()
     table.enter(first, [1], 10)
@@ -154,7 +154,7 @@ def test_a_holder_that_leaves_makes_room_for_its_bit() -> None:
     assert table.depths([1, 2]) == [(second.bit, 2)]
 
 
-def test_the_holders_of_a_block_are_those_who_have_not_forgotten_it() -> None:
+def test_table_names_the_present_holders_of_a_block() -> None:
     table = BlockTable(2**20)
     one, other = table.open(), table.open()
     table.enter(one, [7], 9)

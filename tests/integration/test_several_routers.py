@@ -1,4 +1,4 @@
-"""Agent sessions find their way home: after a router was killed, and through several routers that share placements.
+"""Agent sessions return to their instance through several routers that share placements, and after a restart.
 
 Emulated engines, the shapes of recorded Claude Code sessions, real processes and ports.
 """
@@ -43,12 +43,12 @@ async def several(*, peered: bool) -> AsyncIterator[tuple[EmulatedFleet, list[Si
 
 
 def agree(sidecars: Sequence[Sidecar]) -> bool:
-    """Whether all know as much: what one of them placed has reached the others."""
+    """Whether the placements of each have reached the others."""
     indexes = [one.application.sources.indexes.of(0) for one in sidecars]
     return len({index.table.memory_bytes for index in indexes if index is not None}) == 1
 
 
-async def test_behind_a_random_gateway_four_sidecars_that_share_placements_bring_sessions_home() -> None:
+async def test_routers_that_share_placements_bring_sessions_home_behind_a_random_gateway() -> None:
     async with several(peered=True) as (_, sidecars, gateway, _urls):
         players = agents()
         await gateway.begin(players, 2)
@@ -59,21 +59,21 @@ async def test_behind_a_random_gateway_four_sidecars_that_share_placements_bring
         figures = [
             one.application.sources.peers.figures() for one in sidecars if one.application.sources.peers is not None
         ]
-        # Each has found itself in the list and has taken itself out.
+        # Each has found itself in the list and removed itself.
         assert [list(each.up.values()) for each in figures] == [[True] * (SIDECARS - 1)] * SIDECARS
         assert sum(each.placements["dropped"] + each.placements["refused"] for each in figures) == 0
         sent = sum(each.placements["sent"] for each in figures)
         assert sent >= (SIDECARS - 1) * 4 * SESSIONS
 
 
-async def test_four_that_share_nothing_scatter_them() -> None:
+async def test_routers_that_share_nothing_scatter_sessions() -> None:
     async with several(peered=False) as (_, _sidecars, gateway, _urls):
         players = agents()
         await gateway.begin(players)
         assert await gateway.turn(players) < 0.7
 
 
-async def test_a_sidecar_that_starts_anew_learns_from_its_peers_where_everything_is() -> None:
+async def test_router_that_restarts_learns_placements_from_its_peers() -> None:
     async with several(peered=True) as (fleet, sidecars, gateway, urls):
         players = agents()
         await gateway.begin(players)
@@ -89,7 +89,7 @@ async def test_a_sidecar_that_starts_anew_learns_from_its_peers_where_everything
 
 
 def kept(folder: Path) -> int:
-    """Blocks in the file, each instance's counted."""
+    """Blocks in the file, counted for each instance."""
     try:
         image = decode_image((folder / NAME).read_bytes())
     except (FileNotFoundError, UnreadableImage):
@@ -98,7 +98,7 @@ def kept(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_router_that_was_killed_brings_sessions_home_again(tmp_path: Path, number: signal.Signals) -> None:
+async def test_router_that_was_killed_restores_its_index_from_the_file(tmp_path: Path, number: signal.Signals) -> None:
     async with engines() as fleet, aiohttp.ClientSession() as client:
         config = tmp_path / "smetric.yaml"
         settings = {

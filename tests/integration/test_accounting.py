@@ -1,4 +1,4 @@
-"""What is counted adds up, whatever happens to requests: the ledger, tokens by where they are, both records."""
+"""Counts agree whatever happens to requests: the ledger, tokens by tier, both records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 EVENTS = head(200, (b"content-type", b"text/event-stream"), (b"transfer-encoding", b"chunked"))
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
-#: Hits are looked up for every turn; what comes when all are busy waits, and what is very long is refused.
+#: Hits are looked up for every turn; requests wait while all instances are busy, and very long ones are rejected.
 POLICY = """
 policy books
 reject 429 "too long" when req.prompt_len > 2000
@@ -29,7 +29,7 @@ hold for 100ms when min(requests) > 0
 route rr_argmin(norm(requests) + norm(unprefilled) - hit_len / req.prompt_len)
 """
 ENGINES, CLIENTS, TURNS = 3, 12, 6
-#: What is nothing once all has ended.
+#: Metrics that are 0 once all requests have ended.
 AT_REST = (
     "smetric_requests_in_progress",
     "smetric_queue_requests",
@@ -42,7 +42,7 @@ AT_REST = (
 
 
 async def whole(call: Call) -> None:
-    """A stream to its end with its usage."""
+    """Stream to the end, with usage."""
     await call.stream(delta("o"), b'data: {"choices":[],%b}\n\n' % USAGE, DONE)
 
 
@@ -83,7 +83,7 @@ WEIGHTS = [6, 3, 4, 1, 1, 1, 1, 1, 1]
 
 
 async def session(router: Running, rng: random.Random, number: int) -> int:
-    """A conversation whose client may leave at any point, and goes on; how many requests arrived whole."""
+    """Play a conversation whose client may disconnect at any point; return how many requests arrived whole."""
     messages = [{"role": "user", "content": f"{number} " + "word " * (rng.randint(1, 1200) if number else 2000)}]
     arrived = 0
     for turn in range(TURNS):
@@ -112,7 +112,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_the_books_add_up(seed: int, tmp_path: Path) -> None:
+async def test_ledger_metrics_and_records_agree_after_faults(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     policy, decisions, trace = tmp_path / "books.policy", tmp_path / "decisions.jsonl", tmp_path / "trace.jsonl"
     policy.write_text(POLICY)
@@ -164,7 +164,7 @@ async def test_the_books_add_up(seed: int, tmp_path: Path) -> None:
     assert sum(task.result() for task in sessions) <= len(told)
     assert all(value >= 0 for line in made for column in line["columns"].values() for value in column["values"])
     assert all(line["ttft_s"] is None for line in made if not line["ids"])
-    # The trace has what instances were to compute, once each, by the last decision on it.
+    # The trace has each computation once, by the last decision on it.
     traced = [line["chat_id"] for line in lines(trace)]
     assert sorted(traced) == sorted(line["id"] for line in made if line["ids"] and line["instance"] and line["status"])
     assert len(traced) == len(by_policy)

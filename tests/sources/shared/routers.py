@@ -1,4 +1,4 @@
-"""A prefix index and its exchange with others, for tests of what sidecars tell each other."""
+"""Routers reduced to a prefix index and its exchange of placements."""
 
 from __future__ import annotations
 
@@ -53,8 +53,18 @@ def asked(letter: str, blocks: int) -> InferenceRequest:
 
 
 @asynccontextmanager
+async def exchanging(*sidecars: Sidecar) -> AsyncIterator[None]:
+    """Exchange placements with the peers of *sidecars*."""
+    for one in sidecars:
+        await one.peers.start()
+    yield
+    for one in sidecars:
+        await one.peers.stop()
+
+
+@asynccontextmanager
 async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterator[list[str]]:
-    """Their admin ports, and their exchange with the peers they know."""
+    """Serve the admin ports of *sidecars*; yield their URLs."""
     stop = asyncio.Event()
     sockets = [listen("127.0.0.1", port) for port in ports or [0] * len(sidecars)]
     servers = [

@@ -1,4 +1,4 @@
-"""What the prefix index learns from the cached tokens that answers report."""
+"""Prefix index: what it learns from cached tokens that responses report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smetric.lab.store import PrefixCache
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest, Usage
 from smetric.sources.prefix_index.index import ZEROS, PrefixIndex
-from tests.sources.lettered import TOKENS_PER_BLOCK, hits, instances, request
+from tests.sources.prefix_index.lettered import TOKENS_PER_BLOCK, hits, instances, request
 
 
 def served(index: PrefixIndex, instance: Instance, blocks: str, cached_blocks: float) -> None:
@@ -34,7 +34,7 @@ def warm(capacity: int | None) -> tuple[PrefixIndex, Instance]:
     return index, instance
 
 
-def test_a_prompt_that_was_evicted_takes_all_that_is_older_with_it() -> None:
+def test_reported_eviction_drops_everything_older() -> None:
     index, instance = warm(120)
     assert hits(index, request("old"), [instance]) == [3]
     served(index, instance, "abcdefgh", 2)
@@ -44,13 +44,13 @@ def test_a_prompt_that_was_evicted_takes_all_that_is_older_with_it() -> None:
 
 
 @pytest.mark.parametrize(("capacity", "cached"), [(400, 2), (120, 7), (None, 2)])
-def test_a_disagreement_that_eviction_does_not_explain_forgets_nothing(capacity: int | None, cached: int) -> None:
+def test_reported_miss_that_eviction_cannot_explain_drops_nothing(capacity: int | None, cached: int) -> None:
     index, instance = warm(capacity)
     served(index, instance, "abcdefgh", cached)
     assert hits(index, request("old"), [instance]) == [3]
 
 
-def test_a_cache_that_was_cleared_is_noticed_after_three_answers_without_a_hit() -> None:
+def test_cleared_cache_is_noticed_after_three_responses_without_hit() -> None:
     index, instance = warm(None)
     served(index, instance, "abcdefgh", 8)
     for number in range(ZEROS):
@@ -60,7 +60,7 @@ def test_a_cache_that_was_cleared_is_noticed_after_three_answers_without_a_hit()
     assert hits(index, request("abcdefgh"), [instance]) == [8]
 
 
-def test_an_instance_that_never_reports_a_hit_is_not_taken_for_one_that_was_cleared() -> None:
+def test_instance_that_never_reports_hits_does_not_count_as_cleared() -> None:
     index, instance = warm(None)
     for _ in range(2 * ZEROS):
         served(index, instance, "abcdefgh", 0)
@@ -108,13 +108,13 @@ def beliefs(
     return too_much / held, too_little / held
 
 
-def test_of_an_engine_that_tells_its_capacity_the_index_believes_what_it_holds() -> None:
+def test_model_matches_an_engine_that_reports_its_capacity() -> None:
     too_much, too_little = beliefs(says=1.0)
     assert too_much < 0.05
     assert too_little < 0.05
 
 
-def test_of_one_that_has_half_of_what_it_tells_the_index_learns_its_capacity() -> None:
+def test_model_learns_the_capacity_of_an_engine_that_has_half_of_it() -> None:
     too_much, too_little = beliefs(says=2.0)
     assert too_much < 0.1
     assert too_little < 0.05
@@ -122,9 +122,7 @@ def test_of_one_that_has_half_of_what_it_tells_the_index_learns_its_capacity() -
 
 
 @pytest.mark.parametrize(("cached", "least", "most"), [(0, 60, 90), (4, 150, 200)])
-def test_room_that_was_thought_too_small_is_regained_where_more_is_held_than_believed(
-    cached: int, least: int, most: int
-) -> None:
+def test_model_regains_room_if_more_is_held_than_believed(cached: int, least: int, most: int) -> None:
     index, instance = warm(200)
     served(index, instance, "abcdefgh", 2)
     for i in range(40):
