@@ -18,7 +18,7 @@ from functools import partial
 import orjson
 import xxhash
 
-from smetric.sources.lmcache.client import Controller, Coordinator, Question
+from smetric.sources.lmcache.client import Controller, Coordinator, LmcacheQuestion
 
 CHUNK = 256
 PROMPTS = (1024, 8192, 32768, 131072)
@@ -56,7 +56,7 @@ def cells() -> dict[str, Callable[[], object]]:
     coordinator, controller = Coordinator(CHUNK, 1), Controller()
     made: dict[str, Callable[[], object]] = {}
     for tokens in PROMPTS:
-        question = Question(array("I", range(100000, 100000 + tokens)), "org/model", "")
+        question = LmcacheQuestion(array("I", range(100000, 100000 + tokens)), "org/model", "")
         layout = orjson.dumps({"layout_info": {"gpu-0": ["LocalCPUBackend", tokens]}})
         made[f"{tokens:7} tokens, question"] = partial(coordinator.body, question)
         made[f"{tokens:7} tokens, hash"] = partial(xxhash.xxh3_64_intdigest, memoryview(question.tokens))

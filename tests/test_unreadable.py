@@ -13,15 +13,15 @@ from smetric.proxy.delivery import AnswerObserver
 from smetric.records.reader import Reading
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.routing.routes import root_of
-from smetric.sources.lmcache.client import Controller, Coordinator, Question, Service, UnreadableError
+from smetric.sources.lmcache.client import Controller, Coordinator, LmcacheQuestion, LookupService, UnreadableError
 
 DEEP = b'{"x":%b}' % (b"[" * 100_000 + b"]" * 100_000)
 
 
 @pytest.mark.parametrize("service", [Controller(), Coordinator(256, 1)])
-def test_an_answer_that_nests_too_deeply_is_none(service: Service) -> None:
+def test_an_answer_that_nests_too_deeply_is_none(service: LookupService) -> None:
     with pytest.raises(UnreadableError):
-        service.read(DEEP, Question(array("I", range(256)), "m", ""))
+        service.read(DEEP, LmcacheQuestion(array("I", range(256)), "m", ""))
 
 
 def test_files_that_nest_too_deeply_are_named_with_the_line(tmp_path: Path) -> None:

@@ -29,7 +29,14 @@ from smetric.doctor.site import (
     warning,
 )
 from smetric.errors import UNREADABLE
-from smetric.sources.lmcache.client import Controller, Coordinator, Holdings, Question, Service, UnreadableError
+from smetric.sources.lmcache.client import (
+    Controller,
+    Coordinator,
+    LmcacheHits,
+    LmcacheQuestion,
+    LookupService,
+    UnreadableError,
+)
 
 #: Seconds the service has for one answer.
 ANSWER_S = 5.0
@@ -193,7 +200,7 @@ async def _chunks(site: Site, where: str) -> list[Finding]:
     settings = site.settings.lmcache
     if settings.mode == "controller":
         return []  # its answers do not tell
-    question = Question(array("I", range(3 * settings.chunk_size)), "smetric-doctor", "")
+    question = LmcacheQuestion(array("I", range(3 * settings.chunk_size)), "smetric-doctor", "")
     try:
         await _ask(site, Coordinator(settings.chunk_size, 1), question)
     except UnreadableError as problem:
@@ -278,17 +285,17 @@ def _under_another_key(where: str, model: str, configured: _Key, key: _Key) -> F
 async def _holders(site: Site, key: _Key, tokens: array[int]) -> set[str]:
     """LMCache's ids of those that hold a beginning of *tokens*; nobody for an answer that cannot be read."""
     settings = site.settings.lmcache
-    service: Service = (
+    service: LookupService = (
         Controller() if settings.mode == "controller" else Coordinator(settings.chunk_size, key.world_size)
     )
     try:
-        holdings = await _ask(site, service, Question(tokens, key.model, ""))
+        holdings = await _ask(site, service, LmcacheQuestion(tokens, key.model, ""))
     except (UnreadableError, NoAnswer):
         return set()
     return {*holdings.host, *holdings.own, *holdings.likely}
 
 
-async def _ask(site: Site, service: Service, question: Question) -> Holdings:
+async def _ask(site: Site, service: LookupService, question: LmcacheQuestion) -> LmcacheHits:
     answer: Answer = await site.wire.post(
         site.settings.lmcache.url + service.path, service.body(question), within_s=ANSWER_S
     )

@@ -10,7 +10,7 @@ import pytest
 from smetric.lab.emulator.fleet import EmulatedFleet
 from smetric.lab.emulator.instance import InstanceSettings
 from smetric.lab.engine import EngineConfig
-from tests.sources.lmcache_captures import exchange
+from tests.sources.lmcache.captures import exchange
 
 
 async def post(client: aiohttp.ClientSession, url: str, body: Any) -> tuple[int, Any]:

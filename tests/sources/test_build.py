@@ -25,7 +25,7 @@ from smetric.fleet.instance import Instance
 from smetric.policy import load
 from smetric.sources.build import Sources, build_sources, filled_by, grains, require_token_ids
 from smetric.telemetry.metrics import Metrics
-from tests.sources.lmcache_fakes import Ids
+from tests.sources.lmcache.fakes import Ids
 from tests.sources.prefix_index.lettered import TOKENS_PER_BLOCK, instances, request
 
 PLAIN = Settings(instances=(InstanceSettings(url="http://127.0.0.1:1", id="a"),))

@@ -1,4 +1,7 @@
-"""Client of LMCache's lookup services."""
+"""Client of LMCache's lookup services: the controller and the coordinator.
+
+The deadline is the router's: cancelling a question ends its HTTP request at once.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,27 @@ from smetric.errors import UNREADABLE
 from smetric.http.addresses import resolve
 from smetric.sources.client import Breaker, PlainSession, is_plain, read_within
 
-# What one answer of an LMCache lookup service says: how long a prefix of the prompt each LMCache instance holds.
-#
-# How the two services put it is in `lmcache_coordinator` and `lmcache_controller`.
-
 #: Most tokens in one question; the coordinator refuses more than a million.
 MAX_TOKENS = 1_000_000
-#: LMCache's id of an instance, in an answer: no longer than it may be in the settings, since answers are remembered.
+#: Prompts above this many tokens are encoded, and their answers decoded, in a thread.
+INLINE_TOKENS = 8192
+#: Largest answer that is read, in bytes, whatever the question.
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+#: Most connections to the service.
+MAX_CONNECTIONS = 64
+#: LMCache's id of an instance in an answer. Answers are cached, so it is as long as the settings allow at most.
 InstanceId: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
+T = TypeVar("T")
+
+log = structlog.get_logger("smetric.sources.lmcache")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt that is looked up.
+class LmcacheQuestion:
+    """Prompt to look up.
 
     Args:
-        tokens: its leading ids, an array of unsigned 32-bit integers, whole chunks only: the rest is never held.
+        tokens: its leading ids, 32-bit unsigned, whole chunks only: LMCache never holds part of a chunk.
         model: the model as LMCache's keys name it.
         salt: its cache salt, empty for none.
     """
@@ -46,16 +54,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """Lengths in tokens, from the prompt's first token on, by LMCache's instance id.
+class LmcacheHits:
+    """Answer to a question: hit lengths in tokens, all above 0, by LMCache's instance id.
 
-    All lengths are above 0. An instance that is not named is unknown, not empty: a service that has lost its
-    directory, or hashes otherwise than the engines, answers in the same way.
+    An instance that is missing is unknown, not empty: a service that has lost its directory, or hashes otherwise than
+    the engines, answers in the same way.
 
     Args:
         host: held in the instance's own host memory.
         own: held by the instance itself, in host memory or on its disk.
-        shared: held in a store that every instance can fetch from; None where there is no such thing.
+        shared: held in a store that every instance can fetch from; None without one.
         likely: held in the instance's host memory if the likeliest reading of an ambiguous answer is right.
     """
 
@@ -66,69 +74,55 @@ class Holdings:
 
     @property
     def size(self) -> int:
-        """How many lengths it keeps, and one for itself."""
+        """Number of lengths, plus one for the answer itself."""
         return 1 + len(self.host) + len(self.own) + len(self.likely)
 
 
-#: Nothing is known.
-NOTHING = Holdings()
+#: The answer that knows nothing.
+NOTHING = LmcacheHits()
 
 
 class UnreadableError(Exception):
-    """An answer that makes no sense; the message says why, with numbers only and nothing of what was answered."""
+    """Answer that makes no sense. The message says why with numbers only and quotes nothing of the answer."""
 
 
-# Asks one LMCache lookup service a question: its connections, its breaker, and what came of it.
-#
-# The deadline is the router's: a question that is cancelled ends its request at once. What the questions and answers
-# look like is in `lmcache_coordinator` and `lmcache_controller`, what is asked for and what of it is remembered in
-# `lmcache_lookup`.
+class LookupService(Protocol):
+    """Wire format of one kind of lookup service."""
 
-#: Prompts above this many tokens are encoded, and their answers read, in a thread.
-INLINE_TOKENS = 8192
-#: Largest answer that is read, bytes, whatever the question.
-MAX_ANSWER_BYTES = 32 * 1024 * 1024
-#: Most connections to the service.
-MAX_CONNECTIONS = 64
-
-log = structlog.get_logger("smetric.sources.lmcache")
-
-T = TypeVar("T")
-
-
-class Service(Protocol):
-    """One kind of lookup service."""
-
-    #: Where it is asked.
+    #: Path of its endpoint.
     path: str
-    #: Whether prompts with a cache salt can be told apart.
+    #: Whether its keys include the cache salt.
     knows_salts: bool
 
-    def body(self, question: Question) -> bytes:
-        """The request body for *question*."""
+    def body(self, question: LmcacheQuestion) -> bytes:
+        """Return the request body for *question*."""
 
-    def largest(self, question: Question) -> int:
-        """Bytes of the largest answer that makes sense."""
+    def largest(self, question: LmcacheQuestion) -> int:
+        """Return the size of the largest plausible answer, in bytes."""
 
-    def read(self, body: bytes, question: Question) -> Holdings:
-        """What the answer *body* says; raises UnreadableError when it is none."""
+    def read(self, body: bytes, question: LmcacheQuestion) -> LmcacheHits:
+        """Decode the answer *body*.
+
+        Raises:
+            UnreadableError: it is no answer to *question*.
+        """
 
 
-class Client:
-    """Asks *service* at *url*; failure of any kind is an answer that says nothing.
+class LmcacheClient:
+    """Client of *service* at *url*. A failure of any kind is an answer that knows nothing.
 
     Args:
-        service: what kind of service it is.
+        service: its wire format.
         url: its base URL.
-        breaker: spares a service that fails, and requests the wait for it.
-        on_late: called when a question is cancelled and the service has had half of its time or more.
-        on_breaker: called when the service begins to count as failing (True) or as well again.
+        breaker: suspends a service that fails.
+        on_late: called when a question is cancelled after at least half of its time was spent on the service.
+        on_breaker: called when the service is suspended (True) or resumed (False).
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        service: Service,
+        service: LookupService,
         url: str,
         breaker: Breaker,
         *,
@@ -146,7 +140,7 @@ class Client:
         self._suspended = False
 
     async def start(self) -> None:
-        """Open the pool of connections."""
+        """Open the connection pool."""
         self._session = PlainSession(resolve, timeout_s=None, most_to_one=MAX_CONNECTIONS)
 
     async def stop(self) -> None:
@@ -155,74 +149,75 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def ask(self, question: Question, deadline_s: float) -> tuple[str, Holdings]:
-        """The result, one of `names.LOOKUP_RESULTS`, and what the answer says; one request to the service or none.
+    async def ask(self, question: LmcacheQuestion, deadline_s: float) -> tuple[str, LmcacheHits]:
+        """Ask the service once, unless it is suspended.
 
         Args:
-            question: whose prompt has a chunk at least.
-            deadline_s: seconds until it is cancelled.
+            question: of a prompt with at least one chunk.
+            deadline_s: seconds until the caller cancels it.
+
+        Returns:
+            the result, one of `names.LOOKUP_RESULTS`, and the answer.
         """
         breaker = self._breaker
         if self._session is None or not breaker.allows():
             return names.LOOKUP_SUSPENDED, NOTHING
-        reason = ""
+        hits, reason = NOTHING, ""
         started = self._clock()
-        long = len(question.tokens) > INLINE_TOKENS
+        is_long = len(question.tokens) > INLINE_TOKENS
         try:
-            body = await _call(long, self.service.body, question)
+            body = await _call(is_long, self.service.body, question)
             status, answer = await self._post(body, min(self.service.largest(question), MAX_ANSWER_BYTES))
             if status == 200:
-                holdings = await _call(long, self.service.read, answer, question)
+                hits = await _call(is_long, self.service.read, answer, question)
                 breaker.succeeded()
                 result = names.LOOKUP_OK
             else:
-                holdings, reason = NOTHING, f"it answered {status}"
-                # Refusing one prompt says nothing of the service; an error or a path it does not know does.
+                result, reason = names.LOOKUP_HTTP_ERROR, f"it answered {status}"
+                # A refusal of one prompt is no failure of the service; an error or an unknown path is.
                 if status in (400, 413, 422):
                     breaker.abandoned()
                 else:
                     breaker.failed()
-                result = names.LOOKUP_HTTP_ERROR
         except UnreadableError as error:
             breaker.failed()
-            result, holdings, reason = names.LOOKUP_UNREADABLE, NOTHING, str(error)
+            result, reason = names.LOOKUP_UNREADABLE, str(error)
         except (aiohttp.ClientError, OSError) as error:
             breaker.failed()
-            result, holdings, reason = names.LOOKUP_CONNECT_ERROR, NOTHING, type(error).__name__
+            result, reason = names.LOOKUP_CONNECT_ERROR, type(error).__name__
         except BaseException as error:
-            # The router's deadline, a client that left, or a bug of ours. It is the service that was late if it had
-            # half of the time there was to itself.
+            # The deadline, a disconnect, or a bug. The service is late if it had half of the deadline to itself.
             if isinstance(error, asyncio.CancelledError) and self._clock() - started >= deadline_s / 2:
                 breaker.failed()
                 self._on_late()
-                self._tell("it did not answer in time")
+                self._report("it did not answer in time")
             else:
                 breaker.abandoned()
             raise
-        self._tell(reason)
-        return result, holdings
+        self._report(reason)
+        return result, hits
 
     async def _post(self, body: bytes, largest: int) -> tuple[int, bytes]:
-        """Status and body of the answer.
+        """Send *body*; returns status and body of the answer.
 
         Raises:
-            UnreadableError: it has more than *largest* bytes or is encoded in some way.
+            UnreadableError: the answer has more than *largest* bytes or a content encoding.
         """
         assert self._session is not None
-        # From a file it goes out piece by piece, and other requests are served in between.
+        # aiohttp sends a file piece by piece, so that other requests are served in between.
         async with self._session.http.post(
             self._url, data=io.BytesIO(body), headers={"Content-Type": "application/json"}, allow_redirects=False
         ) as response:
             if response.status != 200:
                 return response.status, b""
             if not is_plain(response):
-                raise UnreadableError("the answer is encoded though nothing but plain JSON was asked for")
+                raise UnreadableError("the answer has a content encoding, but plain JSON was requested")
             if (answer := await read_within(response, largest)) is None:
                 raise UnreadableError(f"the answer is larger than {largest} bytes")
         return 200, bytes(answer)
 
-    def _tell(self, reason: str) -> None:
-        """Say so when the service begins to count as failing, or as well again."""
+    def _report(self, reason: str) -> None:
+        """Report and log that the service was suspended or resumed."""
         if self._breaker.is_open == self._suspended:
             return
         self._suspended = self._breaker.is_open
@@ -234,98 +229,80 @@ class Client:
 
 
 async def _call(in_thread: bool, function: Callable[..., T], *arguments: object) -> T:
-    """*function* of *arguments*, in a thread or here."""
     return await asyncio.to_thread(function, *arguments) if in_thread else function(*arguments)
 
 
-# LMCache's controller (`lmcache_controller`, in-process mode): `POST /lookup`.
-#
-# For every chunk it names one instance only, the one among its holders that registered first, and of that instance only
-# where its last such chunk ends. So:
-#
-# - One instance named: it holds every chunk up to there, and nobody holds the next one. That is exact for it. Others
-# may
-#   hold any part of the same; they are unknown.
-# - Several named: the chunks are split among them in a way that is not told. An instance may be named for a chunk in
-# the
-#   middle without holding the beginning, so no length is certain. The instance whose chunks reach furthest most
-# probably
-#   holds everything before them too, since an engine stores a prompt's chunks together (sessions that share a system
-#   prompt look like this: its chunks are credited to whoever registered first). It is given as `likely`; the others are
-#   unknown.
-# - Nobody named: unknown. A controller that hashes otherwise than the engines answers like this for ever.
-#
-# Keys carry no model, adapter or salt: a salted prompt is not asked for. With tensor parallelism one rank's chunks
-# count as the instance's.
-
-#: Where an instance keeps chunks of its own: in host memory, on its disk.
+#: Backends of the controller's answers: the instance's own host memory, its own disk.
 HOST, DISK = "LocalCPUBackend", "LocalDiskBackend"
-#: Bytes an answer may have; an instance takes about 50.
-MAX_BYTES = 1024 * 1024
-
-_Length = Annotated[int, msgspec.Meta(gt=0)]
+#: Largest answer of the controller, in bytes; an instance takes about 50.
+CONTROLLER_BYTES = 1024 * 1024
 
 
-class _Answer(msgspec.Struct):
-    layout_info: dict[InstanceId, tuple[str, _Length]]
+class _Layout(msgspec.Struct):
+    layout_info: dict[InstanceId, tuple[str, Annotated[int, msgspec.Meta(gt=0)]]]
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_LAYOUT = msgspec.json.Decoder(_Layout)
 
 
 class Controller:
-    """Asks the controller."""
+    """LMCache's controller (`lmcache_controller`, in-process mode): `POST /lookup`.
+
+    For each chunk it names one instance only, the holder that registered first, and for that instance only the end of
+    its last such chunk. So:
+
+    - One instance: it holds every chunk up to there, and no instance holds the next chunk. That is exact for this
+      instance. Others may hold any part of the same chunks; they are unknown.
+    - Several instances: the chunks are split among them in an unknown way. An instance may hold a chunk in the middle
+      without the beginning, so no length is certain. The instance that reaches furthest most probably holds everything
+      before as well, because an engine stores a prompt's chunks together. (Sessions that share a system prompt look
+      like this: its chunks are credited to the first instance that registered.) It is `likely`; the others are unknown.
+    - No instance: unknown. A controller that hashes otherwise than the engines always answers like this.
+
+    Keys have no model, adapter or salt, so salted prompts are not looked up. With tensor parallelism one rank's chunks
+    count as the instance's.
+    """
 
     path = "/lookup"
-    #: A salted prompt would be found under the same key as any other.
     knows_salts = False
 
-    def body(self, question: Question) -> bytes:
-        """The request body for *question*."""
+    def body(self, question: LmcacheQuestion) -> bytes:
+        """Return the request body for *question*."""
         return orjson.dumps({"tokens": question.tokens.tolist()})
 
-    def largest(self, question: Question) -> int:
-        """Bytes of the largest answer that makes sense."""
-        return MAX_BYTES
+    def largest(self, question: LmcacheQuestion) -> int:
+        """Return the size of the largest plausible answer, in bytes."""
+        return CONTROLLER_BYTES
 
-    def read(self, body: bytes, question: Question) -> Holdings:
-        """What the answer *body* says.
-
-        Raises:
-            UnreadableError: it is no answer to *question*.
-        """
+    def read(self, body: bytes, question: LmcacheQuestion) -> LmcacheHits:
+        """Decode the answer *body*; see `LookupService.read`."""
         try:
-            layout = _ANSWER.decode(body).layout_info
+            layout = _LAYOUT.decode(body).layout_info
         except UNREADABLE as error:
             raise UnreadableError("the answer is no layout") from error
         if not layout:
             return NOTHING
         furthest, (place, length) = max(layout.items(), key=lambda item: item[1][1])
         if length > len(question.tokens):
-            raise UnreadableError(f"{len(question.tokens)} tokens were asked for and {length} are said to be held")
+            raise UnreadableError(f"{len(question.tokens)} tokens were asked for, but {length} are reported as held")
         if len(layout) > 1:
-            # Two cannot own the last chunk; if they do, nothing can be read from this.
-            alone = sum(end == length for _, end in layout.values()) == 1
-            return Holdings(likely={furthest: length}) if alone and place == HOST else NOTHING
-        return Holdings(
+            # Two instances cannot both own the last chunk; such an answer means nothing.
+            is_alone = sum(end == length for _, end in layout.values()) == 1
+            return LmcacheHits(likely={furthest: length}) if is_alone and place == HOST else NOTHING
+        return LmcacheHits(
             host={furthest: length} if place == HOST else {},
             own={furthest: length} if place in (HOST, DISK) else {},
         )
 
 
-# LMCache's coordinator (`lmcache coordinator`, multi-process mode, 0.5.3 on): `POST /directory/lookup`.
-#
-# It names every instance and tier for every chunk, so each instance's prefix is exact: its chunks from the first one to
-# the first gap.
-
-#: The tier in an instance's host memory; every other tier of its own lies on its disk.
+#: The tier of an instance's host memory; every other tier of its own is on its disk.
 HOST_TIER = "l1"
-#: Bytes an answer may have: whatever the question, and for each key. Real ones repeat the tokens, 2 KB a key, and take
-#: 140 bytes for each placement.
+#: Largest answer of the coordinator, in bytes: a base, and an amount for each key. Real ones repeat the tokens, 2 KB a
+#: key, and take 140 bytes for each placement.
 BASE_BYTES, KEY_BYTES = 1024 * 1024, 16 * 1024
 
 
-# An answer for a long prompt has tens of thousands of these, none in a cycle: the collector need not look at them.
+# A long prompt's answer has tens of thousands of these and no cycles, so the garbage collector need not track them.
 class _Placement(msgspec.Struct, gc=False):
     instance_id: InstanceId
     tier: str
@@ -341,32 +318,34 @@ class _Result(msgspec.Struct, gc=False):
     placements: list[_Placement]
 
 
-class _CoordinatorAnswer(msgspec.Struct, gc=False):
+class _Directory(msgspec.Struct, gc=False):
     chunks: int
     results: list[_Result]
 
 
-_COORDINATOR_ANSWER = msgspec.json.Decoder(_CoordinatorAnswer)
+_DIRECTORY = msgspec.json.Decoder(_Directory)
 
 
 class Coordinator:
-    """Asks the coordinator's directory.
+    """LMCache's coordinator (`lmcache coordinator`, multi-process mode, 0.5.3 on): `POST /directory/lookup`.
+
+    It names every instance and tier for every chunk, so each instance's prefix is exact: its chunks from the first one
+    to the first gap.
 
     Args:
-        chunk_size: tokens of a chunk, as the servers are started.
+        chunk_size: tokens per chunk, as the servers are configured.
         world_size: tensor-parallel ranks of an engine; each holds its own part of every chunk.
     """
 
     path = "/directory/lookup"
-    #: A salt is part of the keys.
     knows_salts = True
 
     def __init__(self, chunk_size: int, world_size: int) -> None:
         self._chunk_size = chunk_size
         self._world_size = world_size
 
-    def body(self, question: Question) -> bytes:
-        """The request body for *question*."""
+    def body(self, question: LmcacheQuestion) -> bytes:
+        """Return the request body for *question*."""
         return orjson.dumps(
             {
                 "token_ids": question.tokens.tolist(),
@@ -376,18 +355,14 @@ class Coordinator:
             }
         )
 
-    def largest(self, question: Question) -> int:
-        """Bytes of the largest answer that makes sense."""
+    def largest(self, question: LmcacheQuestion) -> int:
+        """Return the size of the largest plausible answer, in bytes."""
         return BASE_BYTES + len(question.tokens) // self._chunk_size * self._world_size * KEY_BYTES
 
-    def read(self, body: bytes, question: Question) -> Holdings:
-        """What the answer *body* says.
-
-        Raises:
-            UnreadableError: it is no answer to *question*.
-        """
+    def read(self, body: bytes, question: LmcacheQuestion) -> LmcacheHits:
+        """Decode the answer *body*; see `LookupService.read`."""
         try:
-            answer = _COORDINATOR_ANSWER.decode(body)
+            answer = _DIRECTORY.decode(body)
         except UNREADABLE as error:
             raise UnreadableError("the answer is no directory listing") from error
         asked = len(question.tokens) // self._chunk_size
@@ -404,42 +379,32 @@ class Coordinator:
         chunks = [answer.results[at : at + ranks] for at in range(0, len(answer.results), ranks)]
         for chunk in chunks:
             if any(result.key.chunk_hash_hex != chunk[0].key.chunk_hash_hex for result in chunk):
-                raise UnreadableError(f"the {ranks} keys of a chunk do not stand together")
-        return self._walk(chunks)
-
-    def _walk(self, chunks: Sequence[Sequence[_Result]]) -> Holdings:
-        """Follow every instance from the first chunk to its first gap. A chunk is held if all its ranks' parts are."""
-        host, own, shared = _Prefixes(), _Prefixes(), 0
-        for number, ranks in enumerate(chunks):
-            host.follow(
-                number, [{p.instance_id for p in r.placements if p.tier == HOST_TIER and not p.shared} for r in ranks]
-            )
-            own.follow(number, [{p.instance_id for p in r.placements if not p.shared} for r in ranks])
-            if shared == number and all(any(p.shared for p in r.placements) for r in ranks):
-                shared += 1
-            elif not own.following:
+                raise UnreadableError(f"the {ranks} keys of a chunk are not adjacent")
+        shared = 0
+        for chunk in chunks:
+            if not all(any(p.shared for p in result.placements) for result in chunk):
                 break
-        size = self._chunk_size
-        return Holdings(
-            host={id: chunks * size for id, chunks in host.lengths.items()},
-            own={id: chunks * size for id, chunks in own.lengths.items()},
-            shared=shared * size or None,
+            shared += 1
+        return LmcacheHits(
+            host=self._prefixes(chunks, host_only=True),
+            own=self._prefixes(chunks, host_only=False),
+            shared=shared * self._chunk_size or None,
         )
 
-
-class _Prefixes:
-    """How many leading chunks each holder has, while a prompt is walked along."""
-
-    __slots__ = ("following", "lengths")
-
-    def __init__(self) -> None:
-        self.lengths: dict[str, int] = {}
-        #: Those that have held every chunk so far.
-        self.following: set[str] = set()
-
-    def follow(self, number: int, holders: Sequence[set[str]]) -> None:
-        """The chunk *number*, counted from 0, has these holders, one set for each rank."""
-        here = set.intersection(*holders)
-        self.following = here if number == 0 else self.following & here
-        for id in self.following:
-            self.lengths[id] = number + 1
+    def _prefixes(self, chunks: Sequence[Sequence[_Result]], *, host_only: bool) -> dict[str, int]:
+        """Return the tokens of each instance's prefix in its own tiers; all ranks' parts must be held."""
+        lengths: dict[str, int] = {}
+        following: set[str] | None = None
+        for number, ranks in enumerate(chunks, 1):
+            holders = set.intersection(
+                *(
+                    {p.instance_id for p in rank.placements if not p.shared and (not host_only or p.tier == HOST_TIER)}
+                    for rank in ranks
+                )
+            )
+            following = holders if following is None else following & holders
+            if not following:
+                break
+            for id in following:
+                lengths[id] = number * self._chunk_size
+        return lengths

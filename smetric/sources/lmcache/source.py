@@ -1,4 +1,4 @@
-"""Features that LMCache's lookup services fill."""
+"""Sources for the features that LMCache's lookup services fill."""
 
 from __future__ import annotations
 
@@ -14,44 +14,39 @@ from cachetools import TTLCache
 from smetric import names
 from smetric.config.settings import Settings
 from smetric.fleet.instance import Instance
-from smetric.names import LOOKUP_LATE
 from smetric.request.request import InferenceRequest
 from smetric.sources.client import Breaker
 from smetric.sources.lmcache.client import (
     MAX_TOKENS,
     NOTHING,
-    Client,
     Controller,
     Coordinator,
-    Holdings,
-    Question,
-    Service,
+    LmcacheClient,
+    LmcacheHits,
+    LmcacheQuestion,
+    LookupService,
 )
 from smetric.sources.source import Cells, Source, SourceCounts, TokenIds
 
-# What an LMCache lookup service knows of a prompt: what it is asked for, and the answers of the last moments.
-#
-# How it is asked is in `lmcache_client`; which features the answers fill is in `lmcache`.
-
-#: Most lengths in the answers that are remembered, some 100 bytes each. An answer may name any number of instances.
+#: Most lengths in the cached answers, about 100 bytes each. An answer may name any number of instances.
 MAX_LENGTHS = 262_144
 
 _SALT = msgspec.json.Decoder(str | None)
 
 
-class Lookup(Source):
-    """Looks prompts up; failure of any kind, lateness included, is an answer that says nothing.
+class LmcacheLookup(Source):
+    """Look-ups of prompts, shared by all tiers. A failure of any kind is an answer that knows nothing.
 
-    It fills nothing itself, but is told what becomes of requests, once for all tiers.
+    It fills no feature itself; it is a source to follow the requests.
 
     Args:
         client: asks the service.
         tokens: gives the prompts' token ids.
-        deadline: seconds the router gives the look-ups of a prompt, from its tokens.
-        chunk_size: tokens of a chunk.
-        models: the models that are asked for, as engines serve them, and their names in LMCache's keys; empty: all,
+        deadline: seconds that the router allows for the look-ups of a prompt, by its tokens.
+        chunk_size: tokens per chunk.
+        models: the models to look up, as engines serve them, and their names in LMCache's keys; empty for all models
             under their own names.
-        answers_ttl_s: seconds an answer is used again.
+        answers_ttl_s: seconds for which an answer is cached.
         on_result: called with the result of each look-up, one of `names.LOOKUP_RESULTS`.
         clock: monotonic seconds.
     """
@@ -60,7 +55,7 @@ class Lookup(Source):
 
     def __init__(
         self,
-        client: Client,
+        client: LmcacheClient,
         tokens: TokenIds,
         *,
         deadline: Callable[[int], float],
@@ -78,79 +73,78 @@ class Lookup(Source):
         self._on_result = on_result
         self._clock = clock
         self._ttl_s = answers_ttl_s
-        self._answers: TTLCache[tuple[int, int, str, str], Holdings] = TTLCache(
-            MAX_LENGTHS, answers_ttl_s, clock, lambda holdings: holdings.size
+        self._answers: TTLCache[tuple[int, int, str, str], LmcacheHits] = TTLCache(
+            MAX_LENGTHS, answers_ttl_s, clock, lambda hits: hits.size
         )
-        #: The request asked for last and what came of it: several features, and a second pass of the policy, want the
-        #: same, and should cost neither tokens nor hashes again.
-        self._last: tuple[InferenceRequest, float, Holdings] | None = None
+        #: The latest request and its answer. Several features, and a second pass of the policy, ask for the same
+        #: without new tokens and hashes.
+        self._last: tuple[InferenceRequest, float, LmcacheHits] | None = None
 
     async def start(self) -> None:
-        """Open the service's connections."""
+        """Open the client's connections."""
         await self._client.start()
 
     async def stop(self) -> None:
-        """Close them."""
+        """Close the client's connections."""
         await self._client.stop()
 
     def forget(self, instance: Instance) -> None:
-        """*instance* restarted: what was answered before may not hold any more."""
+        """Drop the cached answers, because *instance* restarted."""
         self._answers.clear()
         self._last = None
 
     def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """LMCache learns of it from *instance* itself: an answer about the same chunks from before says too little."""
+        """Drop the cached answer about the chunks of *request*, because *instance* has stored them in LMCache now."""
         if self._last is not None and self._last[0] is request:
             self._last = None
         if not self._answers or request.token_ids is None:
             return
-        named = self._key_of(request)
-        if named is not None:
-            question = Question(_packed(request.token_ids, self._chunk_size), *named)
-            self._answers.pop(_identity(question), None)
+        key = self._key_of(request)
+        if key is not None:
+            self._answers.pop(_cache_key(LmcacheQuestion(self._chunks(request.token_ids), *key)), None)
 
-    def recent(self, request: InferenceRequest) -> Holdings | None:
-        """What the last look-up said, if it was *request*'s; None if it is to be asked."""
+    def recent(self, request: InferenceRequest) -> LmcacheHits | None:
+        """Return the latest answer if it is that of *request* and not expired, else None."""
         if self._last is None or self._last[0] is not request or self._clock() >= self._last[1] + self._ttl_s:
             return None
         return self._last[2]
 
-    async def of(self, request: InferenceRequest) -> Holdings:
-        """What the service says of *request*'s prompt; `NOTHING` for whatever reason it does not say it."""
-        holdings = NOTHING
+    async def of(self, request: InferenceRequest) -> LmcacheHits:
+        """Return the service's answer about the prompt of *request*; `NOTHING` if there is none for any reason."""
+        hits = NOTHING
         try:
-            result, holdings = await self._of(request)
+            result, hits = await self._ask(request)
             self._on_result(result)
         finally:
-            # Also when it was cancelled: for the rest of this decision it is not asked again.
-            self._last = (request, self._clock(), holdings)
-        return holdings
+            # After a cancellation too: the service is not asked again within this decision.
+            self._last = (request, self._clock(), hits)
+        return hits
 
-    async def _of(self, request: InferenceRequest) -> tuple[str, Holdings]:
-        named = self._key_of(request)
-        if named is None:
+    async def _ask(self, request: InferenceRequest) -> tuple[str, LmcacheHits]:
+        key = self._key_of(request)
+        if key is None:
             return names.LOOKUP_NOT_ASKED, NOTHING
         ids = await self._tokens.of(request)
         if ids is None:
             return names.LOOKUP_NO_TOKENS, NOTHING
-        tokens = _packed(ids, self._chunk_size)
-        if not tokens:
+        chunks = self._chunks(ids)
+        if not chunks:
             return names.LOOKUP_NOT_ASKED, NOTHING
-        question = Question(tokens, *named)
-        identity = _identity(question)
-        known = self._answers.get(identity)
+        question = LmcacheQuestion(chunks, *key)
+        cache_key = _cache_key(question)
+        known = self._answers.get(cache_key)
         if known is not None:
             return names.LOOKUP_CACHED, known
-        result, holdings = await self._client.ask(question, self._deadline(request.prompt_len))
-        if result == names.LOOKUP_OK and holdings.size <= MAX_LENGTHS:
-            self._answers[identity] = holdings
-        return result, holdings
+        result, hits = await self._client.ask(question, self._deadline(request.prompt_len))
+        if result == names.LOOKUP_OK and hits.size <= MAX_LENGTHS:
+            self._answers[cache_key] = hits
+        return result, hits
 
     def _key_of(self, request: InferenceRequest) -> tuple[str, str] | None:
-        """Model and salt as LMCache keys them; None for prompts it cannot tell from others."""
+        """Return model and salt as in LMCache's keys; None for prompts that the service cannot tell from others."""
         if request.prompt is None:
             return None
-        # The prompt's key is the model, a zero byte, and the salt as the body has it.
+        # The prompt's key is the model, a zero byte, and the salt as JSON.
         _, _, written = request.prompt.key.partition(b"\0")
         try:
             salt = _SALT.decode(written) if written else None
@@ -158,48 +152,40 @@ class Lookup(Source):
             return None
         if salt and not self._client.service.knows_salts:
             return None
-        named = self._models.get(request.served) if self._models else request.served
-        return (named, salt or "") if named else None
+        model = self._models.get(request.served) if self._models else request.served
+        return (model, salt or "") if model else None
+
+    def _chunks(self, ids: Sequence[int]) -> array[int]:
+        """Return the whole chunks of *ids*; empty if there is none, or an id is invalid."""
+        most = min(len(ids), MAX_TOKENS) // self._chunk_size * self._chunk_size
+        try:
+            return array("I", ids[:most])
+        except (OverflowError, TypeError):
+            return array("I")
 
 
-def _identity(question: Question) -> tuple[int, int, str, str]:
-    """What tells it from other questions."""
+def _cache_key(question: LmcacheQuestion) -> tuple[int, int, str, str]:
     tokens = question.tokens
     return xxhash.xxh3_64_intdigest(memoryview(tokens)), len(tokens), question.model, question.salt
 
 
-def _packed(ids: Sequence[int], chunk_size: int) -> array[int]:
-    """The whole chunks of *ids* as an array; empty when there is none, or something in it is no token id."""
-    most = min(len(ids), MAX_TOKENS) // chunk_size * chunk_size
-    try:
-        return array("I", ids[:most])
-    except (OverflowError, TypeError):
-        return array("I")
-
-
-# The features that LMCache's lookup services fill, one source for each tier, so that a trace names service and tier.
-#
-# Neither service sees an engine's GPU. What LMCache finds in an instance's own host memory stands in for `hit_len`
-# where no better source knows; a shared store never does, or every instance would be as good as any other. Looking a
-# prompt up is in `lmcache_lookup`.
-
-#: The tokens of a prompt that the LMCache instance of this id holds; None where that is not known.
-Length = Callable[[Holdings, str], int | None]
+#: Tokens of a prompt that the LMCache instance of this id holds; None if unknown.
+HitLength = Callable[[LmcacheHits, str], int | None]
 
 
 class LmcacheTier(Source):
-    """A source that fills *features* from one reading of the service's answers.
+    """Source of one tier, so that a trace names service and tier.
 
     Args:
         tier: its name in traces is `lmcache:` and this.
-        features: what it fills, all with the same length.
-        length: how it reads an answer.
+        features: the features it fills, all with the same length.
+        length: reads the length from an answer.
         lookup: asks the service; shared by all tiers.
-        ids: LMCache's id for an instance by the instance's own; the same where it is not in here.
+        ids: LMCache's id of an instance by the instance's own; the same for an instance that is missing here.
     """
 
     def __init__(
-        self, tier: str, features: frozenset[str], length: Length, lookup: Lookup, ids: Mapping[str, str]
+        self, tier: str, features: frozenset[str], length: HitLength, lookup: LmcacheLookup, ids: Mapping[str, str]
     ) -> None:
         self.name = f"lmcache:{tier}"
         self.fills = features
@@ -210,54 +196,55 @@ class LmcacheTier(Source):
     def lookup(
         self, request: InferenceRequest, instances: Sequence[Instance]
     ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
-        """Look *request* up, at once if another tier has just done so."""
+        """Look *request* up; at once if another tier has just done so."""
         recent = self._lookup.recent(request)
         return self._ask(request, instances) if recent is None else self._cells(recent, instances)
 
     async def _ask(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         return self._cells(await self._lookup.of(request), instances)
 
-    def _cells(self, holdings: Holdings, instances: Sequence[Instance]) -> dict[str, Cells]:
-        # Only the candidates are gone through, so whatever else an answer names is never heard of.
-        cells = [self._length(holdings, self._ids.get(instance.id, instance.id)) for instance in instances]
+    def _cells(self, hits: LmcacheHits, instances: Sequence[Instance]) -> dict[str, Cells]:
+        cells = [self._length(hits, self._ids.get(instance.id, instance.id)) for instance in instances]
         return dict.fromkeys(self.fills, cells)
 
 
 def lmcache_sources(
     settings: Settings, tokens: TokenIds, deadline: Callable[[int], float], counts: SourceCounts
 ) -> list[Source]:
-    """The sources for all tiers of the service that `settings.lmcache` names, best first, and what they share.
+    """Return the sources of all tiers of the service in `settings.lmcache`, best first, and the look-up they share.
+
+    No service sees an engine's GPU. The hit in an instance's own host memory stands in for `hit_len` if no better
+    source knows it. A shared store never does, or every instance would be as good as any other.
 
     Args:
-        settings: everything that can be set.
+        settings: all settings.
         tokens: gives the prompts' token ids.
-        deadline: seconds the router gives the look-ups of a prompt, from its tokens.
+        deadline: seconds that the router allows for the look-ups of a prompt, by its tokens.
         counts: counts every look-up.
     """
-    service: Service = Coordinator(settings.lmcache.chunk_size, settings.lmcache.world_size)
-    if settings.lmcache.mode == "controller":
-        service = Controller()
-    client = Client(
+    own = settings.lmcache
+    service: LookupService = Controller() if own.mode == "controller" else Coordinator(own.chunk_size, own.world_size)
+    client = LmcacheClient(
         service,
-        settings.lmcache.url,
-        Breaker(settings.lmcache.breaker_failures, settings.lmcache.breaker_open),
-        on_late=partial(counts.looked_up, "lmcache", LOOKUP_LATE),
+        own.url,
+        Breaker(own.breaker_failures, own.breaker_open),
+        on_late=partial(counts.looked_up, "lmcache", names.LOOKUP_LATE),
         on_breaker=partial(counts.suspended, "lmcache"),
     )
-    lookup = Lookup(
+    lookup = LmcacheLookup(
         client,
         tokens,
         deadline=deadline,
-        chunk_size=settings.lmcache.chunk_size,
-        models=settings.lmcache.models,
-        answers_ttl_s=settings.lmcache.answers_ttl,
+        chunk_size=own.chunk_size,
+        models=own.models,
+        answers_ttl_s=own.answers_ttl,
         on_result=partial(counts.looked_up, "lmcache"),
     )
-    ids = settings.lmcache.instances
+    ids = own.instances
     return [
-        LmcacheTier("host", frozenset({"hit_len", "host_hit_len"}), lambda held, id: held.host.get(id), lookup, ids),
-        LmcacheTier("disk", frozenset({"disk_hit_len"}), lambda held, id: held.own.get(id), lookup, ids),
-        LmcacheTier("store", frozenset({"store_hit_len"}), lambda held, id: held.shared, lookup, ids),
-        LmcacheTier("likely", frozenset({"hit_len"}), lambda held, id: held.likely.get(id), lookup, ids),
+        LmcacheTier("host", frozenset({"hit_len", "host_hit_len"}), lambda hits, id: hits.host.get(id), lookup, ids),
+        LmcacheTier("disk", frozenset({"disk_hit_len"}), lambda hits, id: hits.own.get(id), lookup, ids),
+        LmcacheTier("store", frozenset({"store_hit_len"}), lambda hits, id: hits.shared, lookup, ids),
+        LmcacheTier("likely", frozenset({"hit_len"}), lambda hits, id: hits.likely.get(id), lookup, ids),
         lookup,
     ]

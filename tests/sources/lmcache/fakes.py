@@ -14,8 +14,8 @@ from smetric import names
 from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.sources.client import Breaker
-from smetric.sources.lmcache.client import Client, Coordinator, Service
-from smetric.sources.lmcache.source import Lookup
+from smetric.sources.lmcache.client import Coordinator, LmcacheClient, LookupService
+from smetric.sources.lmcache.source import LmcacheLookup
 from tests.clock import Clock
 from tests.fakes import Call, FakeEngine
 
@@ -51,7 +51,7 @@ def request(model: str = "m/test-model", *, reading: Reading | None = None, **fi
 class Asked:
     """A lookup, the service behind it, and what it said of itself."""
 
-    lookup: Lookup
+    lookup: LmcacheLookup
     service: FakeEngine
     ids: Ids
     clock: Clock
@@ -68,7 +68,7 @@ class Asked:
 async def asking(
     script: Any,
     *,
-    service: Service | None = None,
+    service: LookupService | None = None,
     ids: Any = range(1000, 2024),
     failures: int = 3,
     deadline_s: float = 0.3,
@@ -80,7 +80,7 @@ async def asking(
     await engine.start()
     results: list[str] = []
     suspended: list[bool] = []
-    client = Client(
+    client = LmcacheClient(
         service or Coordinator(256, 1),
         engine.url.replace("127.0.0.1", host),
         Breaker(failures, 5.0, clock=clock),
@@ -88,7 +88,7 @@ async def asking(
         on_breaker=suspended.append,
         clock=settings.get("clock", clock),
     )
-    lookup = Lookup(
+    lookup = LmcacheLookup(
         client,
         given,
         deadline=lambda tokens: deadline_s,

@@ -6,9 +6,9 @@ import re
 from array import array
 from pathlib import Path
 
-from smetric.sources.lmcache.client import Question
+from smetric.sources.lmcache.client import LmcacheQuestion
 
-FOLDER = Path(__file__).parents[1] / "data" / "lmcache"
+FOLDER = Path(__file__).parents[2] / "data" / "lmcache"
 
 
 def names(*prefixes: str) -> list[str]:
@@ -25,6 +25,6 @@ def exchange(name: str) -> tuple[bytes, int, bytes]:
     return request.split(b"\n\n", 1)[1], int(found[1]), response.split(b"\n\n", 1)[1].strip(b"\n")
 
 
-def question(tokens: int, model: str = "m/test-model", salt: str = "") -> Question:
+def question(tokens: int, model: str = "m/test-model", salt: str = "") -> LmcacheQuestion:
     """A question of as many tokens, starting as most captures do."""
-    return Question(array("I", range(1000, 1000 + tokens)), model, salt)
+    return LmcacheQuestion(array("I", range(1000, 1000 + tokens)), model, salt)

@@ -119,7 +119,7 @@ async def routed(mode: Literal["coordinator", "controller"]) -> AsyncIterator[tu
 @pytest.mark.parametrize(
     ("mode", "tiers"), [("coordinator", {"lmcache:host"}), ("controller", {"lmcache:host", "lmcache:likely"})]
 )
-async def test_agents_come_home_by_what_lmcache_says(
+async def test_router_keeps_sessions_on_instances_by_lmcache(
     mode: Literal["coordinator", "controller"], tiers: set[str]
 ) -> None:
     async with routed(mode) as (application, url, ids), aiohttp.ClientSession() as client:
@@ -143,7 +143,7 @@ async def test_agents_come_home_by_what_lmcache_says(
         assert len(known) == len(agents) * 3
 
 
-async def test_a_restarted_router_does_not_take_the_prompt_that_sessions_share_for_all_of_them() -> None:
+async def test_restarted_router_tells_shared_prompt_from_sessions() -> None:
     ids = TemplateIds()
     async with emulated_fleet() as fleet, aiohttp.ClientSession() as client:
         async with router(fleet, ids) as (_, url):
@@ -165,7 +165,7 @@ async def test_a_restarted_router_does_not_take_the_prompt_that_sessions_share_f
             assert {origin for hit in hits if hit is not None for origin in hit[1:]} == {"prefix_index"}
 
 
-async def test_a_private_index_does_not_hide_what_lmcache_knows_of_other_routers_sessions() -> None:
+async def test_prefix_index_does_not_hide_lmcache_of_other_routers() -> None:
     ids, rng = TemplateIds(), random.Random(3)
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(emulated_fleet())
