@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from smetric.request.request import Api
 from smetric.sources.tokens.local import ANY_MODEL, LocalEncoder
-from tests.tokenize.recorded import model_folder, request_of, tokens_of
+from tests.sources.tokens.recorded import model_folder, request_of, tokens_of
 
 TURN_BYTES = 6000
 RUNS = 7

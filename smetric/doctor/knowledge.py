@@ -41,7 +41,7 @@ from smetric.sources.kv_events.publisher import Publisher, publishers
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart, PrefixTokens
 from smetric.sources.prefix_index.persistence import NAME, UnreadableImage, read_image
-from smetric.sources.tokens.chat import Chat, NotTokenised, Unavailable, chat_of_chat
+from smetric.sources.tokens.chat import ChatPrompt, NotTokenised, Unavailable, chat_of_chat
 from smetric.sources.tokens.engine import EngineEncoder
 
 if TYPE_CHECKING:
@@ -554,7 +554,7 @@ async def _compare(
     return found
 
 
-async def _ids(site: Site, engine: Engine, model: str, chat: Chat) -> array[int] | NotTokenised:
+async def _ids(site: Site, engine: Engine, model: str, chat: ChatPrompt) -> array[int] | NotTokenised:
     """What *engine* makes of *chat*, or why nothing."""
     instance = Instance(engine.settings.id, engine.settings.url, key=site.router.fleet[engine.settings.id].key)
     encoder = EngineEncoder(Fleet([instance], VOCABULARY), timeout_s=ANSWER_S)

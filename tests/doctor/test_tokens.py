@@ -8,7 +8,7 @@ from smetric.config.settings import TokenizerSettings
 from smetric.doctor.examination import as_text, examine
 from smetric.doctor.site import Severity
 from tests.doctor.lab import Lab, the_only, told
-from tests.tokenize.recorded import model_folder
+from tests.sources.tokens.recorded import model_folder
 
 
 async def test_a_tokenizer_of_another_model_is_found(lab: Lab, tmp_path: Path) -> None:

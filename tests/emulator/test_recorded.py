@@ -19,7 +19,7 @@ from smetric.lab.emulator.messages import parse_message
 from smetric.lab.emulator.responses import parse_response
 from smetric.request.request import Api
 from smetric.sources.tokens.engine import EngineEncoder
-from tests.tokenize.recorded import DATA, Recorded, ids_of, recorded
+from tests.sources.tokens.recorded import DATA, Recorded, ids_of, recorded
 
 LIMITS = Limits(("tiny",), 8192)
 PARSERS: dict[Api, Callable[[Fields, Limits], Call]] = {

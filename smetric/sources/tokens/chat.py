@@ -1,27 +1,43 @@
-"""Conversations as vLLM makes them of each API's body."""
+"""Prompts as vLLM 0.32 builds them from request bodies, before rendering and encoding."""
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-# What an engine tokenises for a request: a conversation as its chat template is given it, or a text as it stands.
-#
-# Read here from chat and completions bodies; the other APIs are converted in `messages.py` and `responses.py`. Follows
-# vLLM 0.32 (`entrypoints/openai/*/protocol.py`). Rendering and encoding are not here.
+#: First words of the billing header that Claude Code puts into the system prompt; vLLM drops it.
+BILLING = "x-anthropic-billing-header"
+#: Content parts that are text, and the field that holds it.
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "tool_reference": "name",
+}
+#: Separates namespace and name of a function in the Responses API.
+_SEPARATOR = "__"
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 class NotTokenised(Exception):
-    """A prompt whose ids stay unknown; `result` is what it is counted as, and no text of the prompt is in it."""
+    """Prompt whose token ids stay unknown; `result` is counted. The exception holds no text of the prompt."""
 
     result = "unsupported"
 
 
 class Unsupported(NotTokenised):
-    """Its ids cannot be foretold with certainty: media, truncation by the engine, a history only the engine has."""
+    """Its ids cannot be predicted: it has media, the engine truncates it, or only the engine has its history."""
 
 
 class Refused(NotTokenised):
@@ -30,26 +46,32 @@ class Refused(NotTokenised):
     result = "refused"
 
 
+class Unavailable(NotTokenised):
+    """No encoder can tokenise it now, for reasons other than the prompt."""
+
+    result = "unavailable"
+
+
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A prompt of the completions API."""
+class TextPrompt:
+    """Prompt of the completions API."""
 
     text: str
     add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation.
+class ChatPrompt:
+    """Conversation as the chat template gets it.
 
     Args:
         messages: in the shape of the chat API.
         tools: in the shape of the chat API; None for none.
-        template_kwargs: what the request passes to the chat template by name.
+        template_kwargs: named arguments of the chat template from the request.
         add_generation_prompt: whether the rendering ends with the opening of an answer.
-        continue_final_message: whether the last message is left open to be continued.
+        continue_final_message: whether the last message stays open.
         add_special_tokens: whether the tokenizer adds its own besides those of the template.
-        chat_template: a template that came with the request; None for the model's.
+        chat_template: template of the request; None for the model's.
     """
 
     messages: list[dict[str, Any]]
@@ -61,39 +83,49 @@ class Chat:
     chat_template: str | None = None
 
 
-#: Parts that carry text only; their text is in the field named here.
-TEXT_PARTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
-    "tool_reference": "name",
-}
+class Encoder(Protocol):
+    """Tokeniser that gives the ids a model's engine would."""
+
+    async def start(self) -> None:
+        """Open the resources it needs."""
+
+    async def stop(self) -> None:
+        """Close them."""
+
+    async def encode(self, model: str, prompt: TextPrompt | ChatPrompt, size: int) -> array[int]:
+        """Return the ids of *prompt*, 32-bit unsigned.
+
+        Args:
+            model: as the engines know it.
+            prompt: the prompt.
+            size: bytes of the body it came in, which tells a long prompt from a short one.
+
+        Raises:
+            NotTokenised: they cannot be had.
+        """
 
 
-def chat_of_chat(body: Mapping[str, Any]) -> Chat:
-    """The conversation of a chat body.
+def chat_of_chat(body: Mapping[str, Any]) -> ChatPrompt:
+    """Return the conversation of a chat body (`entrypoints/openai/*/protocol.py`).
 
     Raises:
         NotTokenised: its ids cannot be known.
     """
     _refuse_truncation(body)
-    messages = [_with_reasoning(message) for message in checked(body.get("messages"))]
     documents = body.get("documents")
-    return Chat(
-        messages,
+    return ChatPrompt(
+        [_with_reasoning(message) for message in _checked(body.get("messages"))],
         body.get("tools"),
-        template_kwargs(body, body.get("reasoning_effort"), {"documents": documents} if documents is not None else {}),
-        add_generation_prompt=flag(body, "add_generation_prompt", True),
-        continue_final_message=flag(body, "continue_final_message", False),
-        add_special_tokens=flag(body, "add_special_tokens", False),
+        _template_kwargs(body, body.get("reasoning_effort"), {"documents": documents} if documents is not None else {}),
+        add_generation_prompt=_flag(body, "add_generation_prompt", True),
+        continue_final_message=_flag(body, "continue_final_message", False),
+        add_special_tokens=_flag(body, "add_special_tokens", False),
         chat_template=body.get("chat_template"),
     )
 
 
-def prompt_of_completion(body: Mapping[str, Any]) -> Text | array[int]:
-    """The first prompt of a completions body: a text, or the ids it came as, which are an array in *body*.
+def prompt_of_completion(body: Mapping[str, Any]) -> TextPrompt | array[int]:
+    """Return the first prompt of a completions body: a text, or token ids, which are an array in *body*.
 
     Raises:
         NotTokenised: there is none, or its ids cannot be known.
@@ -107,69 +139,8 @@ def prompt_of_completion(body: Mapping[str, Any]) -> Text | array[int]:
     if isinstance(prompt, list) and prompt:
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return Text(prompt, flag(body, "add_special_tokens", True))
+        return TextPrompt(prompt, _flag(body, "add_special_tokens", True))
     raise Refused
-
-
-def template_kwargs(body: Mapping[str, Any], effort: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the template is given by name: the request's own, its reasoning effort, and *more*."""
-    own = body.get("chat_template_kwargs")
-    if not isinstance(own, dict | None):
-        raise Refused
-    kwargs = {**(own or {}), **(more or {})}
-    if effort is not None:
-        kwargs["reasoning_effort"] = effort
-        # The engine turns thinking on or off with the effort, unless the request says which.
-        kwargs.setdefault("enable_thinking", effort != "none")
-    return kwargs
-
-
-def checked(messages: Any) -> list[dict[str, Any]]:
-    """*messages*, if they are objects with roles and contents of text.
-
-    Raises:
-        NotTokenised: they are not, or hold media, whose placeholders only the engine knows.
-    """
-    if not isinstance(messages, list) or not messages:
-        raise Refused
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise Refused
-        content = message.get("content")
-        if isinstance(content, list):
-            _refuse_media(content)
-        elif content is not None and not isinstance(content, str):
-            raise Refused
-    return messages
-
-
-def _refuse_media(parts: Iterable[Any]) -> None:
-    """Raise `Unsupported` unless all *parts* are text."""
-    for part in parts:
-        if isinstance(part, str):
-            continue
-        if not isinstance(part, dict):
-            raise Refused
-        name = TEXT_PARTS.get(str(part.get("type")))
-        if name is None or "uuid" in part or not isinstance(part.get(name), str | None):
-            raise Unsupported
-
-
-def string(value: Any) -> str:
-    """*value*, if it is a string; an engine refuses anything else where one is wanted."""
-    if not isinstance(value, str):
-        raise Refused
-    return value
-
-
-def flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    """The boolean *name*; *default* where it is absent or null."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise Unsupported
-    return value
 
 
 def _refuse_truncation(body: Mapping[str, Any]) -> None:
@@ -178,7 +149,7 @@ def _refuse_truncation(body: Mapping[str, Any]) -> None:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """*message* with `reasoning_content` under its new name, as chat requests get it and `/tokenize` does not."""
+    """Rename `reasoning_content` as chat requests do and `/tokenize` does not."""
     if "reasoning_content" not in message:
         return message
     message = dict(message)
@@ -188,64 +159,90 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-# The protocol behind which the ways to tokenise stand.
+def _template_kwargs(body: Mapping[str, Any], effort: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the named arguments of the template: the request's own, its reasoning effort, and *more*."""
+    own = body.get("chat_template_kwargs")
+    if not isinstance(own, dict | None):
+        raise Refused
+    kwargs = {**(own or {}), **(more or {})}
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort
+        # The effort turns thinking on or off, unless the request does so itself.
+        kwargs.setdefault("enable_thinking", effort != "none")
+    return kwargs
 
 
-class Unavailable(NotTokenised):
-    """Nobody could tokenise it now; that says nothing of the prompt."""
-
-    result = "unavailable"
-
-
-class Encoder(Protocol):
-    """Tokenises as a model's engine does."""
-
-    async def start(self) -> None:
-        """Open what encoding needs."""
-
-    async def stop(self) -> None:
-        """Close it."""
-
-    async def encode(self, model: str, prompt: Text | Chat, size: int) -> array[int]:
-        """The ids of *prompt*, 32-bit unsigned.
-
-        Args:
-            model: as the engines know it.
-            prompt: what is to be encoded.
-            size: bytes of the body it came in, which tell a long prompt from a short one.
-
-        Raises:
-            NotTokenised: they cannot be had.
-        """
+def _checked(messages: Any) -> list[dict[str, Any]]:
+    """Return *messages* if they are objects with roles and text; only the engine knows the placeholders of media."""
+    if not isinstance(messages, list) or not messages:
+        raise Refused
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Refused
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if isinstance(part, str):
+                    continue
+                if not isinstance(part, dict):
+                    raise Refused
+                name = TEXT_PARTS.get(str(part.get("type")))
+                if name is None or "uuid" in part or not isinstance(part.get(name), str | None):
+                    raise Unsupported
+        elif content is not None and not isinstance(content, str):
+            raise Refused
+    return messages
 
 
-# Anthropic Messages bodies, as the conversation that vLLM makes of them.
-#
-# Follows `entrypoints/anthropic/serving.py` of vLLM 0.32: system blocks are joined, Claude Code's billing header and
-# `cache_control` marks are dropped, tool results become messages of their own. Which of two ways a conversion takes
-# depends on the chat template in places; `traits.py` finds that out.
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Refused
+    return value
 
-_BILLING = "x-anthropic-billing-header"
-_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+def _flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise Unsupported
+    return value
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise Refused
+    return value
+
+
+def _function(tool: Mapping[str, Any], name: str, parameters: Any) -> dict[str, Any]:
+    """Return *tool* as a function of the chat API."""
+    function = {"name": name, "description": tool.get("description"), "parameters": parameters}
+    for option in ("strict", "defer_loading"):
+        if tool.get(option) is not None:
+            function[option] = tool[option]
+    return {"type": "function", "function": function}
 
 
 def has_inline_system(body: Mapping[str, Any]) -> bool:
-    """Whether a system message stands among the messages."""
+    """Return whether the messages of a Messages body include a system message."""
     return any(message.get("role") == "system" for message in _objects(body.get("messages")))
 
 
 def disables_thinking(body: Mapping[str, Any]) -> bool:
-    """Whether thinking is switched off, which engines express as an effort."""
+    """Return whether a Messages body disables thinking, which engines express as an effort."""
     thinking = body.get("thinking")
     return isinstance(thinking, dict) and thinking.get("type") == "disabled"
 
 
-def chat_of_messages(body: Mapping[str, Any], *, merge_inline_system: bool, disabled_effort: str) -> Chat:
-    """The conversation of a Messages body.
+def chat_of_messages(body: Mapping[str, Any], *, merge_inline_system: bool, disabled_effort: str) -> ChatPrompt:
+    """Return the conversation of an Anthropic Messages body (`entrypoints/anthropic/serving.py`).
+
+    System blocks are joined, the billing header and `cache_control` are dropped, and tool results become messages.
 
     Args:
         body: decoded.
-        merge_inline_system: system messages join the leading one, because the template refuses them elsewhere.
+        merge_inline_system: whether system messages join the leading one, because the template refuses them elsewhere.
         disabled_effort: the reasoning effort that stands for disabled thinking.
 
     Raises:
@@ -255,7 +252,8 @@ def chat_of_messages(body: Mapping[str, Any], *, merge_inline_system: bool, disa
     if not messages:
         raise Refused
     chat: list[dict[str, Any]] = []
-    system = _top_system(body.get("system"))
+    given = body.get("system")
+    system = [] if not given else [given] if isinstance(given, str) else _without_billing(given)
     if merge_inline_system:
         system += [text for one in messages if one.get("role") == "system" and (text := _system_text(one))]
     if system:
@@ -266,7 +264,7 @@ def chat_of_messages(body: Mapping[str, Any], *, merge_inline_system: bool, disa
             if not merge_inline_system and (text := _system_text(message)):
                 chat.append({"role": "system", "content": text})
         elif role in ("user", "assistant"):
-            _convert(message, chat)
+            _add_message(message, chat)
         else:
             raise Refused
     effort = None
@@ -277,36 +275,23 @@ def chat_of_messages(body: Mapping[str, Any], *, merge_inline_system: bool, disa
             raise Refused
     if disables_thinking(body):
         effort = disabled_effort
-    return Chat(chat, _tools(body, messages), template_kwargs(body, effort))
+    return ChatPrompt(chat, _messages_tools(body, messages), _template_kwargs(body, effort))
 
 
-def _objects(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Refused
-    return value
-
-
-def _top_system(system: Any) -> list[str]:
-    if not system:
-        return []
-    return [system] if isinstance(system, str) else _unbilled(system)
-
-
-def _unbilled(blocks: Any) -> list[str]:
-    """Texts of the text blocks, without Claude Code's billing header."""
-    texts = [string(block["text"]) for block in _objects(blocks) if block.get("type") == "text" and block.get("text")]
-    return [text for text in texts if not text.startswith(_BILLING)]
+def _without_billing(blocks: Any) -> list[str]:
+    texts = [_string(block["text"]) for block in _objects(blocks) if block.get("type") == "text" and block.get("text")]
+    return [text for text in texts if not text.startswith(BILLING)]
 
 
 def _system_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
-        return "" if content.startswith(_BILLING) else content
-    return "".join(_unbilled(content))
+        return "" if content.startswith(BILLING) else content
+    return "".join(_without_billing(content))
 
 
-def _convert(message: Mapping[str, Any], chat: list[dict[str, Any]]) -> None:
-    """Append what *message* becomes: its tool results first, then itself."""
+def _add_message(message: Mapping[str, Any], chat: list[dict[str, Any]]) -> None:
+    """Append *message* of a Messages body to *chat*: its tool results first, then itself."""
     role, content = message["role"], message.get("content")
     made: dict[str, Any] = {"role": role}
     if isinstance(content, str):
@@ -316,7 +301,27 @@ def _convert(message: Mapping[str, Any], chat: list[dict[str, Any]]) -> None:
         calls: list[dict[str, Any]] = []
         reasoning: list[str] = []
         for block in _objects(content):
-            _convert_block(block, role, parts, calls, reasoning, chat)
+            kind = block.get("type")
+            if kind == "text":
+                if block.get("text"):
+                    parts.append({"type": "text", "text": _string(block["text"])})
+            elif kind == "thinking":
+                if block.get("thinking") is not None:
+                    reasoning.append(_string(block["thinking"]))
+            elif kind == "tool_use":
+                # Few templates read the id. Without one, the engine makes one of the time of day.
+                function = {"name": block.get("name") or "", "arguments": json.dumps(block.get("input") or {})}
+                calls.append({"id": _string(block.get("id")), "type": "function", "function": function})
+            elif kind == "tool_result":
+                if role == "user":
+                    _add_tool_result(block, chat)
+                else:
+                    result = block.get("content")
+                    parts.append({"type": "text", "text": f"Tool result: {str(result) if result else ''}"})
+            elif kind == "image":
+                raise Unsupported
+            elif kind not in ("redacted_thinking", "tool_reference"):
+                raise Refused
         if reasoning:
             made["reasoning"] = "".join(reasoning)
         if calls:
@@ -327,38 +332,7 @@ def _convert(message: Mapping[str, Any], chat: list[dict[str, Any]]) -> None:
         chat.append(made)
 
 
-def _convert_block(
-    block: Mapping[str, Any],
-    role: str,
-    parts: list[dict[str, Any]],
-    calls: list[dict[str, Any]],
-    reasoning: list[str],
-    chat: list[dict[str, Any]],
-) -> None:
-    kind = block.get("type")
-    if kind == "text":
-        if block.get("text"):
-            parts.append({"type": "text", "text": string(block["text"])})
-    elif kind == "thinking":
-        if block.get("thinking") is not None:
-            reasoning.append(string(block["thinking"]))
-    elif kind == "tool_use":
-        # The id is of no template's interest but some; without one the engine makes one of the time of day.
-        function = {"name": block.get("name") or "", "arguments": json.dumps(block.get("input") or {})}
-        calls.append({"id": string(block.get("id")), "type": "function", "function": function})
-    elif kind == "tool_result":
-        if role == "user":
-            _convert_result(block, chat)
-        else:
-            content = block.get("content")
-            parts.append({"type": "text", "text": f"Tool result: {str(content) if content else ''}"})
-    elif kind == "image":
-        raise Unsupported
-    elif kind not in ("redacted_thinking", "tool_reference"):
-        raise Refused
-
-
-def _convert_result(block: Mapping[str, Any], chat: list[dict[str, Any]]) -> None:
+def _add_tool_result(block: Mapping[str, Any], chat: list[dict[str, Any]]) -> None:
     content = block.get("content")
     texts: list[str] = []
     references: list[dict[str, Any]] = []
@@ -367,19 +341,19 @@ def _convert_result(block: Mapping[str, Any], chat: list[dict[str, Any]]) -> Non
     elif content is not None:
         for item in _objects(content):
             if item.get("type") == "text":
-                texts.append(string(item.get("text", "")))
+                texts.append(_string(item.get("text", "")))
             elif item.get("type") == "image":
                 raise Unsupported
             elif item.get("type") == "tool_reference" and (name := item.get("tool_name") or item.get("name")):
-                references.append({"type": "tool_reference", "name": string(name)})
+                references.append({"type": "tool_reference", "name": _string(name)})
     id = block.get("tool_use_id") or ""
     chat.append({"role": "tool", "tool_call_id": id, "content": "\n".join(texts)})
     if references:
         chat.append({"role": "tool", "tool_call_id": id, "content": references})
 
 
-def _tools(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The tools in effect at the end of the conversation, in the shape of the chat API; system messages change them."""
+def _messages_tools(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return the tools in effect at the end of the conversation; blocks of messages may add and remove some."""
     given = body.get("tools")
     changes = [
         block
@@ -393,21 +367,28 @@ def _tools(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict
     tools = _objects(given or [])
     if changes:
         tools = _changed(tools, changes)
-    return [_tool(tool) for tool in tools]
+    made: list[dict[str, Any]] = []
+    for tool in tools:
+        schema = tool.get("input_schema")
+        if not isinstance(schema, dict):
+            raise Refused
+        parameters = schema if "type" in schema else {**schema, "type": "object"}
+        made.append(_function(tool, _string(tool.get("name")), parameters))
+    return made
 
 
 def _changed(tools: list[dict[str, Any]], changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_name = {string(tool.get("name")): tool for tool in tools}
+    by_name = {_string(tool.get("name")): tool for tool in tools}
     removed: set[str] = set()
     for block in changes:
         change = block.get("tool")
         if not isinstance(change, dict):
             raise Refused
         if change.get("type") == "tool_definition" and isinstance(definition := change.get("definition"), dict):
-            name = string(definition.get("name"))
+            name = _string(definition.get("name"))
             by_name[name] = definition
         else:
-            name = string(change.get("name"))
+            name = _string(change.get("name"))
             if name not in by_name:
                 raise Refused
             if block["type"] == "tool_addition":
@@ -419,42 +400,13 @@ def _changed(tools: list[dict[str, Any]], changes: list[dict[str, Any]]) -> list
     return [tool for name, tool in by_name.items() if name not in removed]
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    schema = tool.get("input_schema")
-    if not isinstance(schema, dict):
-        raise Refused
-    function: dict[str, Any] = {
-        "name": string(tool.get("name")),
-        "description": tool.get("description"),
-        "parameters": schema if "type" in schema else {**schema, "type": "object"},
-    }
-    for option in ("strict", "defer_loading"):
-        if tool.get(option) is not None:
-            function[option] = tool[option]
-    return {"type": "function", "function": function}
+def chat_of_responses(body: Mapping[str, Any]) -> ChatPrompt:
+    """Return the conversation of a Responses body (`construct_input_messages` and `construct_tool_dicts`).
 
-
-# Responses bodies, as the conversation that vLLM makes of them.
-#
-# Follows `construct_input_messages` and `construct_tool_dicts` of vLLM 0.32: instructions become the system message,
-# reasoning, text and calls that follow each other become one assistant message. Responses that continue one stored on
-# an engine are not here: nobody else knows their history.
-
-_SEPARATOR = "__"
-_CUSTOM_PARAMETERS = {
-    "type": "object",
-    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
-_OPEN = ("in_progress", "incomplete")
-
-
-def chat_of_responses(body: Mapping[str, Any]) -> Chat:
-    """The conversation of a Responses body.
+    Instructions become the system message. Consecutive reasoning, text and calls become one assistant message.
 
     Raises:
-        NotTokenised: its ids cannot be known.
+        NotTokenised: its ids cannot be known, e.g. because it continues a response stored on an engine.
     """
     if body.get("truncation") not in (None, "disabled"):
         raise Unsupported
@@ -465,29 +417,24 @@ def chat_of_responses(body: Mapping[str, Any]) -> Chat:
         messages.append({"role": "system", "content": instructions})
     given = body.get("input")
     items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
-    if not isinstance(items, list):
-        raise Refused
-    for item in items:
-        if not isinstance(item, dict):
-            raise Refused
-        _add(item, messages)
+    for item in _objects(items):
+        _add_item(item, messages)
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
     is_open = bool(items) and items[-1].get("type", "message") in ("message", "reasoning")
-    is_open = is_open and items[-1].get("status") in _OPEN
-    return Chat(
-        checked(messages),
+    is_open = is_open and items[-1].get("status") in ("in_progress", "incomplete")
+    return ChatPrompt(
+        _checked(messages),
         _responses_tools(body.get("tools")),
-        template_kwargs(body, effort),
+        _template_kwargs(body, effort),
         add_generation_prompt=not is_open,
         continue_final_message=is_open,
-        # Responses leave this at the engine's default, which chat requests do not.
-        add_special_tokens=True,
+        add_special_tokens=True,  # the engine's default, which chat requests override and Responses do not
     )
 
 
-def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Append what *item* becomes, or put it into the assistant message before it."""
+def _add_item(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Append *item* of a Responses body to *messages*, or to the assistant message at their end."""
     kind = item.get("type")
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if kind in ("function_call", "custom_tool_call"):
@@ -497,19 +444,19 @@ def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
         else:
             last.setdefault("tool_calls", []).append(call)
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        content = _plain(item.get("output"))
+        content = _text_parts(item.get("output"))
         messages.append({"role": "tool", "content": content, "tool_call_id": item.get("call_id")})
     elif kind == "reasoning":
-        _put("reasoning", _reasoning(item), last, messages)
+        _add_to_assistant("reasoning", _reasoning(item), last, messages)
     elif item.get("role") == "assistant" and (text := _assistant_text(item.get("content"))) is not None:
-        _put("content", text, last, messages)
+        _add_to_assistant("content", text, last, messages)
     elif isinstance(item.get("role"), str) and kind in (None, "message"):
-        messages.append({"role": item["role"], "content": _plain(item.get("content"))})
+        messages.append({"role": item["role"], "content": _text_parts(item.get("content"))})
     else:
         raise Unsupported
 
 
-def _put(name: str, text: str, last: dict[str, Any] | None, messages: list[dict[str, Any]]) -> None:
+def _add_to_assistant(name: str, text: str, last: dict[str, Any] | None, messages: list[dict[str, Any]]) -> None:
     if last is not None and last.get(name) is None:
         last[name] = text
     else:
@@ -517,15 +464,15 @@ def _put(name: str, text: str, last: dict[str, Any] | None, messages: list[dict[
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    name = string(item.get("name"))
+    name = _string(item.get("name"))
     if item["type"] == "custom_tool_call":
         arguments = json.dumps({"input": item.get("input") or ""}, ensure_ascii=False)
     else:
-        arguments = string(item.get("arguments"))
+        arguments = _string(item.get("arguments"))
         if item.get("namespace"):
             name = f"{item['namespace']}{_SEPARATOR}{name}"
     function = {"name": name, "arguments": arguments}
-    return {"id": string(item.get("call_id")), "type": "function", "function": function}
+    return {"id": _string(item.get("call_id")), "type": "function", "function": function}
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:
@@ -534,12 +481,12 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     for name in ("content", "summary"):
         parts = item.get(name)
         if isinstance(parts, list) and parts:
-            return string(parts[0].get("text") if isinstance(parts[0], dict) else None)
+            return _string(parts[0].get("text") if isinstance(parts[0], dict) else None)
     return ""
 
 
 def _assistant_text(content: Any) -> str | None:
-    """Text of an assistant message: engines take the first part only."""
+    """Return the text of an assistant message: engines take the first part only."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content and isinstance(content[0], dict):
@@ -548,8 +495,8 @@ def _assistant_text(content: Any) -> str | None:
     return None
 
 
-def _plain(content: Any) -> Any:
-    """*content* with the parts' types as the chat API spells them."""
+def _text_parts(content: Any) -> Any:
+    """Return *content* with the types of its parts as the chat API names them."""
     if not isinstance(content, list):
         return content
     return [
@@ -561,33 +508,21 @@ def _plain(content: Any) -> Any:
 
 
 def _responses_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Functions, those of namespaces, and custom tools as functions of one string; others are not shown to models."""
+    """Return functions, those of namespaces, and custom tools as functions of one string; models see no others."""
     if not tools:
         return None
-    if not isinstance(tools, list):
-        raise Refused
     made: list[dict[str, Any]] = []
-    for tool in tools:
-        if not isinstance(tool, dict):
-            raise Refused
+    for tool in _objects(tools):
         kind = tool.get("type")
         if kind == "function":
-            made.append(_function(tool, string(tool.get("name"))))
+            made.append(_function(tool, _string(tool.get("name")), tool.get("parameters")))
         elif kind == "custom":
-            made.append(_function({**tool, "parameters": _CUSTOM_PARAMETERS}, string(tool.get("name"))))
+            made.append(_function(tool, _string(tool.get("name")), _CUSTOM_PARAMETERS))
         elif kind == "namespace":
             inner = tool.get("tools")
             made += [
-                _function(one, f"{tool.get('name')}{_SEPARATOR}{one.get('name')}")
+                _function(one, f"{tool.get('name')}{_SEPARATOR}{one.get('name')}", one.get("parameters"))
                 for one in (inner if isinstance(inner, list) else [])
                 if isinstance(one, dict) and one.get("type") == "function"
             ]
     return made
-
-
-def _function(tool: Mapping[str, Any], name: str) -> dict[str, Any]:
-    function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
-    for option in ("strict", "defer_loading"):
-        if tool.get(option) is not None:
-            function[option] = tool[option]
-    return {"type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""Tokenisation by the engine's own /tokenize."""
+"""Tokenisation by the engines' own `/tokenize`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.http.addresses import Resolve, resolve
 from smetric.sources.client import Breaker, PlainSession, is_plain, read_within
-from smetric.sources.tokens.chat import Chat, NotTokenised, Refused, Text, Unavailable
+from smetric.sources.tokens.chat import ChatPrompt, NotTokenised, Refused, TextPrompt, Unavailable
 
-#: Longest answer that is read, in bytes: two million tokens.
+#: Largest answer that is read, in bytes: two million tokens.
 MAX_ANSWER = 16 << 20
 #: Answers above this many bytes are decoded in a thread.
 INLINE_BYTES = 256 << 10
-#: Failures in a row after which an instance is not asked about a model, and for how many seconds.
+#: Failures in a row after which an instance is not asked about a model, and seconds until it is tried again.
 FAILURES, OPEN_S = 3, 5.0
-#: Connections to one instance.
+#: Most connections to one instance.
 MOST_CONNECTIONS = 16
-#: Statuses by which an engine says that it is the prompt that it does not take.
+#: Statuses by which an engine refuses the prompt.
 _REFUSING = frozenset({400, 413, 422})
 
 log = structlog.get_logger("smetric.tokenize")
@@ -45,12 +45,12 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 
 class EngineEncoder:
-    """An `Encoder` that asks instances in turn; a second one where the first could not answer.
+    """`Encoder` that asks the instances in turn, and a second one if the first cannot answer.
 
     Args:
         fleet: the instances.
-        timeout_s: seconds one of them may take.
-        resolve: how names are looked up.
+        timeout_s: timeout of one request, in seconds.
+        resolve: resolves host names.
         clock: monotonic seconds.
     """
 
@@ -71,16 +71,16 @@ class EngineEncoder:
         self._session: PlainSession | None = None
 
     async def start(self) -> None:
-        """Open the connections' pool."""
+        """Open the connection pool."""
         self._session = PlainSession(self._resolve, timeout_s=self._timeout_s, most_to_one=MOST_CONNECTIONS)
 
     async def stop(self) -> None:
-        """Close it."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
-    async def encode(self, model: str, prompt: Text | Chat, size: int) -> array[int]:
-        """The ids of *prompt*, as an instance that serves *model* gives them."""
+    async def encode(self, model: str, prompt: TextPrompt | ChatPrompt, size: int) -> array[int]:
+        """Return the ids of *prompt* from an instance that serves *model*."""
         body = json.dumps(_question(model, prompt), ensure_ascii=False, separators=(",", ":")).encode()
         try:
             candidates = self._fleet.candidates(model)
@@ -90,7 +90,8 @@ class EngineEncoder:
         first = self._turns % len(candidates)
         asked = 0
         for instance in candidates[first:] + candidates[:first]:
-            breaker = self._breaker(instance, model)
+            # Each model has its own breaker: if one model cannot be tokenised, others may.
+            breaker = self._breakers.setdefault((instance.id, model), Breaker(FAILURES, OPEN_S, clock=self._clock))
             if not breaker.allows():
                 continue
             asked += 1
@@ -101,16 +102,8 @@ class EngineEncoder:
                     raise
         raise Unavailable
 
-    def _breaker(self, instance: Instance, model: str) -> Breaker:
-        """Of each model its own: where one cannot be tokenised, the others can."""
-        key = instance.id, model
-        breaker = self._breakers.get(key)
-        if breaker is None:
-            breaker = self._breakers[key] = Breaker(FAILURES, OPEN_S, clock=self._clock)
-        return breaker
-
     async def _ask(self, instance: Instance, model: str, body: bytes, breaker: Breaker) -> array[int]:
-        """One question to one instance, whose end *breaker* is told exactly once."""
+        """Ask one instance, and report the outcome to *breaker* exactly once."""
         was_open = breaker.is_open
         try:
             ids = await self._post(instance, body)
@@ -136,7 +129,7 @@ class EngineEncoder:
         try:
             async with self._session.http.post(
                 instance.url + "/tokenize",
-                data=io.BytesIO(body),  # from a file it goes out piece by piece, and others are served in between
+                data=io.BytesIO(body),  # aiohttp sends a file piece by piece, and other tasks run in between
                 headers=headers,
                 allow_redirects=False,
             ) as response:
@@ -163,9 +156,9 @@ def _ids(answer: bytearray) -> array[int]:
     return array("I", read.tokens)
 
 
-def _question(model: str, prompt: Text | Chat) -> dict[str, Any]:
-    """The body of `/tokenize`."""
-    if isinstance(prompt, Text):
+def _question(model: str, prompt: TextPrompt | ChatPrompt) -> dict[str, Any]:
+    """Return the request body of `/tokenize`."""
+    if isinstance(prompt, TextPrompt):
         return {"model": model, "prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
     question: dict[str, Any] = {
         "model": model,

@@ -1,4 +1,8 @@
-"""Local tokenisation from a model's folder."""
+"""Tokenisation in this process, from a model's folder; needs the extra `tokenizers`.
+
+It is exact if the engine renders by the folder's chat template. Models that engines render by code of their own
+(gpt-oss, DeepSeek V4, Kimi K3, Mistral's own tokenizers) need `engine.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +24,36 @@ from tokenizers import AddedToken, Tokenizer
 
 from smetric.errors import ConfigError
 from smetric.files import read_regular
-from smetric.sources.tokens.chat import Chat, Text, Unsupported
+from smetric.sources.tokens.chat import ChatPrompt, TextPrompt, Unsupported
 from smetric.sources.tokens.template import ChatTemplate
 
-# Encodes text segment by segment and remembers the segments, so that a follow-up turn encodes only what is new.
-#
-# A tokenizer finds its special tokens in the text first, and encodes what lies between two of them by itself: no merge
-# reaches across. So the ids of a text are the ids of its segments, one after the other, if every segment but the first
-# begins with a special token (a segment that starts in the middle of a text is encoded otherwise than one at its
-# beginning by some tokenizers, and the special token in front keeps it in the middle). Segments are looked up by a
-# cryptographic hash of their text: the same system prompt is encoded once for all sessions. Where a tokenizer has
-# tokens that look at their neighbours, no cuts are made at those; a probe at start compares both ways, and texts are
-# encoded whole if they differ. Chat templates are in `template.py`.
-
-#: What an entry takes besides its ids, in bytes: key, array, node of the list.
+#: Prompts in bodies above this many bytes, a few thousand tokens, are encoded in a thread.
+INLINE_BYTES = 8 << 10
+#: Threads that encode.
+THREADS = 2
+#: Largest file that is read from a folder, in bytes.
+MAX_FILE = 256 << 20
+#: The model name that stands for every model without a folder of its own.
+ANY_MODEL = "*"
+#: Memory of a cached segment besides its ids, in bytes: key, array, list node.
 ENTRY_BYTES = 300
+
+log = structlog.get_logger("smetric.tokenize")
 
 
 class CachedTokenizer:
-    """A tokenizer that remembers segments. Safe in several threads.
+    """Tokenizer with a cache of text segments, so that a follow-up turn encodes only its new text. Thread-safe.
+
+    A tokenizer finds its special tokens first and encodes the text between two of them by itself: no merge crosses a
+    special token. So the ids of a text are the ids of its segments in order, if every segment but the first begins
+    with a special token. (Some tokenizers encode the beginning of a text differently from its middle; the special token
+    in front keeps a segment in the middle.) Segments are cached by a cryptographic hash of their text. Tokens that
+    depend on their neighbours are no cut points. A probe compares both ways at the start; if they differ, texts are
+    encoded whole.
 
     Args:
         tokenizer: as loaded from `tokenizer.json`; its truncation and padding are switched off.
-        max_bytes: memory of the remembered segments.
+        max_bytes: memory of the cached segments.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_bytes: int) -> None:
@@ -58,16 +69,16 @@ class CachedTokenizer:
 
     @property
     def remembers(self) -> bool:
-        """Whether segments are remembered; some tokenizers do not allow that."""
+        """Whether segments are cached; some tokenizers do not allow that."""
         return bool(self._cuts)
 
     @property
     def memory_bytes(self) -> int:
-        """What the remembered segments take."""
+        """Memory of the cached segments."""
         return int(self._known.currsize)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> array[int]:
-        """The ids of *text*."""
+        """Return the ids of *text*."""
         if add_special_tokens and self._around is None:
             return array("I", self._tokenizer.encode(text, add_special_tokens=True).ids)
         before, after = self._around if add_special_tokens and self._around else ([], [])
@@ -78,7 +89,7 @@ class CachedTokenizer:
         return ids
 
     def _segments(self, text: str) -> Iterator[str]:
-        """*text* cut before every special token that allows it."""
+        """Yield *text* in segments, cut before every special token that allows it."""
         start = 0
         if self._cuts:
             for match in self._specials.finditer(text):
@@ -108,7 +119,7 @@ class CachedTokenizer:
         return [found[key] for key in keys]
 
     def _find_around(self) -> tuple[list[int], list[int]] | None:
-        """The ids that the tokenizer adds before and after a text; None if they depend on it."""
+        """Return the ids that the tokenizer adds before and after a text; None if they depend on the text."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         full = self._tokenizer.encode("a", add_special_tokens=True).ids
         for at in range(len(full) - len(plain) + 1):
@@ -117,7 +128,7 @@ class CachedTokenizer:
         return None
 
     def _segments_agree(self) -> bool:
-        """Whether a text with all special tokens has the same ids whole and in segments."""
+        """Return whether a text with all special tokens has the same ids whole and in segments."""
         fillers = ("user\n Hello,  world ", "\n", " é", "a", "")
         probe = "start " + "".join(cut + fillers[i % len(fillers)] for i, cut in enumerate(sorted(self._cuts) * 2))
         whole = self._tokenizer.encode(probe, add_special_tokens=False).ids
@@ -126,12 +137,12 @@ class CachedTokenizer:
 
 
 def _pattern(added: list[AddedToken]) -> tuple[re.Pattern[str], frozenset[str]]:
-    """What finds the tokens as the tokenizer does (leftmost, then longest), and those before which text may be cut.
+    """Return the pattern that finds tokens as the tokenizer does (leftmost, then longest), and the cut points.
 
-    Tokens found only after normalisation play no part: they are looked for between the others.
+    Tokens that are found only after normalisation do not matter: the tokenizer looks for them between the others.
     """
     tokens = [token for token in added if not token.normalized and token.content]
-    # A token that must stand alone looks at its neighbours, wherever the others are cut.
+    # A single-word token depends on its neighbours, wherever the others are cut.
     if any(token.single_word for token in tokens):
         tokens = []
     words = sorted((token.content for token in tokens), key=len, reverse=True)
@@ -147,29 +158,12 @@ def _size(ids: array[int]) -> int:
     return len(ids) * ids.itemsize + ENTRY_BYTES
 
 
-# Tokenises in this process, from a model's folder: its chat template and its `tokenizer.json`; extra `tokenizers`.
-#
-# Exact where the engine renders by that chat template; models that engines render by code of their own (gpt-oss,
-# DeepSeek V4, Kimi K3, Mistral's own tokenizers) need `engine.py`. What is new in a text is found in `cache.py`.
-
-#: Prompts whose bodies are larger than this, in bytes, are encoded in a thread: a few thousand tokens.
-INLINE_BYTES = 8 << 10
-#: Threads that encode.
-THREADS = 2
-#: Largest file that is read of a folder, in bytes.
-MAX_FILE = 256 << 20
-#: The name that stands for every model without a folder of its own.
-ANY_MODEL = "*"
-
-log = structlog.get_logger("smetric.tokenize")
-
-
 class ModelFolder:
-    """What is needed of a model's folder: `tokenizer.json`, `tokenizer_config.json`, chat templates.
+    """Tokenizer and chat templates of a model's folder: `tokenizer.json`, `tokenizer_config.json`, templates.
 
     Args:
-        folder: where they lie.
-        max_bytes: memory of remembered segments.
+        folder: its path.
+        max_bytes: memory of cached segments.
 
     Raises:
         ConfigError: a file is missing or cannot be read.
@@ -195,7 +189,7 @@ class ModelFolder:
                 raise ConfigError(f"{folder}: its chat template `{name}` cannot be read: {error}") from None
 
     def _sources(self, folder: Path) -> dict[str, str]:
-        """The chat templates by name; files of their own win over `tokenizer_config.json`, as transformers has it."""
+        """Return the chat templates by name; as in transformers, files win over `tokenizer_config.json`."""
         files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
         if (file := folder / "chat_template.jinja").exists():
             files["default"] = file
@@ -212,9 +206,9 @@ class ModelFolder:
                 "and `template`"
             ) from None
 
-    def encode(self, prompt: Text | Chat) -> array[int]:
-        """The ids of *prompt*."""
-        if isinstance(prompt, Text):
+    def encode(self, prompt: TextPrompt | ChatPrompt) -> array[int]:
+        """Return the ids of *prompt*."""
+        if isinstance(prompt, TextPrompt):
             return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
         name = "tool_use" if prompt.tools is not None and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
@@ -224,11 +218,11 @@ class ModelFolder:
 
 
 class LocalEncoder:
-    """An `Encoder` that needs nobody.
+    """`Encoder` that works in this process.
 
     Args:
         folders: model names and their folders, at least one; `*` for every other model.
-        max_bytes: memory of remembered segments, in all.
+        max_bytes: memory of cached segments in total.
 
     Raises:
         ConfigError: a folder lacks a file.
@@ -242,14 +236,14 @@ class LocalEncoder:
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
 
     async def start(self) -> None:
-        """Nothing is opened."""
+        """Do nothing; the threads start with the first prompt."""
 
     async def stop(self) -> None:
-        """Let the threads end; what waits for one is dropped."""
+        """Drop the queued prompts and let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def encode(self, model: str, prompt: Text | Chat, size: int) -> array[int]:
-        """The ids of *prompt* by the tokenizer of *model*."""
+    async def encode(self, model: str, prompt: TextPrompt | ChatPrompt, size: int) -> array[int]:
+        """Return the ids of *prompt* by the tokenizer of *model*."""
         folder = self._models.get(model) or self._models.get(ANY_MODEL)
         if folder is None:
             raise Unsupported
@@ -283,7 +277,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _special(name: str, value: Any) -> str:
-    """The text of a special token of `tokenizer_config.json`, such as `bos_token`; empty for what is none."""
+    """Return the text of a special token of `tokenizer_config.json`, such as `bos_token`; empty for other values."""
     if not name.endswith("_token"):
         return ""
     text = value.get("content") if isinstance(value, dict) else value

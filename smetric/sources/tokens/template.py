@@ -1,4 +1,8 @@
-"""Chat templates rendered as vLLM does."""
+"""Chat templates, rendered as vLLM 0.32 and transformers do; needs the extra `tokenizers`.
+
+The environment is that of transformers' `chat_template_utils`. The preparation of messages is that of vLLM's
+`renderers/chat_utils.py` and `renderers/hf.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,28 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from smetric.sources.tokens.chat import TEXT_PARTS, Chat, Refused, Unsupported
+from smetric.sources.tokens.chat import BILLING, TEXT_PARTS, ChatPrompt, Refused, Unsupported
 
-# Whether a chat template reads a message's content as a list of parts or as one text, told from its syntax tree.
-#
-# vLLM decides so (`--chat-template-content-format auto`) and this follows it (`renderers/hf.py`, 0.32): a template
-# takes parts if it loops over the content of a message, directly, through a variable, or through an argument of a
-# macro.
+#: Arguments of the rendering itself, which those of a request do not replace.
+_RESERVED = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
 
 
 def takes_parts(root: nodes.Template) -> bool:
-    """Whether the template *root* is given parts."""
+    """Return whether the template *root* reads the content of a message as a list of parts instead of one text.
+
+    As in vLLM (`--chat-template-content-format auto`), it does so if it loops over the content of a message: directly,
+    through a variable, or through an argument of a macro.
+    """
     messages = set(_messages(root))
     arguments = {id(loop): names for loop, names in _macro_loops(root, messages)}
     for loop in root.find_all(nodes.For):
@@ -38,7 +53,7 @@ def takes_parts(root: nodes.Template) -> bool:
 
 
 def _messages(root: nodes.Template) -> Iterator[str]:
-    """Names of the variables that loops over the messages set."""
+    """Yield the loop variables of loops over the messages."""
     lists = ["messages"]
     for known in lists:  # grows while it is walked
         for assigned in root.find_all(nodes.Assign):
@@ -51,7 +66,7 @@ def _messages(root: nodes.Template) -> Iterator[str]:
 
 
 def _macro_loops(root: nodes.Template, messages: set[str]) -> Iterator[tuple[nodes.For, set[str]]]:
-    """The loops in macros, each with the macro's arguments that are given a message's content somewhere."""
+    """Yield each loop in a macro with those arguments of the macro that are a message's content in some call."""
     for macro in root.find_all(nodes.Macro):
         names: list[str] = [argument.name for argument in macro.args]
         given: set[str] = set()
@@ -70,7 +85,7 @@ def _macro_loops(root: nodes.Template, messages: set[str]) -> Iterator[tuple[nod
 
 
 def _reaches(node: nodes.Node | None, variable: str, key: str = "") -> bool:
-    """Whether *node* is *variable* or, with *key*, that item of it; filtered, tested or sliced as it may be."""
+    """Return whether *node* is *variable*, or its item *key*, below any filters, tests and slices."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):
@@ -87,28 +102,8 @@ def _reaches(node: nodes.Node | None, variable: str, key: str = "") -> bool:
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == variable
 
 
-# Renders a conversation by a model's chat template as vLLM and transformers do; needs the extra `tokenizers`.
-#
-# The environment is that of transformers' `chat_template_utils`; what happens to messages before is vLLM 0.32's
-# `renderers/chat_utils.py` and `renderers/hf.py`. How a template reads contents is found out in `content_format.py`.
-
-_BILLING = "x-anthropic-billing-header"
-#: Arguments of the rendering itself, which a request's own arguments do not replace.
-_RESERVED = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-    }
-)
-
-
 class _Generation(Extension):
-    """`{% generation %}` blocks, which mark what a model wrote in training data: rendered as they are."""
+    """`{% generation %}` blocks, which mark a model's own text in training data; rendered as they are."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -126,7 +121,7 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        special_tokens: names and texts the template may refer to, such as `bos_token`.
+        special_tokens: names and texts of special tokens, such as `bos_token`.
 
     Raises:
         jinja2.TemplateError: *source* is no template.
@@ -144,12 +139,12 @@ class ChatTemplate:
         self._takes_parts = takes_parts(environment.parse(source))
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
-    def render(self, chat: Chat) -> str:
-        """The text of *chat*.
+    def render(self, chat: ChatPrompt) -> str:
+        """Return the text of *chat*.
 
         Raises:
-            Refused: the template, or the engine before it, does not take it.
-            Unsupported: it brings its own template, or continues its last message.
+            Refused: the template, or the engine before it, refuses it.
+            Unsupported: it has its own template, or continues its last message.
         """
         if chat.chat_template is not None or chat.continue_final_message:
             raise Unsupported
@@ -166,16 +161,16 @@ class ChatTemplate:
                 add_generation_prompt=chat.add_generation_prompt,
                 **{"documents": None, **self._special_tokens, **more},
             )
-        # A template may stumble over anything in a conversation that it was not written for; so it does in the engine.
+        # A template may fail on any conversation it was not written for, as it does in the engine.
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError):
             raise Refused from None
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """*message* as the template gets it."""
+        """Return *message* as the template gets it."""
         role, content = message["role"], message.get("content")
         parts: list[Any] = [] if content is None else [content] if isinstance(content, str) else list(content)
         if role == "system":
-            parts = _unbilled(parts)
+            parts = _without_billing(parts)
         taken = [part for part in map(_text_part, parts) if part is not None]
         made: dict[str, Any] = {"role": role}
         if not self._takes_parts:
@@ -215,7 +210,7 @@ def _raise(message: str) -> None:
 
 
 def _text_part(part: Any) -> tuple[str, str] | None:
-    """What the template sees of a part: its type and its text; None where it is left out."""
+    """Return type and text of a part as the template sees it; None if it is left out."""
     if isinstance(part, str):
         return "text", part
     kind = part["type"]
@@ -227,12 +222,12 @@ def _text_part(part: Any) -> tuple[str, str] | None:
     return ("tool_reference" if kind == "tool_reference" else "text"), text
 
 
-def _unbilled(parts: list[Any]) -> list[Any]:
-    """System *parts* without the line in which Claude Code puts its billing header."""
+def _without_billing(parts: list[Any]) -> list[Any]:
+    """Return system *parts* without the line of Claude Code's billing header."""
     kept: list[Any] = []
     for part in parts:
         text = part if isinstance(part, str) else part.get("text") if part.get("type") == "text" else None
-        if not isinstance(text, str) or not text.startswith(_BILLING):
+        if not isinstance(text, str) or not text.startswith(BILLING):
             kept.append(part)
         elif rest := text.partition("\n")[2]:
             kept.append(rest)
@@ -240,7 +235,7 @@ def _unbilled(parts: list[Any]) -> list[Any]:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """A tool call with its arguments decoded; what is no object becomes an empty one."""
+    """Return a tool call with decoded arguments; arguments other than an object become an empty one."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise Refused
@@ -254,7 +249,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    """A tool with the fields, and in the order, in which the engine writes it out again."""
+    """Return a tool with the fields, and in the order, in which the engine serialises it."""
     given = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise Refused
@@ -277,7 +272,7 @@ def _without_developer(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """*messages* with all system messages merged into the first, unless there is only one and it is."""
+    """Return *messages* with all system messages merged into a leading one, unless the only one already leads."""
     system = [message for message in messages if message["role"] == "system"]
     if len(system) <= 1 and (not system or messages[0] is system[0]):
         return messages

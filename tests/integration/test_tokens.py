@@ -11,11 +11,11 @@ from typing import Any, Literal
 import pytest
 
 from smetric.config.settings import LmcacheSettings, Lookup, PrefixIndexSettings, TokenizerSettings
-from smetric.sources.tokens.chat import Chat
+from smetric.sources.tokens.chat import ChatPrompt
 from smetric.sources.tokens.local import ModelFolder
 from tests.fakes import Call, FakeEngine, hang, healthy
 from tests.faults.harness import Running, running
-from tests.tokenize.recorded import model_folder
+from tests.sources.tokens.recorded import model_folder
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ class Engine(FakeEngine):
         await call.answer(200, json.dumps({"count": len(ids), "tokens": ids}).encode(), JSON)
 
     def ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        return self.model.encode(Chat(messages)).tolist()
+        return self.model.encode(ChatPrompt(messages)).tolist()
 
 
 @asynccontextmanager
@@ -83,16 +83,14 @@ async def decision(router: Running) -> dict[str, Any]:
     return found
 
 
-async def test_a_first_turn_costs_no_token_and_no_look_up(tmp_path: Path) -> None:
+async def test_first_turn_needs_no_tokens_and_no_lookup(tmp_path: Path) -> None:
     async with routing(tmp_path) as (router, engine, asked):
         assert (await router.chat(messages=FIRST)).status == 200
         assert (engine.questions, asked) == ([], [])
 
 
 @pytest.mark.parametrize("source", ["engine", "local"])
-async def test_a_follow_up_is_looked_up_by_the_ids_its_engine_works_on(
-    tmp_path: Path, source: Literal["engine", "local"]
-) -> None:
+async def test_follow_up_is_looked_up_by_ids_of_its_engine(tmp_path: Path, source: Literal["engine", "local"]) -> None:
     async with routing(tmp_path, source) as (router, engine, asked):
         assert (await router.chat(messages=SECOND)).status == 200
         ids = engine.ids(SECOND)
@@ -107,7 +105,7 @@ async def test_a_follow_up_is_looked_up_by_the_ids_its_engine_works_on(
         assert made["est_hit"] % 16 == 0
 
 
-async def test_ids_that_are_not_as_many_as_the_engine_counts_are_given_up(tmp_path: Path) -> None:
+async def test_ids_with_wrong_counts_are_dropped(tmp_path: Path) -> None:
     async with routing(tmp_path) as (router, engine, _):
         engine.more = 1
         for _turn in range(5):
@@ -118,7 +116,7 @@ async def test_ids_that_are_not_as_many_as_the_engine_counts_are_given_up(tmp_pa
         assert 'smetric_tokenizations_total{result="distrusted",source="engine"} 2.0' in page
 
 
-async def test_an_engine_that_does_not_tokenise_delays_a_request_no_longer_than_the_look_ups_may(
+async def test_hanging_tokenizer_delays_request_by_lookup_deadline(
     tmp_path: Path,
 ) -> None:
     async with routing(tmp_path, deadline_s=0.1) as (router, engine, asked):

@@ -14,7 +14,7 @@ from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.sources.tokens.chat import Encoder
 from smetric.sources.tokens.request_tokens import RequestTokens
 
-DATA = Path(__file__).parents[1] / "data" / "tokenize"
+DATA = Path(__file__).parents[2] / "data" / "tokenize"
 TEMPLATES = ("plain", "thinking")
 
 

@@ -12,14 +12,14 @@ import pytest
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.sources.tokens.chat import Chat, Refused, Text, Unavailable
+from smetric.sources.tokens.chat import ChatPrompt, Refused, TextPrompt, Unavailable
 from smetric.sources.tokens.engine import FAILURES, MAX_ANSWER, OPEN_S, EngineEncoder
 from smetric.sources.tokens.local import ModelFolder
 from tests.fakes import Call, FakeEngine, Script, capture, hang
-from tests.tokenize.recorded import TEMPLATES, ids_of, model_folder, recorded
+from tests.sources.tokens.recorded import TEMPLATES, ids_of, model_folder, recorded
 
 JSON = (b"content-type", b"application/json")
-HELLO = Chat([{"role": "user", "content": "hello world"}])
+HELLO = ChatPrompt([{"role": "user", "content": "hello world"}])
 
 Now = Callable[[], float]
 
@@ -41,10 +41,10 @@ def rendering(model: ModelFolder) -> Script:
         asked = json.loads(call.body)
         assert asked.pop("model") == "tiny"
         if "prompt" in asked:
-            prompt: Text | Chat = Text(asked["prompt"], asked["add_special_tokens"])
+            prompt: TextPrompt | ChatPrompt = TextPrompt(asked["prompt"], asked["add_special_tokens"])
         else:
             asked["template_kwargs"] = asked.pop("chat_template_kwargs", {})
-            prompt = Chat(**asked)
+            prompt = ChatPrompt(**asked)
         try:
             ids = model.encode(prompt).tolist()
         except Refused:
@@ -78,7 +78,7 @@ async def engines(
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-async def test_questions_get_the_ids_that_requests_get(tmp_path: Path, template: str) -> None:
+async def test_encoder_gets_the_ids_of_the_request(tmp_path: Path, template: str) -> None:
     model = ModelFolder(model_folder(tmp_path, template), max_bytes=1 << 20)
     async with engines(rendering(model)) as (encoder, _):
         for row in recorded(template):
@@ -88,15 +88,17 @@ async def test_questions_get_the_ids_that_requests_get(tmp_path: Path, template:
                 assert ids.tolist() == row.ids, row.body
 
 
-@pytest.mark.parametrize(("name", "prompt"), [("tokenize", Text("def main(): return 1")), ("tokenize_chat", HELLO)])
-async def test_a_captured_answer_is_read(name: str, prompt: Text | Chat) -> None:
+@pytest.mark.parametrize(
+    ("name", "prompt"), [("tokenize", TextPrompt("def main(): return 1")), ("tokenize_chat", HELLO)]
+)
+async def test_encoder_reads_captured_answer(name: str, prompt: TextPrompt | ChatPrompt) -> None:
     body = capture(name)[1].partition(b"\r\n\r\n")[2]
     async with engines(lambda call: call.answer(200, body, JSON)) as (encoder, _):
         assert (await encoder.encode("tiny", prompt, 100)).tolist() == json.loads(body)["tokens"]
 
 
-async def test_all_that_shapes_the_rendering_is_passed_on() -> None:
-    chat = Chat(
+async def test_encoder_passes_all_arguments_of_the_rendering() -> None:
+    chat = ChatPrompt(
         HELLO.messages,
         tools=[{"type": "function", "function": {"name": "f"}}],
         template_kwargs={"enable_thinking": False},
@@ -119,26 +121,26 @@ async def test_all_that_shapes_the_rendering_is_passed_on() -> None:
         }
 
 
-async def test_instances_take_turns() -> None:
+async def test_encoder_rotates_over_instances() -> None:
     async with engines(answering([1]), answering([1])) as (encoder, asked):
         for _ in range(4):
             await encoder.encode("tiny", HELLO, 100)
         assert [len(engine.calls) for engine in asked] == [2, 2]
 
 
-async def test_a_second_instance_is_asked_where_the_first_fails() -> None:
+async def test_encoder_asks_second_instance_after_failure() -> None:
     async with engines(failing(500), answering([7])) as (encoder, _):
         assert [(await encoder.encode("tiny", HELLO, 100)).tolist() for _ in range(2)] == [[7], [7]]
 
 
-async def test_a_third_is_not() -> None:
+async def test_encoder_asks_no_third_instance() -> None:
     async with engines(failing(500), failing(503), failing(500)) as (encoder, asked):
         with pytest.raises(Unavailable):
             await encoder.encode("tiny", HELLO, 100)
         assert sum(len(engine.calls) for engine in asked) == 2
 
 
-async def test_a_prompt_that_the_engine_refuses_is_refused_and_nobody_else_is_asked() -> None:
+async def test_encoder_asks_no_other_instance_after_refusal() -> None:
     async with engines(failing(400), failing(400)) as (encoder, asked):
         for _ in range(FAILURES + 2):
             with pytest.raises(Refused):
@@ -163,20 +165,20 @@ async def test_a_prompt_that_the_engine_refuses_is_refused_and_nobody_else_is_as
         lambda call: call.send(b"nonsense\r\n\r\n"),
     ],
 )
-async def test_nonsense_is_unavailable(script: Script) -> None:
+async def test_encoder_is_unavailable_on_nonsense(script: Script) -> None:
     async with engines(script) as (encoder, _):
         with pytest.raises(Unavailable):
             await encoder.encode("tiny", HELLO, 100)
 
 
-async def test_a_prompt_without_tokens_says_nothing_of_the_engine() -> None:
+async def test_encoder_accepts_empty_answer() -> None:
     async with engines(answering([])) as (encoder, asked):
         for _ in range(FAILURES + 2):
-            assert not await encoder.encode("tiny", Text(""), 10)
+            assert not await encoder.encode("tiny", TextPrompt(""), 10)
         assert len(asked[0].calls) == FAILURES + 2
 
 
-async def test_an_answer_that_does_not_end_is_cut_off() -> None:
+async def test_encoder_cuts_off_endless_answer() -> None:
     async def endless(call: Call) -> None:
         await call.stream(*[b" " * (1 << 20)] * ((MAX_ANSWER >> 20) + 64), kind=b"application/json", end=False)
 
@@ -185,13 +187,13 @@ async def test_an_answer_that_does_not_end_is_cut_off() -> None:
             await encoder.encode("tiny", HELLO, 100)
 
 
-async def test_an_engine_that_hangs_costs_its_time_out() -> None:
+async def test_encoder_times_out_on_hanging_engine() -> None:
     async with engines(hang, timeout_s=0.05) as (encoder, _):
         with pytest.raises(Unavailable):
             await encoder.encode("tiny", HELLO, 100)
 
 
-async def test_an_engine_that_fails_again_and_again_is_left_alone_for_a_while_then_tried_once() -> None:
+async def test_encoder_suspends_failing_engine_and_tries_once() -> None:
     now = 0.0
     async with engines(failing(500), clock=lambda: now) as (encoder, (engine,)):
         for _ in range(FAILURES + 5):
@@ -204,7 +206,7 @@ async def test_an_engine_that_fails_again_and_again_is_left_alone_for_a_while_th
         assert (await encoder.encode("tiny", HELLO, 100)).tolist() == [5]
 
 
-async def test_where_one_model_cannot_be_tokenised_others_can() -> None:
+async def test_encoder_suspends_per_model() -> None:
     async def only_tiny(call: Call) -> None:
         await (answering([5]) if b'"tiny"' in call.body else failing(500))(call)
 
@@ -217,23 +219,23 @@ async def test_where_one_model_cannot_be_tokenised_others_can() -> None:
         assert (await encoder.encode("tiny", HELLO, 100)).tolist() == [5]
 
 
-async def test_a_model_that_nobody_serves_is_unavailable() -> None:
+async def test_encoder_is_unavailable_for_unserved_model() -> None:
     async with engines(answering([1])) as (encoder, (engine,)):
         with pytest.raises(Unavailable):
             await encoder.encode("other", HELLO, 100)
         assert engine.calls == []
 
 
-async def test_a_long_answer_is_read_whole() -> None:
+async def test_encoder_reads_long_answer() -> None:
     ids = list(range(100_000))
     async with engines(answering(ids)) as (encoder, _):
         assert (await encoder.encode("tiny", HELLO, 500_000)).tolist() == ids
 
 
-async def test_a_long_prompt_goes_out_whole() -> None:
+async def test_encoder_sends_long_prompt() -> None:
     text = "word " * 400_000
     async with engines(answering([1])) as (encoder, (engine,)):
-        await encoder.encode("tiny", Text(text), 2_000_000)
+        await encoder.encode("tiny", TextPrompt(text), 2_000_000)
         (call,) = engine.calls
         assert json.loads(call.body)["prompt"] == text
         assert call.values(b"content-length") == [b"%d" % len(call.body)]

@@ -1,4 +1,4 @@
-"""Chat templates run as in transformers, on messages prepared as in vLLM. (Whole bodies: `test_local.py`.)"""
+"""ChatPrompt templates: content format and rendering."""
 
 from __future__ import annotations
 
@@ -8,53 +8,95 @@ from typing import Any
 
 import jinja2
 import pytest
+from jinja2 import Environment
 
-from smetric.sources.tokens.chat import Chat, Refused, Unsupported
-from smetric.sources.tokens.template import ChatTemplate
+from smetric.sources.tokens.chat import ChatPrompt, Refused, Unsupported
+from smetric.sources.tokens.template import ChatTemplate, takes_parts
+
+ENVIRONMENT = Environment(autoescape=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", True),
+        ("{% for m in messages %}{% for c in m['content'] %}{{ c.text }}{% endfor %}{% endfor %}", True),
+        ("{% for m in messages[1:] %}{% for c in m.content | list %}{% endfor %}{% endfor %}", True),
+        ("{% set ms = messages %}{% for m in ms %}{% for c in m.content %}{% endfor %}{% endfor %}", True),
+        ("{% for m in messages %}{% set content = m.content %}{% for c in content %}{% endfor %}{% endfor %}", True),
+        (
+            "{% macro show(x) %}{% for c in x %}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ show(m.content) }}{% endfor %}",
+            True,
+        ),
+        (
+            "{% macro show(x) %}{% for c in x %}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ show(x=m.content) }}{% endfor %}",
+            True,
+        ),
+        (
+            "{% macro show(content) %}{% for c in content %}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ show(m.role) }}{% endfor %}",
+            False,
+        ),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages %}{% for t in m.tool_calls %}{% endfor %}{% endfor %}", False),
+        ("{% for o in others %}{% for c in o.content %}{% endfor %}{% endfor %}", False),
+        ("{% for m in messages[::-1] %}{% for c in m.content[1:] %}{% endfor %}{% endfor %}", True),
+        ("{% set last = messages[-1] %}{% for c in last.content %}{% endfor %}", False),
+        ("{% for c in content %}{% endfor %}", True),
+    ],
+)
+def test_takes_parts_if_template_loops_over_content(source: str, parts: bool) -> None:
+    assert takes_parts(ENVIRONMENT.parse(source)) is parts
+
 
 DUMP = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
 PARTS = DUMP + "{% if false %}{% for m in messages %}{% for part in m.content %}{% endfor %}{% endfor %}{% endif %}"
 
 
-def rendered(source: str, chat: Chat | list[dict[str, Any]], **special: str) -> str:
-    return ChatTemplate(source, special).render(chat if isinstance(chat, Chat) else Chat(chat))
+def rendered(source: str, chat: ChatPrompt | list[dict[str, Any]], **special: str) -> str:
+    return ChatTemplate(source, special).render(chat if isinstance(chat, ChatPrompt) else ChatPrompt(chat))
 
 
 def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def test_json_is_written_as_transformers_writes_it() -> None:
+def test_template_writes_json_as_transformers() -> None:
     assert rendered("{{ messages[0].content | tojson }}", user("é<'\"")) == '"é<\'\\""'
     assert rendered("{{ [1, 2] | tojson(indent=1) }}", user("")) == "[\n 1,\n 2\n]"
 
 
-def test_blocks_are_trimmed_and_loops_may_be_left() -> None:
+def test_template_trims_blocks_and_has_loop_controls() -> None:
     source = (
         "{% for m in messages %}\n  {% if loop.index > 1 %}\n    {% break %}\n  {% endif %}\n{{ m.role }}\n{% endfor %}"
     )
     assert rendered(source, [*user("a"), *user("b")]) == "user\n"
 
 
-def test_generation_blocks_are_rendered_as_they_are() -> None:
+def test_template_renders_generation_blocks() -> None:
     assert rendered("{% generation %}{{ messages[0].content }}{% endgeneration %}!", user("a")) == "a!"
 
 
-def test_special_tokens_and_arguments_have_names_and_arguments_win() -> None:
+def test_template_arguments_win_over_special_tokens() -> None:
     source = "{{ bos_token }}|{{ thinking }}|{{ unknown is defined }}|{{ documents is none }}|{{ tools is none }}"
     assert (
-        rendered(source, Chat(user("a"), template_kwargs={"thinking": 3}), bos_token="<s>") == "<s>|3|False|True|True"
+        rendered(source, ChatPrompt(user("a"), template_kwargs={"thinking": 3}), bos_token="<s>")
+        == "<s>|3|False|True|True"
     )
-    assert rendered("{{ bos_token }}", Chat(user("a"), template_kwargs={"bos_token": "x"}), bos_token="<s>") == "x"
+    assert (
+        rendered("{{ bos_token }}", ChatPrompt(user("a"), template_kwargs={"bos_token": "x"}), bos_token="<s>") == "x"
+    )
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "tokenize", "chat_template"])
-def test_arguments_do_not_replace_the_conversation(name: str) -> None:
+def test_template_arguments_do_not_replace_the_conversation(name: str) -> None:
     source = "{{ messages[0].content }}{{ tools }}{{ add_generation_prompt }}{{ tokenize }}{{ chat_template }}"
-    assert rendered(source, Chat(user("a"), template_kwargs={name: "x"})) == "aNoneTrue"
+    assert rendered(source, ChatPrompt(user("a"), template_kwargs={name: "x"})) == "aNoneTrue"
 
 
-def test_the_time_is_there() -> None:
+def test_template_has_the_time() -> None:
     assert rendered("{{ strftime_now('%Y') }}", user("a")) in {str(datetime.now().year), str(datetime.now().year - 1)}
 
 
@@ -68,23 +110,25 @@ def test_the_time_is_there() -> None:
         "{{ messages[0].__class__.__mro__ }}{{ messages.append(1) }}",
     ],
 )
-def test_a_template_that_cannot_go_on_refuses_the_prompt(source: str) -> None:
+def test_template_that_fails_refuses_the_prompt(source: str) -> None:
     with pytest.raises(Refused):
         rendered(source, user("a"))
 
 
-def test_what_is_no_template_is_an_error_at_once() -> None:
+def test_template_with_invalid_source_is_an_error() -> None:
     with pytest.raises(jinja2.TemplateError):
         ChatTemplate("{% if %}", {})
 
 
-@pytest.mark.parametrize("chat", [Chat(user("a"), chat_template="x"), Chat(user("a"), continue_final_message=True)])
-def test_what_only_the_engine_renders_is_unsupported(chat: Chat) -> None:
+@pytest.mark.parametrize(
+    "chat", [ChatPrompt(user("a"), chat_template="x"), ChatPrompt(user("a"), continue_final_message=True)]
+)
+def test_template_does_not_support_what_only_engine_renders(chat: ChatPrompt) -> None:
     with pytest.raises(Unsupported):
         rendered(DUMP, chat)
 
 
-def test_parts_become_lines_of_text_or_stay_parts() -> None:
+def test_template_gets_lines_of_text_or_parts() -> None:
     parts = user(
         [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}, {"type": "text", "text": None}]
     )
@@ -95,7 +139,7 @@ def test_parts_become_lines_of_text_or_stay_parts() -> None:
     )
 
 
-def test_results_of_tools_are_texts_but_for_references() -> None:
+def test_template_gets_tool_results_as_text_except_references() -> None:
     texts = [{"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": t} for t in "ab"]}]
     assert rendered(PARTS, texts) == '{"role": "tool", "content": "a\\nb", "tool_call_id": "1"}\n'
     reference = [{"role": "tool", "content": [{"type": "tool_reference", "name": "Bash"}]}]
@@ -106,19 +150,19 @@ def test_results_of_tools_are_texts_but_for_references() -> None:
     ("arguments", "seen"),
     [('{"b": 1.0, "a": "é"}', '{"b": 1.0, "a": "é"}'), ("", "{}"), ("[1]", "{}"), ("{", "{}"), ({"x": 1}, '{"x": 1}')],
 )
-def test_arguments_of_calls_are_objects(arguments: Any, seen: str) -> None:
+def test_template_gets_arguments_of_calls_as_objects(arguments: Any, seen: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     chat = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert rendered("{{ messages[0].tool_calls[0].function.arguments | tojson }}", chat) == seen
 
 
 @pytest.mark.parametrize("calls", [True, "x", [{"type": "custom"}], ["x"], [{"type": "function", "function": None}]])
-def test_other_calls_are_refused(calls: Any) -> None:
+def test_template_refuses_other_calls(calls: Any) -> None:
     with pytest.raises(Refused):
         rendered(DUMP, [{"role": "assistant", "tool_calls": calls}])
 
 
-def test_tools_have_the_fields_and_the_order_that_engines_give_them() -> None:
+def test_template_gets_tools_as_engines_serialise_them() -> None:
     tools = [
         {
             "function": {"parameters": {"type": "object"}, "name": "a", "extra": 1},
@@ -127,7 +171,7 @@ def test_tools_have_the_fields_and_the_order_that_engines_give_them() -> None:
         },
         {"type": "function", "function": {"name": "b", "strict": True, "description": "d"}, "defer_loading": True},
     ]
-    shown = rendered("{% for t in tools %}{{ t | tojson }}\n{% endfor %}", Chat(user("q"), tools=tools))
+    shown = rendered("{% for t in tools %}{{ t | tojson }}\n{% endfor %}", ChatPrompt(user("q"), tools=tools))
     assert shown == (
         '{"type": "function", "function": {"name": "a", "description": null, "parameters": {"type": "object"}}}\n'
         '{"type": "function", "function": {"name": "b", "description": "d", "parameters": null, "strict": true, '
@@ -135,12 +179,12 @@ def test_tools_have_the_fields_and_the_order_that_engines_give_them() -> None:
     )
 
 
-def test_reasoning_has_both_its_names() -> None:
+def test_template_gets_reasoning_by_both_names() -> None:
     shown = rendered(DUMP, [{"role": "assistant", "content": "a", "reasoning": "r"}])
     assert shown == '{"role": "assistant", "content": "a", "reasoning": "r", "reasoning_content": "r"}\n'
 
 
-def test_developers_are_the_system_to_templates_that_do_not_know_them() -> None:
+def test_template_without_developer_role_gets_system() -> None:
     roles = [("system", "one"), ("user", "q"), ("developer", "two")]
     chat = [{"role": role, "content": content} for role, content in roles]
     merged = '{"role": "system", "content": "one\\n\\ntwo"}\n{"role": "user", "content": "q"}\n'
@@ -150,7 +194,7 @@ def test_developers_are_the_system_to_templates_that_do_not_know_them() -> None:
     assert '"developer"' in known
 
 
-def test_claude_codes_billing_line_is_left_out_of_system_messages() -> None:
+def test_template_gets_system_without_billing_line() -> None:
     billing = "x-anthropic-billing-header: cch=1;"
     chat: list[dict[str, Any]] = [
         {

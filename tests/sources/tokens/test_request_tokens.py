@@ -1,4 +1,4 @@
-"""What sources get when they ask for a request's ids: once encoded, shared, exact or nothing."""
+"""Token ids of requests: sharing, limits, ids as prompts, trust, template traits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smetric.config import Settings
 from smetric.config.settings import TokenizerSettings
@@ -18,20 +21,26 @@ from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.names import TOKENIZE_RESULTS
 from smetric.request.request import Api, InferenceRequest, Usage
-from smetric.sources.tokens.chat import Chat, Refused, Text, Unavailable
-from smetric.sources.tokens.local import LocalEncoder
+from smetric.sources.tokens import request_tokens as module
+from smetric.sources.tokens.chat import ChatPrompt, Refused, TextPrompt, Unavailable
+from smetric.sources.tokens.local import ANY_MODEL, LocalEncoder
 from smetric.sources.tokens.request_tokens import (
     DISTRUST_S,
     MAX_BODY,
     MAX_COMMAS,
     MOST_AT_A_TIME,
     MOST_DIFFERENT,
+    PIECE_BYTES,
+    TTL_S,
     RequestTokens,
+    TemplateTraits,
+    Trust,
+    body_of_ids,
     request_tokens,
 )
 from smetric.telemetry.metrics import Metrics
 from tests.fakes import until
-from tests.tokenize.recorded import model_folder, request_of, tokens_of
+from tests.sources.tokens.recorded import model_folder, request_of, tokens_of
 
 TURN_2 = {
     "model": "tiny",
@@ -52,13 +61,13 @@ class FakeEncoder:
         self.error: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
-        self.asked: list[Text | Chat] = []
+        self.asked: list[TextPrompt | ChatPrompt] = []
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
-    async def encode(self, model: str, prompt: Text | Chat, size: int) -> array[int]:
+    async def encode(self, model: str, prompt: TextPrompt | ChatPrompt, size: int) -> array[int]:
         self.asked.append(prompt)
         await self.gate.wait()
         if self.error is not None:
@@ -70,7 +79,7 @@ def turn_2() -> InferenceRequest:
     return request_of(Api.CHAT, TURN_2)
 
 
-async def test_callers_share_one_encoding() -> None:
+async def test_request_tokens_encode_once_for_all_callers() -> None:
     encoder = FakeEncoder()
     tokens, request = tokens_of(encoder), turn_2()
     found = await asyncio.gather(*(tokens.of(request) for _ in range(3)))
@@ -79,7 +88,7 @@ async def test_callers_share_one_encoding() -> None:
     assert len(encoder.asked) == 1
 
 
-async def test_lengths_are_counted_by_the_ids_from_then_on() -> None:
+async def test_request_tokens_replace_estimated_lengths() -> None:
     request = turn_2()
     prompt = request.prompt
     assert prompt is not None
@@ -91,7 +100,7 @@ async def test_lengths_are_counted_by_the_ids_from_then_on() -> None:
     assert prompt.tokens(prompt.size) == 1000, "sources that go by bytes count by the same tokens"
 
 
-async def test_ids_that_come_too_late_change_nothing_but_serve_the_next_who_asks() -> None:
+async def test_request_tokens_keep_late_ids_for_next_caller() -> None:
     encoder = FakeEncoder()
     encoder.gate.clear()
     tokens, request = tokens_of(encoder), turn_2()
@@ -107,7 +116,7 @@ async def test_ids_that_come_too_late_change_nothing_but_serve_the_next_who_asks
     assert len(encoder.asked) == 1
 
 
-async def test_who_gives_up_does_not_stop_the_others() -> None:
+async def test_request_tokens_continue_when_a_caller_gives_up() -> None:
     encoder = FakeEncoder()
     encoder.gate.clear()
     tokens, request = tokens_of(encoder), turn_2()
@@ -123,7 +132,7 @@ async def test_who_gives_up_does_not_stop_the_others() -> None:
     ("error", "result"),
     [(Unavailable(), "unavailable"), (Refused(), "refused"), (RuntimeError("a fault"), "failed")],
 )
-async def test_what_cannot_be_encoded_is_unknown_and_not_tried_again(error: Exception, result: str) -> None:
+async def test_request_tokens_do_not_retry_failed_prompt(error: Exception, result: str) -> None:
     encoder, results = FakeEncoder(), list[str]()
     encoder.error = error
     tokens, request = tokens_of(encoder, results), turn_2()
@@ -146,7 +155,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     ],
     ids=["too deep", "too long a number", "half a surrogate pair"],
 )
-async def test_what_only_an_engine_looks_into_and_refuses_is_refused(tmp_path: Path, more: bytes) -> None:
+async def test_request_tokens_refuse_what_only_engines_look_into(tmp_path: Path, more: bytes) -> None:
     messages = b"" if b'"messages"' in more else b'"messages":[{"role":"user","content":"q"}],'
     request = InferenceRequest(api=Api.CHAT, model="tiny", body=b'{"model":"tiny",%b%b}' % (messages, more))
     results: list[str] = []
@@ -156,7 +165,7 @@ async def test_what_only_an_engine_looks_into_and_refuses_is_refused(tmp_path: P
     assert results == ["refused"]
 
 
-async def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
+async def test_request_tokens_refuse_prompt_without_tokens(tmp_path: Path) -> None:
     results: list[str] = []
     for encoder in (FakeEncoder(array("I")), LocalEncoder({"*": model_folder(tmp_path, "plain")}, max_bytes=1 << 20)):
         request = request_of(Api.COMPLETIONS, {"model": "tiny", "prompt": ""})
@@ -165,7 +174,7 @@ async def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
     assert results == ["refused"] * 2
 
 
-async def test_every_result_is_in_the_table() -> None:
+async def test_request_tokens_results_are_all_named() -> None:
     results: list[str] = []
     for error in (Unavailable(), Refused(), ValueError(), None):
         encoder = FakeEncoder()
@@ -185,7 +194,7 @@ async def test_every_result_is_in_the_table() -> None:
         (Api.RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
     ],
 )
-async def test_what_only_the_engine_can_know_is_unsupported(api: Api, body: dict[str, Any]) -> None:
+async def test_request_tokens_do_not_support_what_only_engine_knows(api: Api, body: dict[str, Any]) -> None:
     results: list[str] = []
     encoder = FakeEncoder()
     assert await tokens_of(encoder, results).of(request_of(api, body)) is None
@@ -193,39 +202,39 @@ async def test_what_only_the_engine_can_know_is_unsupported(api: Api, body: dict
     assert encoder.asked == []
 
 
-async def test_a_response_that_continues_a_stored_one_is_unknown() -> None:
+async def test_request_tokens_are_unknown_for_stored_response() -> None:
     request = request_of(Api.RESPONSES, {"input": "q", "previous_response_id": "resp_1"})
     assert await tokens_of(FakeEncoder()).of(request) is None
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7], [8]]])
-async def test_a_prompt_that_came_as_ids_needs_no_encoder(prompt: list[Any]) -> None:
+async def test_request_tokens_read_ids_without_encoder(prompt: list[Any]) -> None:
     ids = await tokens_of(None).of(request_of(Api.COMPLETIONS, {"prompt": prompt}))
     assert ids is not None
     assert ids.tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize("prompt", [[5, -1], [5, 1 << 32], [5, "x"], [5, 1.5], [True, []]])
-async def test_what_is_no_token_id_is_unknown(prompt: list[Any]) -> None:
+async def test_request_tokens_are_unknown_for_invalid_ids(prompt: list[Any]) -> None:
     assert await tokens_of(None).of(request_of(Api.COMPLETIONS, {"prompt": prompt})) is None
 
 
-async def test_without_an_encoder_the_others_have_none() -> None:
+async def test_request_tokens_are_unknown_without_encoder() -> None:
     results: list[str] = []
     assert await tokens_of(None, results).of(turn_2()) is None
     assert results == []
 
 
-async def test_of_several_texts_the_first_is_encoded_and_the_length_stays_theirs() -> None:
+async def test_request_tokens_encode_first_of_several_texts() -> None:
     request = request_of(Api.COMPLETIONS, {"prompt": ["first " * 100, "second " * 100]})
     estimated = request.prompt_len
     encoder = FakeEncoder()
     assert await tokens_of(encoder).of(request) is IDS
-    assert encoder.asked == [Text("first " * 100)]
+    assert encoder.asked == [TextPrompt("first " * 100)]
     assert request.prompt_len == estimated
 
 
-async def test_a_body_too_large_to_be_decoded_is_unsupported() -> None:
+async def test_request_tokens_do_not_support_too_large_body() -> None:
     results: list[str] = []
     request = request_of(Api.COMPLETIONS, {"prompt": "x" * MAX_BODY})
     assert await tokens_of(FakeEncoder(), results).of(request) is None
@@ -233,7 +242,7 @@ async def test_a_body_too_large_to_be_decoded_is_unsupported() -> None:
 
 
 @pytest.mark.parametrize("is_text", [False, True])
-async def test_a_body_of_hundreds_of_thousands_of_numbers_is_unsupported_and_a_text_of_them_is_not(
+async def test_request_tokens_do_not_support_too_many_numbers(
     is_text: bool,
 ) -> None:
     numbers = "1," * MAX_COMMAS + '1,\\"\\\\'
@@ -245,7 +254,7 @@ async def test_a_body_of_hundreds_of_thousands_of_numbers_is_unsupported_and_a_t
     assert results == ["ok" if is_text else "unsupported"]
 
 
-async def test_more_than_can_be_encoded_at_a_time_are_unknown_at_once() -> None:
+async def test_request_tokens_are_unknown_when_busy() -> None:
     encoder, results = FakeEncoder(), list[str]()
     encoder.gate.clear()
     tokens = tokens_of(encoder, results)
@@ -261,7 +270,7 @@ async def test_more_than_can_be_encoded_at_a_time_are_unknown_at_once() -> None:
     assert await asyncio.gather(*waiting) == [IDS] * MOST_AT_A_TIME
 
 
-async def test_stopping_gives_up_what_is_being_encoded() -> None:
+async def test_request_tokens_stop_cancels_encoding() -> None:
     encoder = FakeEncoder()
     encoder.gate.clear()
     tokens = tokens_of(encoder)
@@ -294,7 +303,7 @@ class Counted:
         return ids
 
 
-async def test_a_model_whose_ids_are_not_as_many_as_its_engine_counts_is_not_believed_for_a_while() -> None:
+async def test_request_tokens_distrust_model_with_wrong_counts() -> None:
     counted = Counted()
     for _ in range(MOST_DIFFERENT):
         assert await counted.answer(999) is IDS
@@ -306,14 +315,14 @@ async def test_a_model_whose_ids_are_not_as_many_as_its_engine_counts_is_not_bel
     assert counted.compared[-1] is True
 
 
-async def test_equal_numbers_in_between_keep_a_model_believed() -> None:
+async def test_request_tokens_trust_model_with_equal_counts_in_between() -> None:
     counted = Counted()
     for number in (999, 999, 1000, 999, 999, None):
         assert await counted.answer(number) is IDS
     assert counted.compared == [False, False, True, False, False]
 
 
-async def test_a_finished_exchange_keeps_nothing_of_the_prompt() -> None:
+async def test_request_tokens_keep_nothing_after_exchange() -> None:
     request = turn_2()
     await tokens_of(FakeEncoder()).of(request)
     request.let_go()
@@ -326,7 +335,7 @@ def built(make: Callable[[], TokenizerSettings]) -> RequestTokens:
     return request_tokens(Settings(tokenizer=make()), Fleet([], VOCABULARY), Metrics())
 
 
-async def test_the_settings_choose_the_encoder() -> None:
+async def test_settings_choose_the_encoder() -> None:
     request = turn_2()
     assert await built(TokenizerSettings).of(request) is None
     engine = built(lambda: TokenizerSettings(source="engine"))
@@ -338,7 +347,149 @@ async def test_the_settings_choose_the_encoder() -> None:
         built(lambda: TokenizerSettings(source="local", folders={"*": "/nowhere"}))
 
 
-def test_local_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_encoder_without_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "smetric.sources.tokens.local", None)
     with pytest.raises(ConfigError, match=r"pip install 'smetric-router\[tokenizers\]'"):
         built(lambda: TokenizerSettings(source="local", folders={"*": "/nowhere"}))
+
+
+ID = st.integers(0, 2**32 - 1)
+
+
+@given(st.lists(ID), st.booleans(), st.sampled_from([None, 1]), st.integers(1, 8))
+def test_body_of_ids_reads_first_list_in_any_pieces(
+    ids: list[int], is_nested: bool, indent: int | None, piece: int
+) -> None:
+    prompt = [ids, [7]] if is_nested and ids else ids
+    body = msgspec.json.format(msgspec.json.encode({"prompt": prompt, "echo": True}), indent=indent or -1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "PIECE_BYTES", piece)
+        found = asyncio.run(body_of_ids(body))
+    assert (found["prompt"].tolist(), found["echo"]) == (ids, True)
+
+
+@pytest.mark.parametrize("wrong", ["-1", str(1 << 32), '"x"', "1.5", "[]", "null"])
+async def test_body_of_ids_refuses_invalid_id(wrong: str) -> None:
+    with pytest.raises(Refused):
+        await body_of_ids(b'{"prompt": [%b%b]}' % (b"5, " * PIECE_BYTES, wrong.encode()))
+
+
+async def test_body_of_ids_yields_within_long_list() -> None:
+    reading = asyncio.create_task(body_of_ids(b'{"prompt": [%b5]}' % (b"5, " * PIECE_BYTES)))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len((await reading)["prompt"]) == PIECE_BYTES + 1
+    assert turns >= 3
+
+
+def test_trust_ends_after_several_differences_in_a_row() -> None:
+    trust = Trust(clock=lambda: 0.0)
+    for _ in range(MOST_DIFFERENT - 1):
+        assert not trust.compare("m", 10, 11)
+        assert trust.believes("m")
+    trust.compare("m", 10, 11)
+    assert not trust.believes("m")
+    assert trust.believes("another")
+
+
+def test_trust_ends_again_after_one_difference_and_returns_after_agreement() -> None:
+    now = 0.0
+    trust = Trust(clock=lambda: now)
+    for _ in range(MOST_DIFFERENT):
+        trust.compare("m", 10, 11)
+    now += DISTRUST_S
+    assert trust.believes("m")
+    trust.compare("m", 10, 11)
+    assert not trust.believes("m")
+    now += DISTRUST_S
+    assert trust.compare("m", 10, 10)
+    trust.compare("m", 10, 11)
+    assert trust.believes("m")
+
+
+def test_trust_is_not_delayed_by_running_answers() -> None:
+    now = 0.0
+    trust = Trust(clock=lambda: now)
+    for _ in range(MOST_DIFFERENT):
+        trust.compare("m", 10, 11)
+    now += DISTRUST_S - 1
+    trust.compare("m", 10, 11)
+    now += 1
+    assert trust.believes("m")
+
+
+class Template:
+    """An encoder whose template refuses the efforts in `refused` and gives those in `ids` the ids named there."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+        self.refused: set[str] = set()
+        self.is_away = False
+        self.asked = 0
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def encode(self, model: str, prompt: TextPrompt | ChatPrompt, size: int) -> array[int]:
+        self.asked += 1
+        if self.is_away:
+            raise Unavailable
+        assert isinstance(prompt, ChatPrompt)
+        effort = prompt.template_kwargs.get("reasoning_effort", "")
+        if effort in self.refused:
+            raise Refused
+        return array("I", [self.ids.get(effort, 0)])
+
+
+@pytest.mark.parametrize(("template", "merges"), [("plain", False), ("thinking", True)])
+async def test_traits_merge_system_messages_for_strict_templates(tmp_path: Path, template: str, merges: bool) -> None:
+    encoder = LocalEncoder({ANY_MODEL: model_folder(tmp_path, template)}, max_bytes=1 << 20)
+    assert await TemplateTraits(encoder).merges_inline_system("tiny") is merges
+    await encoder.stop()
+
+
+@pytest.mark.parametrize(
+    ("ids", "refused", "effort"),
+    [
+        ({"none": 1}, set(), "none"),
+        ({}, set(), "low"),
+        ({"none": 1, "max": 1}, set(), "low"),
+        ({"none": 1}, {"none"}, "low"),
+        ({"none": 1}, {"xhigh", "max"}, "none"),
+    ],
+)
+async def test_traits_disabled_effort_follows_the_template(ids: dict[str, int], refused: set[str], effort: str) -> None:
+    template = Template()
+    template.ids, template.refused = ids, refused
+    assert await TemplateTraits(template).disabled_effort("m") == effort
+
+
+async def test_traits_are_cached() -> None:
+    now = 0.0
+    template = Template()
+    traits = TemplateTraits(template, clock=lambda: now)
+    await traits.merges_inline_system("m")
+    await traits.disabled_effort("m")
+    asked = template.asked
+    template.refused = {"", "none"}
+    assert await traits.merges_inline_system("m") is False
+    await traits.disabled_effort("m")
+    assert template.asked == asked
+    now += TTL_S
+    assert await traits.merges_inline_system("m") is True
+    assert await traits.disabled_effort("m") == "low"
+
+
+async def test_traits_are_unavailable_without_engine() -> None:
+    template = Template()
+    traits = TemplateTraits(template)
+    template.is_away = True
+    with pytest.raises(Unavailable):
+        await traits.merges_inline_system("m")
+    with pytest.raises(Unavailable):
+        await traits.disabled_effort("m")
+    template.is_away = False
+    assert await traits.merges_inline_system("m") is False
