@@ -1,18 +1,120 @@
-"""Who may serve a request, and what a policy sees of them."""
+"""Fleet: candidates, snapshots and slow start."""
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import heapq
+import random
+from collections.abc import Callable
+from pathlib import Path
 
-from smetric.errors import NoCandidate
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from smetric.config import settings as sections
+from smetric.config.settings import InstanceSettings, PrefillSettings, Settings
+from smetric.errors import ConfigError, NoCandidate
 from smetric.features import VOCABULARY
-from smetric.fleet.fleet import CERTAIN, SCRAPED, Candidates, Fleet
+from smetric.files import policy_path
+from smetric.fleet.fleet import CERTAIN, MOST_MODELS, SCRAPED, Candidates, Fleet, fleet_of
 from smetric.fleet.health import Health, Tolerance
 from smetric.fleet.instance import Instance, Scrape
+from smetric.policy import Decision, Policy, load
+from smetric.request.request import Api, InferenceRequest
+from smetric.telemetry.decision_text import rows
 from tests.clock import Clock
 
+# Candidates are kept while nothing changes, and nobody can tell but by the time it takes.
 
-def fleet_of(*instances: Instance, clock: Clock | None = None) -> Fleet:
+READS = ("requests", "running", "waiting", "kv_usage", "id")
+SCRAPES = st.none() | st.builds(
+    Scrape, st.sampled_from([900.0, 990.0, 1000.0]), st.integers(0, 3), st.integers(0, 3), st.none(), st.integers(0, 2)
+)
+CHANGES = st.one_of(
+    st.tuples(st.just("healthy"), st.booleans()),
+    st.tuples(st.just("draining"), st.booleans()),
+    st.tuples(st.just("deprioritized"), st.booleans()),
+    st.tuples(st.just("models"), st.none() | st.frozensets(st.sampled_from("mn"), max_size=2)),
+    st.tuples(st.just("scrape"), SCRAPES),
+    st.tuples(st.just("own"), st.integers(0, 3)),
+)
+STEPS = st.lists(st.tuples(st.integers(0, 2), CHANGES, st.sampled_from("mn")), max_size=12)
+
+
+def instances() -> list[Instance]:
+    return [Instance(name, f"http://{name}") for name in "abc"]
+
+
+def clock() -> float:
+    return 1000.0
+
+
+def seen(fleet: Fleet, model: str) -> object:
+    """The candidates for *model*, and what a policy sees of them."""
+    try:
+        candidates = fleet.candidates(model)
+    except NoCandidate as error:
+        return error.status
+    snapshot = fleet.snapshot(candidates, READS)
+    return list(candidates), snapshot.ids, snapshot.columns, snapshot.known, snapshot.stamps
+
+
+@given(STEPS)
+def test_kept_or_found_anew_they_are_the_same(steps: list[tuple[int, tuple[str, object], str]]) -> None:
+    fleet = Fleet(instances(), VOCABULARY, clock=clock)
+    for which, (name, value), model in steps:
+        seen(fleet, model)
+        setattr(fleet.instances[which], name, value)
+        anew = Fleet(fleet.instances, VOCABULARY, clock=clock)
+        assert seen(fleet, model) == seen(fleet, model) == seen(anew, model)
+
+
+def test_they_are_the_same_object_until_something_of_an_instance_changes() -> None:
+    fleet = Fleet(instances(), VOCABULARY, clock=clock)
+    first = fleet.candidates("m")
+    fleet["a"].charge(1, 100)
+    assert fleet.candidates("m") is first
+    assert fleet.candidates("m", exclude=[fleet["c"]]) == first[:2]
+    assert fleet.candidates("m") is first
+    fleet["a"].restarted()
+    assert fleet.candidates("m") is not first
+    assert fleet.candidates("m") == first
+
+
+def test_a_client_that_names_ever_new_models_takes_no_more_memory() -> None:
+    fleet = Fleet(instances(), VOCABULARY, clock=clock)
+    kept = [fleet.candidates(str(number)) for number in range(2 * MOST_MODELS)]
+    again = [fleet.candidates(str(number)) for number in range(2 * MOST_MODELS)]
+    assert sum(one is other for one, other in zip(kept, again, strict=True)) == MOST_MODELS
+    assert kept == again
+
+
+def test_each_panic_is_counted() -> None:
+    fleet = Fleet(instances(), VOCABULARY, clock=clock)
+    for instance in fleet.instances:
+        instance.healthy = False
+    for _ in range(3):
+        assert len(fleet.candidates("m")) == 3
+    assert fleet.panics == 3
+
+
+@pytest.mark.parametrize(("running", "own", "others"), [(3, 1, 3.0), (1, 5, 0.0), (0, 0, 1.0)])
+def test_what_others_sent_is_what_was_scraped_beyond_the_routers_own(running: int, own: int, others: float) -> None:
+    scrape = Scrape(990.0, running, 1, None, own)
+    assert scrape.others == others
+    assert dataclasses.replace(scrape, own=0).others == running + 1
+
+
+def test_of_none_nothing_is_old() -> None:
+    assert (Candidates([]).ids, Candidates([]).others) == ([], [])
+
+
+# Who may serve a request, and what a policy sees of them.
+
+
+def small_fleet(*instances: Instance, clock: Clock | None = None) -> Fleet:
     return Fleet(instances, VOCABULARY, clock=clock or Clock())
 
 
@@ -21,14 +123,14 @@ def ids(instances: list[Instance]) -> list[str]:
 
 
 def test_instances_stand_in_the_order_of_their_ids() -> None:
-    fleet = fleet_of(Instance("b", "http://b"), Instance("a", "http://a"))
+    fleet = small_fleet(Instance("b", "http://b"), Instance("a", "http://a"))
     assert ids(fleet.instances) == ["a", "b"]
     assert fleet["b"].url == "http://b"
     assert fleet.get("c") is None
 
 
 def test_candidates_serve_the_model_or_have_not_said_what_they_serve() -> None:
-    fleet = fleet_of(
+    fleet = small_fleet(
         Instance("a", "http://a", models=["m", "m-alias"]),
         Instance("b", "http://b", models=["n"]),
         Instance("c", "http://c"),
@@ -38,7 +140,7 @@ def test_candidates_serve_the_model_or_have_not_said_what_they_serve() -> None:
 
 
 def test_a_model_that_all_are_known_not_to_serve_is_not_found() -> None:
-    fleet = fleet_of(Instance("a", "http://a", models=["m"]))
+    fleet = small_fleet(Instance("a", "http://a", models=["m"]))
     with pytest.raises(NoCandidate) as caught:
         fleet.candidates("secret-name")
     assert (caught.value.status, caught.value.kind) == (404, "model_not_found")
@@ -46,7 +148,7 @@ def test_a_model_that_all_are_known_not_to_serve_is_not_found() -> None:
 
 
 def test_a_known_model_whose_instances_are_all_out_is_unavailable() -> None:
-    fleet = fleet_of(Instance("a", "http://a", models=["m"]), Instance("b", "http://b", models=["n"]))
+    fleet = small_fleet(Instance("a", "http://a", models=["m"]), Instance("b", "http://b", models=["n"]))
     fleet["a"].draining = True
     with pytest.raises(NoCandidate) as caught:
         fleet.candidates("m")
@@ -55,7 +157,7 @@ def test_a_known_model_whose_instances_are_all_out_is_unavailable() -> None:
 
 
 def test_unhealthy_instances_are_left_out_until_all_are_unhealthy() -> None:
-    fleet = fleet_of(Instance("a", "http://a"), Instance("b", "http://b"))
+    fleet = small_fleet(Instance("a", "http://a"), Instance("b", "http://b"))
     fleet["a"].healthy = False
     assert ids(fleet.candidates("m")) == ["b"]
     fleet["b"].healthy = False
@@ -74,7 +176,7 @@ def test_as_many_healthy_ones_as_the_tolerated_share_are_no_panic() -> None:
 
 def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> None:
     one, two = Instance("a", "http://a"), Instance("b", "http://b")
-    fleet = fleet_of(one, two)
+    fleet = small_fleet(one, two)
     one.deprioritized = True
     assert ids(fleet.candidates("m")) == ["b"]
     assert ids(fleet.candidates("m", exclude=[two])) == ["a"]
@@ -84,12 +186,12 @@ def test_those_that_said_they_are_full_are_left_out_while_there_are_others() -> 
 
 
 def test_excluded_instances_are_left_out() -> None:
-    fleet = fleet_of(*(Instance(name, f"http://{name}") for name in "abc"))
+    fleet = small_fleet(*(Instance(name, f"http://{name}") for name in "abc"))
     assert ids(fleet.candidates("m", exclude=[fleet["a"]])) == ["b", "c"]
 
 
 def test_a_snapshot_holds_a_column_for_every_feature_that_is_no_lookup() -> None:
-    fleet = fleet_of(Instance("a", "http://a", role="prefill", pool="p", zone="z"), Instance("b", "http://b"))
+    fleet = small_fleet(Instance("a", "http://a", role="prefill", pool="p", zone="z"), Instance("b", "http://b"))
     snapshot = fleet.snapshot(Candidates(fleet.instances), VOCABULARY.features)
     assert set(snapshot.columns) == {name for name, feature in VOCABULARY.features.items() if not feature.lookup}
     assert snapshot.columns["role"] == ["prefill", "both"]
@@ -104,7 +206,7 @@ def test_every_feature_of_the_table_is_filled_by_somebody() -> None:
 
 def test_a_scraped_value_keeps_its_stamp_and_is_corrected_by_the_ledger() -> None:
     clock = Clock()
-    fleet = fleet_of(Instance("a", "http://a"), clock=clock)
+    fleet = small_fleet(Instance("a", "http://a"), clock=clock)
     instance = fleet["a"]
     instance.scrape = Scrape(measured_at=998.0, running=4, waiting=2, kv_usage=0.5, own=0)
     instance.charge(1, 10)
@@ -115,7 +217,7 @@ def test_a_scraped_value_keeps_its_stamp_and_is_corrected_by_the_ledger() -> Non
 
 def test_a_silent_instance_keeps_its_last_load_and_then_takes_the_mean_of_the_known() -> None:
     clock = Clock()
-    fleet = fleet_of(*(Instance(name, f"http://{name}") for name in "abc"), clock=clock)
+    fleet = small_fleet(*(Instance(name, f"http://{name}") for name in "abc"), clock=clock)
     a, b, c = fleet.instances
     a.scrape = Scrape(measured_at=1000.0, running=1, waiting=0, kv_usage=0.1, own=0)
     clock.now = 1029.0
@@ -129,7 +231,7 @@ def test_a_silent_instance_keeps_its_last_load_and_then_takes_the_mean_of_the_kn
 
 
 def test_what_we_sent_ourselves_is_certain_even_when_nothing_else_is() -> None:
-    fleet = fleet_of(Instance("a", "http://a"), Instance("b", "http://b"))
+    fleet = small_fleet(Instance("a", "http://a"), Instance("b", "http://b"))
     a, b = fleet.instances
     for _ in range(9):
         a.charge(1, 10)
@@ -141,7 +243,7 @@ def test_what_we_sent_ourselves_is_certain_even_when_nothing_else_is() -> None:
 
 
 def test_hits_are_clamped_to_the_prompt_and_carry_their_origin() -> None:
-    fleet = fleet_of(Instance("a", "http://a"), Instance("b", "http://b"))
+    fleet = small_fleet(Instance("a", "http://a"), Instance("b", "http://b"))
     snapshot = fleet.snapshot(Candidates(fleet.instances), ["hit_len"])
     fleet.fill(snapshot, "hit_len", [5000.0, None], "kv_events", 4096)
     assert snapshot.columns["hit_len"] == [4096, 0]
@@ -151,5 +253,179 @@ def test_hits_are_clamped_to_the_prompt_and_carry_their_origin() -> None:
 
 
 def test_a_lookup_not_fetched_yet_is_absent() -> None:
-    fleet = fleet_of(Instance("a", "http://a"))
+    fleet = small_fleet(Instance("a", "http://a"))
     assert "hit_len" not in fleet.snapshot(Candidates(fleet.instances), ["hit_len", "requests"]).columns
+
+
+# The share of first turns of an instance that has come back grows evenly, by the phantom load that policies see.
+
+COUNT = 4
+FAIR = 1 / COUNT
+
+
+def cold_fleet(clock: Clock, count: int = COUNT, slow_start_s: float = 30.0) -> Fleet:
+    instances = [Instance(f"gpu-{i}", f"http://gpu-{i}", models=["m"]) for i in range(count)]
+    health = Health(instances, Tolerance(slow_start_s=slow_start_s), clock=clock)
+    return Fleet(instances, VOCABULARY, health=health, clock=clock)
+
+
+def come_back(fleet: Fleet, instance: Instance) -> None:
+    fleet.health.refused(instance)
+    for _ in range(2):
+        fleet.health.probed(instance, ok=True)
+
+
+def decided(policy: Policy, fleet: Fleet, candidates: Candidates, cursors: dict[str, str], seed: int) -> Decision:
+    """A decision on a first turn, of which no cache holds anything."""
+    request = InferenceRequest(turn=0, prompt_len=1000, est_hit=0, model="m", api=Api.CHAT)
+    snapshot = fleet.snapshot(candidates, policy.reads)
+    while not isinstance(decision := policy.decide(snapshot, request, cursors, seed), Decision):
+        for name in decision.features:
+            fleet.fill(snapshot, name, [0.0] * len(candidates), ["nobody"] * len(candidates), request.prompt_len)
+    return decision
+
+
+def first_turns(
+    policy_name: str, *, rate: float = 200.0, prefill_s: float = 0.1, decode_s: float = 1.4
+) -> list[tuple[float, int]]:
+    """First turns at random times for 60 s: when each came, and where it went; gpu-0 comes back, empty, at 0 s."""
+    clock, rng = Clock(0.0), random.Random(7)
+    fleet = cold_fleet(clock)
+    policy = load(policy_path(policy_name).read_text(), VOCABULARY)
+    cursors: dict[str, str] = {}
+    due: list[tuple[float, int, Callable[[], None]]] = []
+    seen: list[tuple[float, int]] = []
+    fleet.health.refused(fleet.instances[0])
+    clock.now, back_at = -10.0, 0.0
+    while clock.now < 60.0:
+        clock.now += rng.expovariate(rate)
+        while due and due[0][0] <= clock.now:
+            heapq.heappop(due)[2]()
+        if clock.now >= back_at and not fleet.instances[0].healthy:
+            come_back(fleet, fleet.instances[0])
+        candidates = fleet.candidates("m")
+        decision = decided(policy, fleet, candidates, cursors, len(seen))
+        cursors.update(decision.cursors)
+        chosen = candidates[decision.index]
+        lease, prefilled_at = chosen.charge(1, 1000), clock.now + prefill_s
+        heapq.heappush(due, (prefilled_at, 2 * len(seen), lease.first_byte))
+        heapq.heappush(due, (prefilled_at + rng.expovariate(1 / decode_s), 2 * len(seen) + 1, lease.release))
+        seen.append((clock.now, fleet.instances.index(chosen)))
+    return seen
+
+
+def share(seen: list[tuple[float, int]], since: float, until: float) -> float:
+    """The share of gpu-0 in a window, where the fair one is 1."""
+    window = [where for at, where in seen if since <= at < until]
+    return window.count(0) / len(window) / FAIR
+
+
+#: By `requests`, by `running`, and by `unprefilled` and `decode_blocks`.
+BALANCING = ["smetric", "load_only", "aibrix_prefix_sigma", "dynamo"]
+
+
+@pytest.mark.parametrize("policy_name", BALANCING)
+def test_the_share_of_first_turns_grows_evenly_over_the_slow_start(policy_name: str) -> None:
+    seen = first_turns(policy_name)
+    assert share(seen, -10.0, 0.0) == 0
+    for middle in (5.0, 10.0, 15.0, 20.0, 25.0):
+        assert share(seen, middle - 2.5, middle + 2.5) == pytest.approx(middle / 30.0, abs=0.12)
+    assert max(share(seen, start / 2, start / 2 + 5.0) for start in range(110)) <= 1.2
+    assert share(seen, 35.0, 60.0) == pytest.approx(1.0, abs=0.1)
+
+
+def test_without_it_one_that_comes_back_is_flooded() -> None:
+    """What the phantom load is against: the empty one is the least loaded until it is as loaded as the others."""
+    clock = Clock(0.0)
+    fleet = cold_fleet(clock, slow_start_s=0)
+    policy = load(policy_path("load_only").read_text(), VOCABULARY)
+    for instance in fleet.instances[1:]:
+        instance.own = 20
+    come_back(fleet, fleet.instances[0])
+    request = InferenceRequest(turn=0, prompt_len=1000, est_hit=0, model="m", api=Api.CHAT)
+    for _ in range(20):
+        decision = policy.decide(fleet.snapshot(Candidates(fleet.instances), policy.reads), request, {}, 0)
+        assert isinstance(decision, Decision)
+        assert decision.index == 0
+        fleet.instances[0].own += 1
+
+
+def test_the_phantom_is_what_the_others_bear_and_the_trace_says_so() -> None:
+    clock = Clock(0.0)
+    fleet = cold_fleet(clock, 3)
+    one, two, three = fleet.instances
+    for instance, running, unprefilled in ((one, 2, 100), (two, 8, 600), (three, 12, 1000)):
+        instance.scrape = Scrape(measured_at=15.0, running=running, waiting=0, kv_usage=0.1, own=0)
+        instance.unprefilled = instance.sent_tokens = unprefilled
+    come_back(fleet, one)
+    clock.now = 15.0
+    snapshot = fleet.snapshot(Candidates(fleet.instances), ["requests", "running", "unprefilled", "inflight_tokens"])
+    requests, tokens = [8, 8, 12], [580, 600, 1000]
+    assert snapshot.columns == {
+        "requests": requests,
+        "running": requests,
+        "unprefilled": tokens,
+        "inflight_tokens": tokens,
+    }
+    full = fleet.snapshot(Candidates(fleet.instances), ["waiting", "kv_usage"])
+    assert full.columns == {"waiting": [0, 0, 0], "kv_usage": [0.1, 0.1, 0.1]}
+    policy = load("policy p\nroute argmin(requests)", VOCABULARY)
+    request = InferenceRequest(turn=0, prompt_len=1, est_hit=0, model="m", api=Api.CHAT)
+    decision = policy.decide(fleet.snapshot(Candidates(fleet.instances), policy.reads), request, {}, 0)
+    assert isinstance(decision, Decision)
+    assert {row["id"]: row["requests_source"] for row in rows(decision, 3)} == {
+        "gpu-0": "slow_start",
+        "gpu-1": "ledger",
+        "gpu-2": "ledger",
+    }
+    clock.now = 31.0
+    assert fleet.snapshot(Candidates(fleet.instances), ["unprefilled"]).columns == {"unprefilled": [100, 600, 1000]}
+    assert fleet.snapshot(Candidates(fleet.instances), ["requests"]).origins == {}
+
+
+def test_where_all_have_come_back_at_once_nothing_is_added() -> None:
+    clock = Clock(0.0)
+    fleet = cold_fleet(clock, 2)
+    for instance, own in zip(fleet.instances, (3, 5), strict=True):
+        come_back(fleet, instance)
+        instance.own = own
+    assert fleet.snapshot(Candidates(fleet.instances), ["requests"]).columns == {"requests": [3, 5]}
+
+
+# The fleet that a configuration asks for.
+
+ONE = InstanceSettings(url="http://127.0.0.1:1", id="b", models=("m",), role="decode", pool="p", zone="z")
+OTHER = InstanceSettings(url="http://127.0.0.1:2", id="a")
+
+
+def test_instances_are_what_the_settings_say_of_them(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-of-a\n")
+    settings = Settings(
+        instances=(ONE, replace(OTHER, api_key_file=str(key))),
+        prefill=PrefillSettings(attention_tokens=1234),
+        scrape=sections.Scrape(unknown_after=7.0),
+    )
+    fleet = fleet_of(settings, lambda *_: None)
+    assert [each.id for each in fleet.instances] == ["a", "b"]
+    other, one = fleet.instances
+    assert (one.url, one.models, one.role, one.pool, one.zone) == (ONE.url, frozenset({"m"}), "decode", "p", "z")
+    assert one.key is None
+    assert other.key is not None
+    assert other.key.text == "sk-of-a"
+    assert one.attention_tokens == other.attention_tokens == 1234
+    assert fleet.unknown_after_s == 7.0
+
+
+def test_an_ejection_is_reported_with_its_reason() -> None:
+    ejected: list[tuple[str, str]] = []
+    fleet = fleet_of(Settings(instances=(ONE, OTHER)), lambda instance, reason: ejected.append((instance.id, reason)))
+    for _ in range(5):
+        fleet.health.probed(fleet["a"], ok=False)
+    assert ejected == [("a", "probe")]
+
+
+def test_a_key_that_cannot_be_read_names_its_instance(tmp_path: Path) -> None:
+    settings = Settings(instances=(replace(OTHER, api_key_file=str(tmp_path / "none")),))
+    with pytest.raises(ConfigError, match="instances: a: api_key_file"):
+        fleet_of(settings, lambda *_: None)

@@ -1,4 +1,4 @@
-"""What goes wrong after a change of policy is undone once, and said; what was wrong before is left alone."""
+"""Guardrail: what a change of policy breaks is undone once; earlier faults are left alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,141 @@ from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance, Lease
 from smetric.fleet.record import DecisionRecord
 from smetric.request.request import InferenceRequest
-from smetric.routing.guardrail import Band, Guardrail
+from smetric.routing.guardrail import ArmLoad, Band, Guardrail, Spread
 from smetric.routing.policy_files import Origin, PolicyFile
 from smetric.routing.routes import Match, Route, Routes
 from tests.fakes import Call, FakeEngine, exchange_of, healthy, until
 from tests.faults.harness import Running, chat, running
-from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import Fleet, policy
+
+# What can be said of how an arm's own requests lie, and from how many of them on.
+
+POLICY = policy("policy p\nroute rr_argmin(requests) as least\n")
+
+
+def sent(to: Instance, turn: int = 0) -> DecisionRecord:
+    record = Fleet(random.Random(), 2).decide(POLICY, InferenceRequest(turn=turn))
+    record.instance = to
+    return record
+
+
+@pytest.fixture
+def instances() -> list[Instance]:
+    return [Instance(f"gpu-{i}", f"http://{i}") for i in range(4)]
+
+
+def test_arm_load_averages_over_looks(instances: list[Instance]) -> None:
+    load = ArmLoad(2)
+    records = [sent(instances[0]) for _ in range(4)]
+    load.look()
+    for record in records:
+        load.placed(record)
+    load.look()
+    assert load.over(instances) == Spread(4, 0.5, 2.0, 4)
+    load.left(records[0])
+    load.look()
+    assert load.over(instances) == Spread(4, 3.5 / 4, 3.5, 4)
+    load.clear()
+    assert load.over(instances) == Spread(4, 0.0, 0.0, 0)
+    assert load.over(instances).imbalance == 1
+
+
+def test_arm_load_leaves_out_other_instances(instances: list[Instance]) -> None:
+    load = ArmLoad(1)
+    for instance in instances:
+        load.placed(sent(instance))
+    load.look()
+    assert load.over(instances[:2]) == Spread(2, 1.0, 1.0, 2)
+
+
+def test_arm_load_counts_choices(
+    instances: list[Instance],
+) -> None:
+    load = ArmLoad(10)
+    for _ in range(10):
+        first, later = sent(instances[0]), sent(instances[1], turn=3)
+        load.placed(first)
+        load.placed(later)
+        load.look()
+        load.left(first)
+        load.left(later)
+    assert load.over(instances).choices == 10 + 1
+
+
+def test_arm_load_shows_moving_pile_at_once(instances: list[Instance]) -> None:
+    load = ArmLoad(4)
+    for instance in instances:
+        records = [sent(instance) for _ in range(6)]
+        for record in records:
+            load.placed(record)
+        load.look()
+        for record in records:
+            load.left(record)
+    assert load.over(instances) == Spread(4, 1.5, 1.5, 24)
+    assert load.at_once(instances) == Spread(4, 1.5, 6.0, 24, 4)
+    assert load.at_once(instances[:2]) == Spread(2, 1.5, 3.0, 12, 4)
+
+
+def test_arm_load_shows_pile_that_moves_often(instances: list[Instance]) -> None:
+    load = ArmLoad(10)
+    for look in range(10):
+        records = [sent(instances[look % 2]) for _ in range(8)]
+        for record in records:
+            load.placed(record)
+        load.look()
+        for record in records:
+            load.left(record)
+        assert load.at_once(instances[:2]).shows(1.9) == (look > 1)
+    assert load.at_once(instances[:2]) == Spread(2, 4.0, 8.0, 80, 10)
+
+
+def test_arm_load_is_even_without_requests(instances: list[Instance]) -> None:
+    assert ArmLoad(4).at_once(instances) == Spread(4, 0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(("count", "choices"), [(2, 15), (4, 8), (32, 4)])
+def test_spread_shows_pile_of_few_requests(count: int, choices: int) -> None:
+    assert Spread(count, 1, count, choices).shows(count)
+    assert not Spread(count, 1, count, choices - 1).shows(count)
+
+
+def test_spread_never_shows_balance() -> None:
+    assert not Spread(4, 1, 1, 10_000).shows(1.0)
+    assert not Spread(4, 0, 0, 0).shows(4.0)
+
+
+def test_arm_load_rarely_shows_random_short_requests() -> None:
+    rng = random.Random(6)
+    alarms = 0
+    for _ in range(60):
+        among = [Instance(f"gpu-{i}", f"http://{i}") for i in range(rng.choice([2, 3, 4, 8, 32]))]
+        load = ArmLoad(10)
+        for _ in range(10):
+            records = [sent(rng.choice(among)) for _ in range(rng.randint(1, 12))]
+            for record in records:
+                load.placed(record)
+            load.look()
+            for record in records:
+                load.left(record)
+        spread = load.at_once(among)
+        alarms += spread.shows(spread.imbalance)
+    assert alarms == 0
+
+
+def test_arm_load_rarely_shows_random_requests() -> None:
+    rng = random.Random(5)
+    alarms = 0
+    for _ in range(3000):
+        count, choices = rng.choice([2, 4, 8, 32]), rng.randint(1, 200)
+        loads = [0] * count
+        for _ in range(choices):
+            loads[rng.randrange(count)] += 1
+        spread = Spread(count, choices / count, max(loads), choices)
+        alarms += spread.shows(spread.imbalance)
+    assert alarms <= 1
+
+
+# What goes wrong after a change of policy is undone once, and said; what was wrong before is left alone.
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +221,7 @@ class World:
         return seconds
 
 
-def test_a_policy_that_piles_everything_on_one_instance_is_undone_within_seconds(tmp_path: Path) -> None:
+def test_guardrail_undoes_pile_on_one_instance(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.load(3, 3, 3, 3)
     world.pass_s(20)
@@ -110,7 +238,7 @@ def test_a_policy_that_piles_everything_on_one_instance_is_undone_within_seconds
     assert "guardrail: the busiest" in (world.file.problem or "")
 
 
-def test_a_pile_that_moves_from_instance_to_instance_is_undone_too(tmp_path: Path) -> None:
+def test_guardrail_undoes_moving_pile(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.load(3, 3, 3, 3)
     world.pass_s(20)
@@ -125,7 +253,7 @@ def test_a_pile_that_moves_from_instance_to_instance_is_undone_too(tmp_path: Pat
     assert "4.0 times the mean, 1.0 before" in (world.file.problem or "")
 
 
-def test_requests_at_random_on_many_instances_are_no_pile(tmp_path: Path) -> None:
+def test_guardrail_ignores_random_placement(tmp_path: Path) -> None:
     rng, world = random.Random(7), World(tmp_path, models=("m",) * 32)
     world.load(*[1] * 32)
     world.pass_s(20)
@@ -139,7 +267,7 @@ def test_requests_at_random_on_many_instances_are_no_pile(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("count", [2, 3, 32])
-def test_it_does_so_however_many_instances_there_are(tmp_path: Path, count: int) -> None:
+def test_guardrail_works_with_any_number_of_instances(tmp_path: Path, count: int) -> None:
     world = World(tmp_path, models=("m",) * count)
     world.load(*[2] * count)
     world.pass_s(20)
@@ -148,7 +276,7 @@ def test_it_does_so_however_many_instances_there_are(tmp_path: Path, count: int)
     assert world.pass_s(60) <= 20
 
 
-def test_what_it_has_undone_it_leaves_alone_until_the_file_changes_again(tmp_path: Path) -> None:
+def test_guardrail_leaves_undone_policy_until_file_changes(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(WORSE)
     world.pass_s(30)  # nobody asks anything meanwhile
@@ -163,7 +291,7 @@ def test_what_it_has_undone_it_leaves_alone_until_the_file_changes_again(tmp_pat
     assert len(world.told) == 2
 
 
-def test_a_bad_change_that_is_changed_again_at_once_is_undone_with_it(tmp_path: Path) -> None:
+def test_guardrail_undoes_quick_changes_together(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.load(3, 3, 3, 3)
     world.pass_s(20)
@@ -176,7 +304,7 @@ def test_a_bad_change_that_is_changed_again_at_once_is_undone_with_it(tmp_path: 
     assert "4.0 times the mean, 1.0 before" in (world.file.problem or "")
 
 
-def test_a_bad_change_that_was_taken_back_by_hand_is_not_undone_once_more(tmp_path: Path) -> None:
+def test_guardrail_ignores_change_taken_back_by_hand(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.load(3, 3, 3, 3)
     world.pass_s(20)
@@ -191,7 +319,7 @@ def test_a_bad_change_that_was_taken_back_by_hand_is_not_undone_once_more(tmp_pa
     ]
 
 
-def test_a_second_change_later_is_undone_alone(tmp_path: Path) -> None:
+def test_guardrail_undoes_later_change_alone(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.load(3, 3, 3, 3)
     world.pass_s(20)
@@ -203,7 +331,7 @@ def test_a_second_change_later_is_undone_alone(tmp_path: Path) -> None:
     assert world.file.current.policy.source == GOOD + "# the same\n"
 
 
-def test_however_often_a_bad_policy_is_changed_at_once_one_that_is_kept_is_restored(tmp_path: Path) -> None:
+def test_guardrail_restores_a_kept_generation(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.load(3, 3, 3, 3)
     world.pass_s(20)
@@ -214,7 +342,7 @@ def test_however_often_a_bad_policy_is_changed_at_once_one_that_is_kept_is_resto
     assert world.file.current.policy.source == f"{BAD}# 10\n"
 
 
-def test_what_an_operator_restored_is_not_undone(tmp_path: Path) -> None:
+def test_guardrail_ignores_operator_restore(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(BAD)
     world.file.restore(Origin.ROLLBACK, 1)
@@ -223,7 +351,7 @@ def test_what_an_operator_restored_is_not_undone(tmp_path: Path) -> None:
     assert world.pass_s(600) == 600
 
 
-def test_an_imbalance_that_was_there_before_is_not_the_changes_fault(tmp_path: Path) -> None:
+def test_guardrail_tolerates_earlier_imbalance(tmp_path: Path) -> None:
     world = World(tmp_path, models=("m",) * 8)
     world.load(12, 1, 1, 1, 1, 1, 1, 1)
     world.pass_s(20)
@@ -231,14 +359,14 @@ def test_an_imbalance_that_was_there_before_is_not_the_changes_fault(tmp_path: P
     assert world.pass_s(600) == 600
 
 
-def test_few_requests_are_no_load(tmp_path: Path) -> None:
+def test_guardrail_needs_a_least_load(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(BAD)
     world.load(3, 0, 0, 0)
     assert world.pass_s(600) == 600
 
 
-def test_a_change_that_held_for_long_enough_is_watched_no_more(tmp_path: Path) -> None:
+def test_guardrail_stops_watching_after_its_time(tmp_path: Path) -> None:
     world = World(tmp_path, band=Band(watch_s=30))
     world.load(3, 3, 3, 3)
     world.swap(BAD)
@@ -247,7 +375,7 @@ def test_a_change_that_held_for_long_enough_is_watched_no_more(tmp_path: Path) -
     assert world.pass_s(600) == 600
 
 
-def test_instances_of_other_models_are_compared_with_each_other_only(tmp_path: Path) -> None:
+def test_guardrail_compares_instances_per_model(tmp_path: Path) -> None:
     world = World(tmp_path, models=("m", "m", "other", "other"))
     world.swap(BAD)
     world.load(9, 9, 1, 1)
@@ -256,7 +384,7 @@ def test_instances_of_other_models_are_compared_with_each_other_only(tmp_path: P
     assert world.pass_s(60) <= 12
 
 
-def test_an_adapter_that_one_instance_has_loaded_makes_it_no_other_models(tmp_path: Path) -> None:
+def test_guardrail_groups_instances_without_adapters(tmp_path: Path) -> None:
     world = World(tmp_path, models=("m", "m"))
     world.instances[0].models, world.instances[0].adapters = frozenset(("m", "tuned")), frozenset(("tuned",))
     world.swap(BAD)
@@ -265,7 +393,7 @@ def test_an_adapter_that_one_instance_has_loaded_makes_it_no_other_models(tmp_pa
 
 
 @pytest.mark.parametrize("match", ["m", "alias"])
-def test_a_route_for_one_model_answers_for_its_instances_only(tmp_path: Path, match: str) -> None:
+def test_guardrail_judges_route_by_its_models(tmp_path: Path, match: str) -> None:
     world = World(tmp_path, models=("m", "m", "other", "other"), match=match)
     world.swap(BAD)
     world.load(2, 2, 9, 0)
@@ -274,7 +402,7 @@ def test_a_route_for_one_model_answers_for_its_instances_only(tmp_path: Path, ma
     assert world.pass_s(60) <= 12
 
 
-def test_instances_that_are_ill_or_drained_are_no_imbalance(tmp_path: Path) -> None:
+def test_guardrail_ignores_unhealthy_and_drained_instances(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(BAD)
     world.load(12, 0, 0, 0)
@@ -286,7 +414,7 @@ def test_instances_that_are_ill_or_drained_are_no_imbalance(tmp_path: Path) -> N
 # ── errors ───────────────────────────────────────────────────────────────────
 
 
-def test_a_policy_that_sheds_everybody_is_undone(tmp_path: Path) -> None:
+def test_guardrail_undoes_policy_that_sheds_all(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.pass_s(20, lambda: world.answer(5, 200))
     world.swap(BAD)
@@ -295,7 +423,7 @@ def test_a_policy_that_sheds_everybody_is_undone(tmp_path: Path) -> None:
     assert "100% of the requests failed, 0% before" in (world.file.problem or "")
 
 
-def test_errors_that_were_there_before_are_not_the_changes_fault(tmp_path: Path) -> None:
+def test_guardrail_tolerates_earlier_errors(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     def a_third_fails() -> None:
@@ -307,13 +435,13 @@ def test_errors_that_were_there_before_are_not_the_changes_fault(tmp_path: Path)
     assert world.pass_s(60, a_third_fails) == 60
 
 
-def test_requests_that_the_policy_before_decided_do_not_count(tmp_path: Path) -> None:
+def test_guardrail_ignores_requests_of_previous_policy(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(BAD)
     assert world.pass_s(60, lambda: world.answer(5, 503, generation=1)) == 60
 
 
-def test_requests_that_no_policy_decided_do_not_count_and_those_that_it_could_not_decide_do(tmp_path: Path) -> None:
+def test_guardrail_counts_failed_evaluations_only(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     def undecided(outcome: str) -> None:
@@ -327,7 +455,7 @@ def test_requests_that_no_policy_decided_do_not_count_and_those_that_it_could_no
     assert world.pass_s(60, lambda: undecided(names.ERROR)) < 20
 
 
-def test_clients_that_leave_and_bad_requests_are_no_failures(tmp_path: Path) -> None:
+def test_guardrail_ignores_client_errors(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(BAD)
 
@@ -338,7 +466,7 @@ def test_clients_that_leave_and_bad_requests_are_no_failures(tmp_path: Path) -> 
     assert world.pass_s(60, odd) == 60
 
 
-def test_a_few_failures_are_no_share(tmp_path: Path) -> None:
+def test_guardrail_needs_enough_failures(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.swap(BAD)
     world.answer(12, 503)
@@ -391,7 +519,7 @@ class Arms(World):
 EVEN = (3, 3, 3, 3)
 
 
-def test_a_canary_that_piles_its_half_on_one_instance_is_undone_though_the_other_arm_evens_it_out(
+def test_guardrail_undoes_canary_hidden_by_the_other_arm(
     tmp_path: Path,
 ) -> None:
     world = Arms(tmp_path)
@@ -406,7 +534,7 @@ def test_a_canary_that_piles_its_half_on_one_instance_is_undone_though_the_other
     assert "of its own requests the busiest instance had 4.0 times the mean, 1.0 before" in (world.canary.problem or "")
 
 
-def test_a_canary_whose_pile_moves_from_instance_to_instance_is_undone(tmp_path: Path) -> None:
+def test_guardrail_undoes_canary_with_moving_pile(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.put(control=EVEN, canary=EVEN)
     world.pass_s(20)
@@ -422,14 +550,14 @@ def test_a_canary_whose_pile_moves_from_instance_to_instance_is_undone(tmp_path:
     assert world.file.current.number == 1
 
 
-def test_a_canary_that_spreads_its_own_evenly_is_not_blamed_for_what_the_other_arm_does(tmp_path: Path) -> None:
+def test_guardrail_spares_even_canary(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.swap_canary()
     world.put(control=(60, 0, 0, 0), canary=(16, 16, 16, 16))
     assert world.pass_s(600) == 600
 
 
-def test_where_an_arms_own_requests_are_too_few_to_tell_all_are_looked_at(tmp_path: Path) -> None:
+def test_guardrail_looks_at_all_when_an_arm_has_few(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.swap_canary()
     world.put(control=EVEN, canary=(3, 0, 0, 0))
@@ -438,14 +566,14 @@ def test_where_an_arms_own_requests_are_too_few_to_tell_all_are_looked_at(tmp_pa
     assert world.pass_s(60) <= 12
 
 
-def test_requests_that_the_policy_before_placed_are_not_its_own(tmp_path: Path) -> None:
+def test_guardrail_separates_placements_of_previous_policy(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
     world.swap_canary()
     assert world.pass_s(60) == 60
 
 
-def test_what_an_arm_piled_up_before_by_design_is_not_the_changes_fault(tmp_path: Path) -> None:
+def test_guardrail_tolerates_pile_by_design(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.put(control=(0, 4, 4, 4), canary=(12, 0, 0, 0))
     world.pass_s(20)
@@ -454,7 +582,7 @@ def test_what_an_arm_piled_up_before_by_design_is_not_the_changes_fault(tmp_path
     assert world.pass_s(600) == 600
 
 
-def test_a_request_that_is_tried_elsewhere_counts_where_it_is(tmp_path: Path) -> None:
+def test_guardrail_counts_retried_request_once(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.swap_canary()
     world.put(control=EVEN, canary=(12, 0, 0, 0))
@@ -465,7 +593,7 @@ def test_a_request_that_is_tried_elsewhere_counts_where_it_is(tmp_path: Path) ->
     assert world.pass_s(600) == 600
 
 
-def test_requests_that_nobody_else_may_serve_do_not_stay_where_they_have_failed(tmp_path: Path) -> None:
+def test_guardrail_drops_failed_requests_without_alternative(tmp_path: Path) -> None:
     world = Arms(tmp_path)
     world.swap_canary()
     world.put(control=EVEN, canary=(12, 0, 0, 0))
@@ -485,7 +613,7 @@ async def slow(call: Call) -> None:
     await healthy(call)
 
 
-async def test_a_policy_pushed_under_load_that_takes_the_fullest_is_undone(tmp_path: Path) -> None:
+async def test_guardrail_undoes_bad_policy_under_load(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text(GOOD)
     async with running(
@@ -525,7 +653,7 @@ def acting(router: Running) -> Origin:
     return router.application.policy_file.current.origin
 
 
-async def test_a_bad_canary_on_half_of_the_traffic_is_undone_and_the_other_arm_goes_on(tmp_path: Path) -> None:
+async def test_guardrail_undoes_bad_canary_and_keeps_control(tmp_path: Path) -> None:
     path, canary = tmp_path / "p.policy", tmp_path / "canary.policy"
     path.write_text(GOOD)
     canary.write_text(GOOD)
@@ -559,6 +687,6 @@ async def test_a_bad_canary_on_half_of_the_traffic_is_undone_and_the_other_arm_g
         assert str(line["reason"]).startswith("of its own requests the busiest instance had ")
 
 
-async def test_it_can_be_turned_off() -> None:
+async def test_guardrail_can_be_disabled() -> None:
     async with running(FakeEngine(), guardrail=GuardrailSettings(enabled=False)) as router:
         assert router.application.policies.guardrail is None

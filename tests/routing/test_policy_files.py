@@ -57,19 +57,19 @@ def policy_file(path: Path, heard: Heard) -> PolicyFile:
     return PolicyFile(path, VOCABULARY, on_reload=heard)
 
 
-def test_a_file_that_does_not_check_refuses_to_start(path: Path) -> None:
+def test_policy_file_refuses_unchecked_policy_at_start(path: Path) -> None:
     path.write_text(BAD)
     with pytest.raises(PolicyError, match="did you mean `requests`"):
         PolicyFile(path, VOCABULARY)
 
 
-def test_a_file_that_is_missing_refuses_to_start(tmp_path: Path) -> None:
+def test_policy_file_refuses_missing_file_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.policy: cannot be read: No such file"):
         PolicyFile(tmp_path / "none.policy", VOCABULARY)
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "huge", "binary"])
-def test_what_is_no_policy_file_refuses_to_start_and_never_hangs(tmp_path: Path, kind: str) -> None:
+def test_policy_file_refuses_odd_files_without_hanging(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "p.policy"
     if kind == "folder":
         path.mkdir()
@@ -83,12 +83,12 @@ def test_what_is_no_policy_file_refuses_to_start_and_never_hangs(tmp_path: Path,
         PolicyFile(path, VOCABULARY)
 
 
-def test_parameters_are_checked_against_the_policy(path: Path) -> None:
+def test_policy_file_checks_parameters(path: Path) -> None:
     with pytest.raises(PolicyError, match="NOPE"):
         PolicyFile(path, VOCABULARY, {"NOPE": 1.0})
 
 
-def test_a_changed_file_is_swapped_in_as_a_new_generation(path: Path, policy_file: PolicyFile, heard: Heard) -> None:
+def test_policy_file_swaps_changed_file(path: Path, policy_file: PolicyFile, heard: Heard) -> None:
     before = policy_file.current
     assert before.number == 1
     assert not policy_file.refresh()
@@ -100,7 +100,7 @@ def test_a_changed_file_is_swapped_in_as_a_new_generation(path: Path, policy_fil
 
 
 @pytest.mark.parametrize("content", [BAD, "", GOOD[:20], "\x00", "# only a comment\n"])
-def test_a_bad_file_keeps_the_last_good_policy_and_says_so_once(
+def test_policy_file_keeps_last_good_policy_and_logs_once(
     path: Path, policy_file: PolicyFile, heard: Heard, content: str
 ) -> None:
     before = policy_file.current
@@ -115,9 +115,7 @@ def test_a_bad_file_keeps_the_last_good_policy_and_says_so_once(
     assert policy_file.problem is None
 
 
-def test_the_log_names_place_mistake_and_way_out_of_the_first_error_on_one_line(
-    path: Path, policy_file: PolicyFile
-) -> None:
+def test_policy_file_logs_first_error_on_one_line(path: Path, policy_file: PolicyFile) -> None:
     with structlog.testing.capture_logs() as lines:
         path.write_text(BAD.replace("route", "let l = requets\nroute"))
         policy_file.refresh()
@@ -129,9 +127,7 @@ def test_the_log_names_place_mistake_and_way_out_of_the_first_error_on_one_line(
     assert bad["keeps"] == gone["keeps"] == policy_file.current.policy.digest
 
 
-def test_a_deleted_file_keeps_the_last_good_policy_until_it_is_back(
-    path: Path, policy_file: PolicyFile, heard: Heard
-) -> None:
+def test_policy_file_keeps_policy_of_deleted_file(path: Path, policy_file: PolicyFile, heard: Heard) -> None:
     path.unlink()
     assert not policy_file.refresh()
     assert not policy_file.refresh()
@@ -141,9 +137,7 @@ def test_a_deleted_file_keeps_the_last_good_policy_until_it_is_back(
     assert policy_file.current.number == 2
 
 
-def test_restoring_the_acting_text_after_a_bad_one_is_no_new_generation(
-    path: Path, policy_file: PolicyFile, heard: Heard
-) -> None:
+def test_policy_file_makes_no_generation_of_the_acting_text(path: Path, policy_file: PolicyFile, heard: Heard) -> None:
     path.write_text(BAD)
     policy_file.refresh()
     path.write_text(GOOD)
@@ -151,9 +145,7 @@ def test_restoring_the_acting_text_after_a_bad_one_is_no_new_generation(
     assert (policy_file.current.number, policy_file.problem, heard.swaps) == (1, None, [])
 
 
-def test_what_was_put_aside_acts_again_once_the_file_has_been_something_else(
-    path: Path, policy_file: PolicyFile, heard: Heard
-) -> None:
+def test_policy_file_lets_put_aside_text_act_after_a_change(path: Path, policy_file: PolicyFile, heard: Heard) -> None:
     path.write_text(BETTER)
     assert policy_file.refresh()
     policy_file.restore(Origin.ROLLBACK)
@@ -167,9 +159,7 @@ def test_what_was_put_aside_acts_again_once_the_file_has_been_something_else(
 
 
 @pytest.mark.parametrize("meanwhile", [BAD, None])
-def test_what_was_put_aside_stays_there_over_a_file_that_cannot_be_used(
-    path: Path, policy_file: PolicyFile, meanwhile: str | None
-) -> None:
+def test_policy_file_keeps_put_aside_over_bad_file(path: Path, policy_file: PolicyFile, meanwhile: str | None) -> None:
     path.with_name("common.policy").write_text(LIBRARY)
     path.write_text(USING)
     assert policy_file.refresh()
@@ -184,9 +174,7 @@ def test_what_was_put_aside_stays_there_over_a_file_that_cannot_be_used(
     assert policy_file.problem == why
 
 
-def test_what_was_put_aside_while_its_file_was_away_does_not_act_when_it_is_back(
-    path: Path, policy_file: PolicyFile
-) -> None:
+def test_policy_file_keeps_put_aside_while_file_is_away(path: Path, policy_file: PolicyFile) -> None:
     path.write_text(BETTER)
     assert policy_file.refresh()
     path.unlink()
@@ -198,7 +186,7 @@ def test_what_was_put_aside_while_its_file_was_away_does_not_act_when_it_is_back
     assert "was replaced by 1 (guardrail)" in (policy_file.problem or "")
 
 
-def test_restoring_what_the_file_says_leaves_nothing_to_complain_of(path: Path, policy_file: PolicyFile) -> None:
+def test_policy_file_has_no_problem_after_restoring_its_text(path: Path, policy_file: PolicyFile) -> None:
     path.write_text(BETTER)
     assert policy_file.refresh()
     policy_file.restore(Origin.ROLLBACK)
@@ -206,7 +194,7 @@ def test_restoring_what_the_file_says_leaves_nothing_to_complain_of(path: Path, 
     assert (policy_file.current.policy.source, policy_file.problem) == (BETTER, None)
 
 
-def test_a_file_half_written_is_picked_up_when_it_is_whole(path: Path, policy_file: PolicyFile) -> None:
+def test_policy_file_picks_up_completed_file(path: Path, policy_file: PolicyFile) -> None:
     text = BETTER.encode()
     for end in range(1, len(text)):
         path.write_bytes(text[:end])
@@ -228,7 +216,7 @@ async def watching(policy_file: PolicyFile) -> AsyncIterator[None]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_file_is_watched_whether_it_is_written_or_replaced(path: Path, policy_file: PolicyFile) -> None:
+async def test_watch_sees_written_and_replaced_files(path: Path, policy_file: PolicyFile) -> None:
     async with watching(policy_file):
         path.write_text(BETTER)  # noqa: ASYNC240 - a few bytes
         await until(lambda: policy_file.current.number == 2, within_s=10)
@@ -239,7 +227,7 @@ async def test_the_file_is_watched_whether_it_is_written_or_replaced(path: Path,
     assert policy_file.current.policy.source == GOOD
 
 
-async def test_a_swap_of_the_link_above_the_file_is_seen(tmp_path: Path) -> None:
+async def test_watch_sees_swapped_link(tmp_path: Path) -> None:
     """As Kubernetes mounts a ConfigMap: p.policy → ..data/p.policy, and ..data is replaced."""
     for name, text in (("one", GOOD), ("two", BETTER)):
         (tmp_path / name).mkdir()
@@ -257,7 +245,7 @@ async def test_a_swap_of_the_link_above_the_file_is_seen(tmp_path: Path) -> None
 # ── libraries ────────────────────────────────────────────────────────────────
 
 
-def test_a_library_is_found_beside_the_file_and_its_changes_are_followed(path: Path, heard: Heard) -> None:
+def test_policy_file_follows_its_libraries(path: Path, heard: Heard) -> None:
     path.write_text(USING)
     library = path.parent / "common.policy"
     library.write_text(LIBRARY)
@@ -270,7 +258,7 @@ def test_a_library_is_found_beside_the_file_and_its_changes_are_followed(path: P
     assert heard.swaps == [2]
 
 
-def test_a_library_that_breaks_or_goes_leaves_the_last_good_policy(path: Path, heard: Heard) -> None:
+def test_policy_file_keeps_policy_when_library_breaks(path: Path, heard: Heard) -> None:
     path.write_text(USING)
     library = path.parent / "common.policy"
     library.write_text(LIBRARY)
@@ -290,7 +278,7 @@ def test_a_library_that_breaks_or_goes_leaves_the_last_good_policy(path: Path, h
 
 
 @pytest.mark.parametrize("written", ["+ 2", "+"])
-def test_a_library_that_changes_while_its_policy_is_loaded_is_read_once_more(path: Path, written: str) -> None:
+def test_policy_file_reads_library_changed_during_load(path: Path, written: str) -> None:
     path.write_text(USING)
     library = path.with_name("common.policy")
     library.write_text(LIBRARY)

@@ -1,4 +1,4 @@
-"""Routing: what is fetched when, what is charged, and that nobody becomes a magnet."""
+"""Routing: what is fetched when, what is charged, and what observed policies read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from smetric.features import VOCABULARY
 from smetric.files import shipped_policies
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance, Lease, Scrape
+from smetric.fleet.record import DecisionRecord
+from smetric.policy import Policy
 from smetric.request.request import InferenceRequest, Usage
-from smetric.routing.router import PIN_TTL_S, Router
+from smetric.routing.router import PIN_TTL_S, Router, Routing
 from smetric.sources.lookups import LookupDeadline
 from smetric.sources.source import Cells, Source
 from tests.clock import Clock
-from tests.fakes import routes_by
+from tests.fakes import routes_by, until
+from tests.records.drive import policy
+
+# Routing: what is fetched when, what is charged, and that nobody becomes a magnet.
 
 
 class FakeSource(Source):
@@ -83,7 +88,7 @@ def later_turn() -> InferenceRequest:
     return InferenceRequest(turn=3, prompt_len=1000, est_hit=900)
 
 
-async def test_a_first_turn_is_charged_and_causes_no_lookup() -> None:
+async def test_router_charges_first_turn_without_lookup() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 900})
     router = router_of(fleet, source)
     routing = await router.route(first_turn())
@@ -98,7 +103,7 @@ async def test_a_first_turn_is_charged_and_causes_no_lookup() -> None:
     assert [i.own for i in fleet.instances] == [0, 0, 0]
 
 
-async def test_a_later_turn_returns_to_its_cache_and_is_charged_without_the_hit() -> None:
+async def test_router_returns_later_turn_to_its_cache_and_charges_without_hit() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 0, "b": 880, "c": 0})
     fleet["b"].scrape = Scrape(measured_at=1000.0, running=1, waiting=0, kv_usage=None, own=0)
     fleet["a"].scrape = fleet["c"].scrape = Scrape(measured_at=1000.0, running=2, waiting=0, kv_usage=None, own=0)
@@ -110,14 +115,14 @@ async def test_a_later_turn_returns_to_its_cache_and_is_charged_without_the_hit(
     assert fleet["b"].unprefilled == 120
 
 
-async def test_bursts_spread_because_each_decision_is_charged_at_once() -> None:
+async def test_router_spreads_bursts_by_charging_at_once() -> None:
     fleet = fleet_of("abcd")
     router = router_of(fleet, policy="load_only")
     await asyncio.gather(*(router.route(first_turn()) for _ in range(100)))
     assert [i.own for i in fleet.instances] == [25, 25, 25, 25]
 
 
-async def test_cells_one_source_does_not_know_fall_to_the_next() -> None:
+async def test_router_asks_next_source_for_unknown_cells() -> None:
     best = FakeSource({"a": None, "b": 100, "c": None}, name="best")
     rest = FakeSource({"a": 700, "b": 999, "c": None}, name="rest")
     routing = await router_of(fleet_of(), best, rest, policy="smetric_basic").route(later_turn())
@@ -128,13 +133,13 @@ async def test_cells_one_source_does_not_know_fall_to_the_next() -> None:
     assert snapshot.origins_of("hit_len") == ["rest", "best", ""]
 
 
-async def test_the_next_source_is_not_asked_when_nothing_is_unknown() -> None:
+async def test_router_skips_next_source_when_all_is_known() -> None:
     best, rest = FakeSource({"a": 1, "b": 2, "c": 3}), FakeSource({"a": 9})
     await router_of(fleet_of(), best, rest, policy="smetric_basic").route(later_turn())
     assert (best.asked, rest.asked) == (1, 0)
 
 
-async def test_a_late_lookup_is_unknown_and_an_unknown_hit_does_not_stick() -> None:
+async def test_router_takes_late_lookup_as_unknown() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 900}, delay_s=30)
     # Equal loads, so that only the unknown hit keeps it from sticking.
     for instance in fleet.instances:
@@ -146,7 +151,7 @@ async def test_a_late_lookup_is_unknown_and_an_unknown_hit_does_not_stick() -> N
     assert routing.decision.snapshot.is_known("hit_len") == [False, False, False]
 
 
-async def test_all_lookups_of_a_decision_have_one_deadline_however_many_steps_it_takes(tmp_path: Path) -> None:
+async def test_router_gives_all_lookups_of_a_decision_one_deadline(tmp_path: Path) -> None:
     class Stores(FakeSource):
         fills = frozenset({"store_hit_len"})
 
@@ -163,7 +168,7 @@ async def test_all_lookups_of_a_decision_have_one_deadline_however_many_steps_it
     assert routing.decision.snapshot.is_known("store_hit_len") == [False, False, False]
 
 
-async def test_an_asynchronous_lookup_in_time_counts_and_is_decided_on_a_new_snapshot() -> None:
+async def test_router_decides_on_new_snapshot_after_waiting() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 900, "b": 0, "c": 0}, delay_s=0.01)
     router = router_of(fleet, source, policy="smetric_basic", deadline=LookupDeadline(5.0, 0.0, 5.0))
     pending = asyncio.create_task(router.route(later_turn()))
@@ -175,7 +180,7 @@ async def test_an_asynchronous_lookup_in_time_counts_and_is_decided_on_a_new_sna
     assert routing.decision.snapshot.columns["requests"][0] == 5
 
 
-async def test_candidates_that_appear_during_a_lookup_are_unknown_and_those_that_leave_are_gone() -> None:
+async def test_router_follows_candidates_that_change_during_a_lookup() -> None:
     fleet, source = fleet_of(), FakeSource({"a": 100, "b": 900, "c": 50}, delay_s=0.01)
     fleet["a"].healthy = False
     router = router_of(fleet, source, policy="smetric_basic", deadline=LookupDeadline(5.0, 0.0, 5.0))
@@ -190,7 +195,7 @@ async def test_candidates_that_appear_during_a_lookup_are_unknown_and_those_that
     assert routing.decision.instance == "c"
 
 
-async def test_nobody_for_an_unknown_model_is_an_error_in_the_result() -> None:
+async def test_router_returns_error_for_unknown_model() -> None:
     fleet = Fleet([Instance("a", "http://a", models=["m"])], VOCABULARY)
     routing = await router_of(fleet).route(InferenceRequest(model="other"))
     assert (routing.outcome, routing.lease) == ("no_candidate", None)
@@ -199,7 +204,7 @@ async def test_nobody_for_an_unknown_model_is_an_error_in_the_result() -> None:
     assert routing.error.__traceback__ is None  # it would keep the frames of those that wait for the result
 
 
-async def test_a_retry_leaves_the_failed_instance_out() -> None:
+async def test_router_excludes_failed_instance_on_retry() -> None:
     fleet = fleet_of("ab")
     router = router_of(fleet)
     routing = await router.route(first_turn(), exclude=[fleet["a"]])
@@ -208,7 +213,7 @@ async def test_a_retry_leaves_the_failed_instance_out() -> None:
     assert (await router.route(first_turn(), exclude=fleet.instances)).outcome == "no_candidate"
 
 
-async def test_a_reject_rule_sheds_with_its_own_status_and_retry_after(tmp_path: Path) -> None:
+async def test_router_sheds_with_status_and_retry_after_of_the_rule(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text('policy p\nreject 429 "full" retry 2s when all(requests >= 1) as shed\nroute argmin(requests)\n')
     fleet = fleet_of("a")
@@ -223,7 +228,7 @@ async def test_a_reject_rule_sheds_with_its_own_status_and_retry_after(tmp_path:
     assert (await router.route(first_turn())).outcome == "routed"
 
 
-async def test_a_filter_that_leaves_nobody_is_503_and_named(tmp_path: Path) -> None:
+async def test_router_names_the_filter_that_left_no_candidate(tmp_path: Path) -> None:
     path = tmp_path / "p.policy"
     path.write_text('policy p\nkeep pool == "gold" as gold_pool\nroute argmin(requests)\n')
     routing = await router_of(fleet_of("a"), policy=path).route(first_turn())
@@ -233,7 +238,7 @@ async def test_a_filter_that_leaves_nobody_is_503_and_named(tmp_path: Path) -> N
     assert "gold_pool" in routing.error.message
 
 
-async def test_an_error_inside_an_evaluation_is_500_and_charges_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_answers_500_to_failed_evaluation_without_charge(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_of("a")
     router = router_of(fleet)
 
@@ -247,7 +252,7 @@ async def test_an_error_inside_an_evaluation_is_500_and_charges_nobody(monkeypat
     assert routing.error.status == 500
 
 
-async def test_a_stored_response_goes_back_to_its_engine_or_nowhere() -> None:
+async def test_router_pins_stored_response_to_its_engine() -> None:
     fleet = fleet_of()
     source = FakeSource({})
     router = router_of(fleet, source)
@@ -265,7 +270,7 @@ async def test_a_stored_response_goes_back_to_its_engine_or_nowhere() -> None:
     assert (await router.route(request)).outcome == "no_candidate"
 
 
-async def test_a_restart_takes_all_responses_of_an_engine_though_some_expire_meanwhile() -> None:
+async def test_router_forgets_all_pins_of_a_restarted_engine() -> None:
     clock = Clock()
 
     def passing() -> float:
@@ -286,7 +291,7 @@ async def test_a_restart_takes_all_responses_of_an_engine_though_some_expire_mea
         assert (await router.route(InferenceRequest(pinned_to=f"resp_{number}"))).outcome == "no_candidate"
 
 
-async def test_what_costs_no_inference_is_not_charged_and_takes_turns() -> None:
+async def test_router_rotates_requests_without_inference() -> None:
     fleet = fleet_of("ab")
     router = router_of(fleet)
     served = [(await router.route(first_turn(), leased=False)).lease for _ in range(4)]
@@ -294,7 +299,7 @@ async def test_what_costs_no_inference_is_not_charged_and_takes_turns() -> None:
     assert [i.own for i in fleet.instances] == [0, 0]
 
 
-async def test_prefilled_requests_reach_the_sources() -> None:
+async def test_router_reports_prefilled_requests_to_sources() -> None:
     fleet, source = fleet_of(), FakeSource({})
     router = router_of(fleet, source)
     request = InferenceRequest(id="r1")
@@ -304,7 +309,7 @@ async def test_prefilled_requests_reach_the_sources() -> None:
 
 @pytest.mark.parametrize("policy", ["smetric", "load_only", "bailian", "lmetric"])
 @pytest.mark.parametrize("silent_from", ["the start", "a quiet moment", "long ago"])
-async def test_an_engine_whose_metrics_hang_draws_no_crowd(policy: str, silent_from: str) -> None:
+async def test_router_sends_no_crowd_to_engine_with_hanging_metrics(policy: str, silent_from: str) -> None:
     """One of four pages hangs: that engine's share of first turns stays below 1.2/n, whenever it went silent."""
     clock = Clock()
     fleet = fleet_of("abcd", clock)
@@ -343,7 +348,7 @@ async def test_an_engine_whose_metrics_hang_draws_no_crowd(policy: str, silent_f
     assert picks["b"] > 0, "what nobody knows stays reachable"
 
 
-async def test_whole_answers_are_told_to_those_that_learn_from_them() -> None:
+async def test_router_reports_complete_answers_to_sources() -> None:
     fleet, learner = fleet_of(), FakeLearner()
     router = router_of(fleet, FakeSource({}), learner)
     usage = Usage(100, 10, 64)
@@ -351,9 +356,129 @@ async def test_whole_answers_are_told_to_those_that_learn_from_them() -> None:
     assert learner.answers == [("r", fleet["a"], usage)]
 
 
-async def test_a_decision_keeps_the_cursors_it_was_given_whatever_is_decided_later() -> None:
+async def test_decision_keeps_its_cursors() -> None:
     router = router_of(fleet_of(), policy="round_robin")
     routings = [await router.route(first_turn()) for _ in range(3)]
     decisions = [routing.decision for routing in routings]
     assert [list(made.used.values()) for made in decisions if made] == [[], ["a"], ["b"]]
     assert [made.instance for made in decisions if made] == ["a", "b", "c"]
+
+
+# What observed policies read is gathered beside the decision: at hand with it, looked up once the request was sent.
+
+BAILIAN = policy(shipped_policies()["bailian"].read_text())
+BY_USAGE = policy("policy by_usage\nroute argmin(kv_usage + running / 100 requests)\n")
+
+
+class Index(Source):
+    """A source that knows what it was told: hits by instance, after *delay_s* seconds."""
+
+    name = "index"
+    fills = frozenset({"hit_len"})
+
+    def __init__(self, hits: Mapping[str, float]) -> None:
+        self.hits = dict(hits)
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.asked = 0
+
+    async def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
+        self.asked += 1
+        await self.may_answer.wait()
+        return {"hit_len": [self.hits.get(instance.id) for instance in instances]}
+
+    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
+        self.hits[instance.id] = 1e9
+
+
+def scraped_fleet(names: str = "abc") -> Fleet:
+    fleet = Fleet((Instance(name, f"http://{name}") for name in names), VOCABULARY)
+    for instance in fleet.instances:
+        instance.scrape = Scrape(fleet.clock(), 2.0, 1.0, 0.25, 0)
+    return fleet
+
+
+def observing_router(fleet: Fleet, source: Index, *observed: Policy, acting: str = "smetric") -> Router:
+    return Router(fleet, routes_by(shipped_policies()[acting]), [source], observed=observed)
+
+
+def first_request() -> InferenceRequest:
+    return InferenceRequest(turn=0, prompt_len=1000, est_hit=0, body=b"{}")
+
+
+def record_of(routing: Routing, request: InferenceRequest) -> DecisionRecord:
+    return DecisionRecord(
+        time_ns=1,
+        outcome=routing.outcome,
+        request=request,
+        policy=routing.generation.policy,
+        generation=1,
+        decision=routing.decision,
+        instance=routing.lease.instance if routing.lease else None,
+        beside=((routing.beside, None),) if routing.beside is not None else (),
+    )
+
+
+async def observed(router: Router, request: InferenceRequest) -> DecisionRecord:
+    routing = await router.route(request)
+    record = record_of(routing, request)
+    router.observe(routing, record)
+    for _ in range(5):  # a look-up begins in the next tick, and a task of it ends within a few
+        await asyncio.sleep(0)
+    return record
+
+
+async def test_observer_looks_up_after_the_decision_with_its_lag() -> None:
+    source = Index({"a": 0, "b": 5000})
+    record = await observed(observing_router(scraped_fleet(), source, BAILIAN), first_request())
+    ((snapshot, lag),) = record.beside
+    assert snapshot.columns == {"hit_len": [0, 1000, 0]}  # never more than the prompt
+    assert snapshot.known["hit_len"] == [True, True, False]
+    assert snapshot.origins_of("hit_len") == ["index", "index", ""]
+    assert lag is not None
+    assert 0 <= lag < 5
+
+
+async def test_observer_reads_features_at_hand_before_the_charge() -> None:
+    record = await observed(observing_router(scraped_fleet(), Index({}), BY_USAGE, acting="load_only"), first_request())
+    assert record.instance is not None
+    assert record.instance.own == 1
+    ((snapshot, lag),) = record.beside
+    assert snapshot.columns == {"kv_usage": [0.25] * 3, "running": [2.0] * 3}
+    assert lag is None
+
+
+async def test_observer_gathers_nothing_twice() -> None:
+    source = Index({"a": 900})
+    router = observing_router(scraped_fleet(), source, BAILIAN)
+    record = await observed(router, InferenceRequest(turn=2, prompt_len=1000, est_hit=800, body=b"{}"))
+    assert record.beside == ()
+    assert source.asked == 1
+
+
+async def test_observer_drops_look_ups_that_end_after_the_answer_began() -> None:
+    source = Index({"a": 100})
+    source.may_answer.clear()
+    router, request = observing_router(scraped_fleet(), source, BAILIAN), first_request()
+    routing = await router.route(request)
+    record = record_of(routing, request)
+    router.observe(routing, record)
+    await until(lambda: source.asked == 1)
+    request.answering()
+    source.may_answer.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert record.beside == ()
+
+
+async def test_observer_ignores_held_requests(tmp_path: Path) -> None:
+    path = tmp_path / "held.policy"
+    path.write_text("policy held\nhold for 5 seconds when mean(requests) > 1\nroute rr_argmin(requests)\n")
+    source = Index({})
+    router = Router(scraped_fleet(), routes_by(path), [source], observed=[BAILIAN])
+    request = first_request()
+    routing = await router.route(request)
+    assert routing.outcome == "held"
+    router.observe(routing, record_of(routing, request))
+    await asyncio.sleep(0)
+    assert source.asked == 0

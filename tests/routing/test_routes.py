@@ -1,10 +1,11 @@
-"""Which policy decides on which request: by route, and on a route by arm."""
+"""Routes: which policy decides on which request, by route and by arm."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -21,13 +22,119 @@ from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
 from smetric.policy import PolicyError
 from smetric.proxy.endpoints import INFERENCE, PASSED
-from smetric.request.request import Api, InferenceRequest
+from smetric.request.reader import Reading, parse
+from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.routing.policy_files import PolicyFile
 from smetric.routing.router import Router
-from smetric.routing.routes import Match, Route, Routes, routes_of
+from smetric.routing.routes import Match, Route, Routes, root_of, routes_of
 from tests.fakes import FakeEngine, until
 from tests.faults.harness import Running, chat, instances_of, running
-from tests.product import pytest_asyncio_loop_factories  # noqa: F401
+
+# What tells conversations apart: it stays the same from turn to turn, whatever clients change on the way.
+
+USER = {"role": "user", "content": "first"}
+MORE = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "second"}]
+
+
+def request(api: Api, *headers: tuple[bytes, bytes], **body: Any) -> InferenceRequest:
+    return parse(api, orjson.dumps({"model": "m", **body}), headers, TokenRatio(), Reading())
+
+
+def root_of_chat(*messages: Any, **more: Any) -> int | None:
+    return root_of(request(Api.CHAT, messages=list(messages), **more))
+
+
+def test_root_stays_as_conversation_grows() -> None:
+    root = root_of_chat({"role": "system", "content": "s"}, USER)
+    assert root is not None
+    assert root_of_chat({"role": "system", "content": "s, edited"}, USER, *MORE) == root
+    assert root_of_chat(USER, *MORE, *MORE, tools=[{"type": "function"}]) == root
+    assert root_of_chat({"role": "user", "content": "another"}, *MORE) != root
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(min_size=1)), min_size=1))
+def test_root_ignores_later_text(turns: list[tuple[str, str]]) -> None:
+    said = [{"role": "user", "content": "first"}, *({"role": role, "content": text} for role, text in turns)]
+    roots = {root_of(InferenceRequest(api=Api.CHAT, body=body(said[:length]))) for length in range(1, len(said) + 1)}
+    assert len(roots) == 1
+    assert None not in roots
+
+
+def body(said: list[dict[str, str]]) -> bytes:
+    return orjson.dumps({"model": "m", "messages": said})
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"role": "user", "content": ["one", {"type": "text", "text": "two"}]},
+        {"role": "user", "content": [{"type": "text", "text": None}]},
+        {"role": None, "content": {"shape": "nobody knows"}},
+    ],
+)
+def test_root_ignores_shape_of_later_messages(later: dict[str, Any]) -> None:
+    assert root_of_chat(USER, later) == root_of_chat(USER) is not None
+
+
+def test_root_ignores_cache_marks_and_text_form() -> None:
+    marked = {"type": "text", "text": "first", "cache_control": {"type": "ephemeral"}}
+    plain = {"type": "text", "text": "first"}
+    roots = {
+        root_of(request(Api.MESSAGES, messages=[{"role": "user", "content": content}, *MORE]))
+        for content in ("first", ["first"], [marked], [plain])
+    }
+    assert len(roots) == 1
+
+
+def test_root_differs_by_image() -> None:
+    first, second = (
+        root_of_chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:{name}"}}]})
+        for name in "ab"
+    )
+    assert None is not first != second is not None
+
+
+def test_root_is_the_named_session() -> None:
+    header = (b"x-claude-code-session-id", b"s-1")
+    first = root_of(request(Api.CHAT, header, messages=[USER]))
+    compacted = root_of(request(Api.CHAT, header, messages=[{"role": "user", "content": "summary"}]))
+    assert first == compacted != root_of(request(Api.CHAT, messages=[USER]))
+
+
+def test_root_of_responses_is_their_first_input() -> None:
+    said = [
+        {"role": "user", "content": [{"type": "input_text", "text": "first"}]},
+        {"type": "reasoning", "summary": []},
+    ]
+    assert root_of(request(Api.RESPONSES, input=said)) == root_of(request(Api.RESPONSES, input=[USER, *MORE]))
+    assert root_of(request(Api.RESPONSES, input="first")) is not None
+
+
+def test_root_is_stable_across_processes() -> None:
+    assert root_of_chat(USER) == 14217346735326365525
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (Api.COMPLETIONS, {"prompt": "first"}),
+        (Api.CHAT, {"messages": []}),
+        (Api.CHAT, {"messages": [{"role": "system", "content": "s"}]}),
+        (Api.CHAT, {"messages": [{"role": "user", "content": ""}]}),
+        (Api.RESPONSES, {"input": ""}),
+    ],
+)
+def test_root_is_none_for_unknown_conversation(api: Api, body: dict[str, Any]) -> None:
+    assert root_of(request(api, **body)) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"messages":7}', b'{"messages":[7]}', b'{"input":{}}', b"\xff{}"])
+def test_root_is_none_for_odd_bodies(body: bytes) -> None:
+    assert root_of(InferenceRequest(api=Api.CHAT, body=body)) is None
+    assert root_of(InferenceRequest(api=Api.CHAT)) is None
+
+
+# Which policy decides on which request: by route, and on a route by arm.
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +156,7 @@ def ask(**fields: str) -> InferenceRequest:
     return InferenceRequest(api=Api.CHAT, **given)  # type: ignore[arg-type]
 
 
-async def test_a_model_is_matched_by_the_name_that_clients_give_it_and_by_what_an_alias_stands_for() -> None:
+async def test_match_compares_model_and_alias() -> None:
     by_name = tuple(
         RouteSettings(name=name, match=MatchSettings(model=(model,)), policy="load_only")
         for name, model in (("called", "small"), ("served", "tiny"))
@@ -61,7 +168,7 @@ async def test_a_model_is_matched_by_the_name_that_clients_give_it_and_by_what_a
     assert [decision["route"] for decision in newest] == ["served", "served", "called"]
 
 
-def test_the_first_route_that_matches_decides_and_the_policy_where_none_does(tmp_path: Path) -> None:
+def test_routes_pick_first_match_or_last_route(tmp_path: Path) -> None:
     found = routes(
         tmp_path,
         """
@@ -105,12 +212,12 @@ routes:
         ("shadow: [bailian, {params: {}}]", r"shadow\[1\].policy: not set"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_routes_name_the_place_of_a_mistake(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings(tmp_path, text)
 
 
-def test_policies_of_routes_and_shadows_are_checked_at_start(tmp_path: Path) -> None:
+def test_routes_check_all_policies_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy balian: no such shipped policy; did you mean bailian\?"):
         routes(tmp_path, "shadow: [balian]")
     with pytest.raises(PolicyError, match="NOPE"):
@@ -119,11 +226,11 @@ def test_policies_of_routes_and_shadows_are_checked_at_start(tmp_path: Path) -> 
         routes(tmp_path, "canary: {policy: bailian, params: {LAMBDA: 2}}")
 
 
-def test_the_paths_that_can_be_matched_are_those_that_a_policy_decides_on() -> None:
+def test_match_paths_are_those_of_policies() -> None:
     assert set(PATHS) == {*INFERENCE, *PASSED}
 
 
-async def test_each_route_and_arm_has_cursors_of_its_own(tmp_path: Path) -> None:
+async def test_arms_have_their_own_cursors(tmp_path: Path) -> None:
     files = []
     for name in ("one", "two"):
         path = tmp_path / f"{name}.policy"
@@ -158,7 +265,7 @@ def canary(share: float, name: str = "r") -> Route:
 
 
 @given(st.integers(0, 2**64 - 1), st.floats(0, 1), st.floats(0, 1))
-def test_a_conversation_that_is_tried_on_stays_so_while_the_share_grows(root: int, share: float, larger: float) -> None:
+def test_canary_keeps_conversations_as_its_share_grows(root: int, share: float, larger: float) -> None:
     place = ROUTE.place_of(root)
     assert 0 <= place < 1
     assert not place < min(share, larger) or place < max(share, larger)
@@ -167,7 +274,7 @@ def test_a_conversation_that_is_tried_on_stays_so_while_the_share_grows(root: in
 ROUTE = canary(0.5)
 
 
-def test_as_many_conversations_are_tried_on_as_the_share_says_and_others_on_another_route() -> None:
+def test_canary_takes_its_share_independently_per_route() -> None:
     one, other = canary(0.05, "one"), canary(0.05, "other")
     arms = Counter(
         (one.arm_of(ask(session=str(i))).name, other.arm_of(ask(session=str(i))).name) for i in range(20_000)
@@ -177,7 +284,7 @@ def test_as_many_conversations_are_tried_on_as_the_share_says_and_others_on_anot
     assert arms["canary", "canary"] < 100
 
 
-def test_what_belongs_to_no_conversation_is_not_tried_on() -> None:
+def test_canary_leaves_out_unknown_conversations() -> None:
     assert canary(1.0).arm_of(ask()).name == "control"
     assert canary(1.0).arm_of(ask(session="s")).name == "canary"
     assert canary(0.0).arm_of(ask(session="s")).name == "control"
@@ -188,7 +295,7 @@ def tried_on(router: Running) -> float:
     return router.application.metrics.registry.get_sample_value("smetric_arm_requests_total", labels) or 0.0
 
 
-async def test_a_session_never_changes_its_arm_and_telemetry_tells_them_apart(tmp_path: Path) -> None:
+async def test_session_keeps_its_arm_and_telemetry_names_it(tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.policy"
     candidate.write_text(ROTATE.format("candidate"))
     text = f"canary: {{policy: {candidate}, share: 0.5}}"
@@ -215,7 +322,7 @@ async def test_a_session_never_changes_its_arm_and_telemetry_tells_them_apart(tm
 # ── the whole router ─────────────────────────────────────────────────────────
 
 
-async def test_requests_are_decided_by_the_policy_of_their_model_tenant_or_path(tmp_path: Path) -> None:
+async def test_routes_decide_by_model_tenant_or_path(tmp_path: Path) -> None:
     for name in ("by_model", "by_tenant", "by_path"):
         (tmp_path / f"{name}.policy").write_text(ROTATE.format(name))
     given = settings(
@@ -258,7 +365,7 @@ routes:
         assert [route for route, _ in reversed(told)] == [one["route"] for one in briefs]
 
 
-async def test_each_file_is_watched_and_has_generations_of_its_own(tmp_path: Path) -> None:
+async def test_policy_files_have_their_own_generations(tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
     first, second = tmp_path / "one.policy", tmp_path / "deeper" / "two.policy"
     for path in (first, second):

@@ -53,7 +53,7 @@ def counted(router: Running, policy: str, agrees: str) -> float:
 # ── what it decides ──────────────────────────────────────────────────────────
 
 
-async def test_its_picks_are_those_of_the_same_policy_run_live_on_the_same_state() -> None:
+async def test_shadow_picks_as_the_same_policy_would_live() -> None:
     """A second router with Bailian acting decides on each of the first turns too, and gives its charge back at once."""
     async with (
         engines() as fleet,
@@ -111,7 +111,7 @@ async def test_its_picks_are_those_of_the_same_policy_run_live_on_the_same_state
         assert len(set(live)) > 1
 
 
-def test_it_draws_and_rotates_as_it_would_if_it_acted(tmp_path: Path) -> None:
+def test_shadow_draws_and_rotates_as_if_acting(tmp_path: Path) -> None:
     text = shipped_policies()["load_only"].read_text()
     fleet, shadows = Fleet(random.Random(3), 4), Shadows([in_shadow(tmp_path / "p.policy", text)])
     records = [fleet.decide(LOAD_ONLY) for _ in range(200)]
@@ -121,7 +121,7 @@ def test_it_draws_and_rotates_as_it_would_if_it_acted(tmp_path: Path) -> None:
     assert {one.regret for one in answers} == {0.0}
 
 
-def test_it_rotates_by_itself_whatever_the_acting_policy_does(tmp_path: Path) -> None:
+def test_shadow_rotates_independently_of_the_acting_policy(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(3), 4)
     fleet.instances = fleet.instances[:3]
     acting = policy("policy first\nroute argmin(0, then: requests) as first\n")
@@ -134,7 +134,7 @@ def test_it_rotates_by_itself_whatever_the_acting_policy_does(tmp_path: Path) ->
     assert seen == ["gpu-0", "gpu-1", "gpu-2"] * 3
 
 
-def test_what_was_not_read_is_not_made_up(tmp_path: Path) -> None:
+def test_shadow_is_unanswered_without_its_features(tmp_path: Path) -> None:
     fleet = Fleet(random.Random(3), 4)
     shadows = Shadows(
         [
@@ -149,7 +149,7 @@ def test_what_was_not_read_is_not_made_up(tmp_path: Path) -> None:
     assert (crowd.answer, crowd.missing) == ("not_answerable", ("req.class_share",))
 
 
-def test_a_rule_that_refuses_is_a_choice_too(tmp_path: Path) -> None:
+def test_shadow_compares_refusals(tmp_path: Path) -> None:
     text = 'policy strict\nreject 429 "no" when req.turn == 0\nroute rr_argmin(requests)\n'
     acting = policy('policy strict\nreject 503 "no" when req.turn == 0\nroute rr_argmin(requests)\n')
     fleet, shadows = Fleet(random.Random(3), 4), Shadows([in_shadow(tmp_path / "p.policy", text)])
@@ -159,7 +159,7 @@ def test_a_rule_that_refuses_is_a_choice_too(tmp_path: Path) -> None:
     assert same.answer == "true"
 
 
-def test_how_much_worse_it_finds_what_was_chosen_is_a_share_of_the_larger_score(tmp_path: Path) -> None:
+def test_shadow_regret_is_a_share_of_the_larger_score(tmp_path: Path) -> None:
     shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy least\nroute argmin(requests)\n")])
     acting = policy("policy most\nroute argmax(requests)\n")
     fleet = Fleet(random.Random(3), 4)
@@ -172,7 +172,7 @@ def test_how_much_worse_it_finds_what_was_chosen_is_a_share_of_the_larger_score(
         assert one.regret == pytest.approx((most - least) / most if most else 0.0)
 
 
-def test_what_was_chosen_better_than_its_turn_would_have_it_is_no_regret(tmp_path: Path) -> None:
+def test_shadow_regret_is_zero_for_a_better_choice(tmp_path: Path) -> None:
     shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy turns\nroute rr_argmin(requests, within: 1e9)\n")])
     acting, fleet = policy("policy least\nroute argmin(requests)\n"), Fleet(random.Random(3), 4)
     answers = [shadows.judge(fleet.decide(acting))[0] for _ in range(50)]
@@ -180,7 +180,7 @@ def test_what_was_chosen_better_than_its_turn_would_have_it_is_no_regret(tmp_pat
     assert {one.regret for one in answers} == {0.0}
 
 
-def test_a_conversation_counts_as_diverged_once(tmp_path: Path) -> None:
+def test_shadow_counts_a_diverged_conversation_once(tmp_path: Path) -> None:
     shadow = in_shadow(
         tmp_path / "p.policy", 'policy strict\nreject 429 "no" when req.turn > 1\nroute rr_argmin(requests)\n'
     )
@@ -201,7 +201,7 @@ def test_a_conversation_counts_as_diverged_once(tmp_path: Path) -> None:
     assert shadows.judge(fleet.decide(LOAD_ONLY, fleet.request(session="")))[0].had_diverged is None
 
 
-def test_what_the_policy_before_chose_is_not_held_against_the_one_that_took_its_place(tmp_path: Path) -> None:
+def test_shadow_forgets_divergence_when_its_policy_changes(tmp_path: Path) -> None:
     shadow = in_shadow(tmp_path / "p.policy", 'policy strict\nreject 429 "no" when true\nroute rr_argmin(requests)\n')
     shadows, fleet = Shadows([shadow]), Fleet(random.Random(3), 1)
     told = []
@@ -221,7 +221,7 @@ def test_what_the_policy_before_chose_is_not_held_against_the_one_that_took_its_
 # ── what it costs the request: nothing ───────────────────────────────────────
 
 
-async def test_it_charges_nothing_and_moves_no_cursor_of_the_acting_policy() -> None:
+async def test_shadow_charges_nothing_and_moves_no_cursor() -> None:
     async with running(FakeEngine(), FakeEngine(), FakeEngine(), shadow=(shadow_of("bailian"),) * 2) as router:
         chosen = [(await router.chat(stream=True)).value("x-smetric-instance") for _ in range(9)]
         assert len(set(chosen[:3])) == 3
@@ -230,7 +230,7 @@ async def test_it_charges_nothing_and_moves_no_cursor_of_the_acting_policy() -> 
         assert router.counted() == (0, 0, 0)
 
 
-async def test_one_that_raises_is_counted_and_touches_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shadow_that_raises_is_counted_only(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(FakeEngine(), shadow=(shadow_of("bailian"),)) as router:
         assert router.application.routes.last.shadows is not None
         bailian = router.application.routes.last.shadows.files[0].current.policy
@@ -246,7 +246,7 @@ async def test_one_that_raises_is_counted_and_touches_no_request(monkeypatch: py
         assert (line["policy"], line["level"]) == ("bailian", "error")
 
 
-async def test_a_request_that_nobody_serves_is_judged_at_its_end(tmp_path: Path) -> None:
+async def test_shadow_judges_unserved_request_at_its_end(tmp_path: Path) -> None:
     strict = tmp_path / "strict.policy"
     strict.write_text('policy strict\nreject 429 "no"\n  when req.turn == 0\nroute rr_argmin(requests)\n')
     async with running(
@@ -258,7 +258,7 @@ async def test_a_request_that_nobody_serves_is_judged_at_its_end(tmp_path: Path)
         assert counted(router, "load_only", "false") == 1
 
 
-async def test_a_shadow_follows_its_file_and_what_it_reads(tmp_path: Path) -> None:
+async def test_shadow_follows_its_file_and_its_reads(tmp_path: Path) -> None:
     path = tmp_path / "candidate.policy"
     path.write_text("policy candidate\nroute argmin(requests)\n")
     async with running(FakeEngine(), FakeEngine(), shadow=(shadow_of(str(path)),)) as router:
@@ -275,7 +275,7 @@ async def test_a_shadow_follows_its_file_and_what_it_reads(tmp_path: Path) -> No
 # ── what is told ─────────────────────────────────────────────────────────────
 
 
-async def test_the_admin_port_shows_what_it_would_have_chosen_and_why() -> None:
+async def test_admin_port_shows_the_choice_of_a_shadow() -> None:
     async with running(FakeEngine(), FakeEngine(), policy="smetric", shadow=(shadow_of("bailian"),)) as router:
         answer = await router.chat()
         id = answer.value("x-smetric-decision-id")
@@ -293,7 +293,7 @@ async def test_the_admin_port_shows_what_it_would_have_chosen_and_why() -> None:
         assert 'route="default:shadow-1"' in info
 
 
-async def test_records_are_made_again_where_several_policies_act(tmp_path: Path) -> None:
+async def test_records_replay_with_several_acting_policies(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     pair = FakeEngine(), FakeEngine()
     for engine in pair:
@@ -314,7 +314,7 @@ async def test_records_are_made_again_where_several_policies_act(tmp_path: Path)
     assert made == {("bailian", "b", "", "live"), ("load_only", "default", "", "live")}
 
 
-def test_a_held_request_is_not_judged(tmp_path: Path) -> None:
+def test_shadow_skips_held_requests(tmp_path: Path) -> None:
     acting = policy("policy held\nhold for 5 seconds when mean(requests) >= 0\nroute rr_argmin(requests)\n")
     shadows = Shadows([in_shadow(tmp_path / "p.policy", "policy p\nroute argmin(requests)\n")])
     record: DecisionRecord = Fleet(random.Random(3), 4).decide(acting)

@@ -1,4 +1,4 @@
-"""The line through samples of prefills: found where there is one, bounded where it cannot be told."""
+"""Cost and time of a prefill."""
 
 from __future__ import annotations
 
