@@ -53,7 +53,7 @@ LENGTH = b"content-length"
 _READ = frozenset({LENGTH, RETRY_COUNT, PRIORITY})
 
 _REFUSAL_TEXTS = {
-    "in_flight": "as many requests are under way as may be (setting overload.in_flight), and the wait is too long",
+    "in_flight": "no slot is free (setting overload.in_flight), and the wait for one is too long",
     "queue": "too many requests wait (settings overload.queue, overload.queue_bytes)",
     "bytes": "the bodies of the requests under way take all the memory for them (setting overload.bodies)",
     "lag": "the router is overloaded",
@@ -224,7 +224,7 @@ class WaitingRoom:
         self._move(permit, PermitState.ENDED)
 
     def load_changed(self) -> None:
-        """The load of an instance has changed: wake the head of each lane, now or as soon as it may be woken again."""
+        """Wake the head of each lane after a change of load, now or as soon as it may be woken again."""
         if not self._lanes or self._timer is not None:
             return
         loop = asyncio.get_running_loop()
@@ -241,12 +241,12 @@ class WaitingRoom:
             lane[0].decide_again()
 
     def policy_changed(self) -> None:
-        """Another policy acts: have all held requests decided again. Their deadlines stay."""
+        """Have all held requests decided again by another policy. Their deadlines stay."""
         for permit in chain.from_iterable(self._lanes.values()):
             permit.decide_again()
 
     def end_by(self, at: float) -> None:
-        """The router stops: let no request wait beyond *at* on the loop's clock."""
+        """Let no request wait beyond *at* on the loop's clock, as the router stops."""
         self._end = at
         for permit in chain(self._queue, *self._lanes.values()):
             permit.shorten(at)

@@ -300,8 +300,9 @@ class Delivery:
         if not is_first:
             return not client.pass_on(piece, is_last=is_last)
         record, lease, router = self.record, self.lease, self.context.router
-        is_current, ttfc_s = not lease.is_past, self.attempt.first_byte()
+        is_current = not lease.is_past
         lease.first_byte()
+        ttfc_s = self.attempt.first_byte()
         if is_current and record.is_inference and observer.is_stream:
             self.trial.waited(lease, ttfc_s)
             router.first_token(lease, ttfc_s)
