@@ -24,11 +24,11 @@ from benchmarks.kit.collector import collector
 from smetric import names
 from smetric.features import VOCABULARY
 from smetric.fleet.instance import Instance
-from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request.prompt import Prompt
 from smetric.request.request import Api, InferenceRequest, Usage
+from smetric.sources.measured import PrefillTime
 from smetric.telemetry import logs
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry

@@ -11,12 +11,24 @@ from enum import StrEnum
 from typing import Protocol
 
 from smetric.config.credential import Credential
-from smetric.fleet.prefill import ATTENTION_TOKENS, prefill_cost, twice_attended
 
+#: Context length in tokens at which attention costs as much as the weights (L_eq): about active parameters / (2 ×
+#: layers × query heads × head size). This value is that of the 30B model in the revision of the SMetric paper.
+ATTENTION_TOKENS = 6923.0
 #: Two start times this close, in seconds, belong to one process; they were only rounded differently.
 SAME_START_S = 1.0
 #: Tokens of a KV block until the engine reports its own.
 BLOCK_SIZE = 16
+
+
+def twice_attended(new: int, prompt_len: int) -> int:
+    """Return twice the number of token pairs that attend when the last *new* tokens of a prompt are computed."""
+    return new * (2 * prompt_len - new)
+
+
+def prefill_cost(new: int, twice_pairs: int, attention_tokens: float) -> float:
+    """Return the cost of computing *new* tokens: n + n (L - n / 2) / L_eq, summed over prompts of L tokens."""
+    return new + twice_pairs / (2 * attention_tokens)
 
 
 class Answer(Protocol):

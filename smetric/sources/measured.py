@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 from smetric.fleet.fleet import Measured
 from smetric.fleet.instance import Instance, Lease
-from smetric.fleet.prefill import PrefillTime, fitted
 from smetric.request.request import InferenceRequest
 from smetric.sources.source import Follower
 
@@ -31,6 +31,9 @@ QUANTILE = 0.9
 SOONEST_S = 0.001
 #: Samples kept of each doubling of the cost: many small ones evict no large one.
 KEPT_TIMES = 16
+#: Lower bound of the share of computing in the time of the largest prefills. Small prefills show little but their
+#: start; this bounds what they can claim about large ones.
+LEAST_COMPUTING = 0.1
 #: Seconds for which a fitted prefill time holds.
 EVERY_S = 1.0
 #: Window of `qps` in whole seconds (production-stack's default).
@@ -116,6 +119,51 @@ class _Sample(NamedTuple):
     at: float
     cost: float
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTime:
+    """Time to first token as a linear function of cost.
+
+    Args:
+        start_s: constant part in seconds: the round trip and one engine step.
+        per_token_s: seconds for each token of cost.
+    """
+
+    start_s: float
+    per_token_s: float
+
+    def of(self, cost: float) -> float:
+        """Return the seconds until the first token behind *cost* tokens of cost."""
+        return self.start_s + self.per_token_s * cost
+
+
+def fitted(groups: Iterable[Collection[tuple[float, float]]]) -> PrefillTime:
+    """Return the line with the least relative errors at the median cost and median time of each group.
+
+    Errors are relative so that 10 % of a large prefill counts as much as 10 % of a small one. A line that would start
+    below 0, which happens if all samples are about equally large, starts at 0.
+
+    Args:
+        groups: samples of about equal cost; each sample is its cost (at least 1) and its time in seconds (above 0).
+            There is at least one group, and none is empty.
+    """
+    points = [
+        (len(group), median(cost for cost, _ in group), median(seconds for _, seconds in group)) for group in groups
+    ]
+    # Minimises Σ n (start/t + per_token·c/t - 1)².
+    uu = sum(n / t**2 for n, _, t in points)
+    uv = sum(n * c / t**2 for n, c, t in points)
+    vv = sum(n * (c / t) ** 2 for n, c, t in points)
+    u = sum(n / t for n, _, t in points)
+    v = sum(n * c / t for n, c, t in points)
+    _, most, longest = max(points, key=lambda point: point[1])
+    determinant = uu * vv - uv * uv
+    if len(points) == 1 or determinant <= 1e-9 * uu * vv:
+        return PrefillTime(0.0, v / vv)
+    per_token = max((uu * v - uv * u) / determinant, LEAST_COMPUTING * longest / most)
+    start = (u - per_token * uv) / uu
+    return PrefillTime(start, per_token) if start > 0 else PrefillTime(0.0, v / vv)
 
 
 @dataclass(slots=True)

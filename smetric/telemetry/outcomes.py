@@ -10,7 +10,7 @@ import structlog
 
 from smetric import names
 from smetric.fleet.exchange import Exchange, Listener
-from smetric.fleet.prefill import prefill_cost, twice_attended
+from smetric.fleet.instance import prefill_cost, twice_attended
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.log_limit import LogLimit
 from smetric.policy.guard import NOBODY
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from smetric.fleet.instance import Instance
-    from smetric.fleet.prefill import PrefillTime
     from smetric.policy.decision import Decision
     from smetric.request.request import InferenceRequest
+    from smetric.sources.measured import PrefillTime
 
 
 # Where each conversation was served last: for telemetry alone, no decision rests on it.

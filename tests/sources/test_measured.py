@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,7 @@ from hypothesis import strategies as st
 
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Candidates, Fleet
-from smetric.fleet.instance import Instance
-from smetric.fleet.prefill import ATTENTION_TOKENS
+from smetric.fleet.instance import ATTENTION_TOKENS, Instance
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
 from smetric.sources.measured import (
@@ -22,6 +22,7 @@ from smetric.sources.measured import (
     KEPT,
     KEPT_FETCHES,
     KEPT_TIMES,
+    LEAST_COMPUTING,
     LEAST_TOKENS,
     RENEWED_S,
     WINDOW,
@@ -29,9 +30,11 @@ from smetric.sources.measured import (
     Adapters,
     FetchRates,
     PrefillRates,
+    PrefillTime,
     PrefillTimes,
     PromptClasses,
     RequestRates,
+    fitted,
 )
 from smetric.sources.source import Follower
 from tests.clock import Clock
@@ -388,3 +391,47 @@ def test_lora_is_the_adapter_that_a_model_or_its_alias_names() -> None:
     for one in asked:
         adapters.describe(one)
     assert [one.lora for one in asked] == ["sql", "", "sql"]
+
+
+COSTS = st.lists(st.floats(1, 1e6), min_size=2, max_size=12, unique=True)
+
+
+@given(COSTS, st.floats(0.0, 1.0), st.floats(1e-6, 1e-2))
+def test_fitted_finds_the_line_where_computing_shows(costs: list[float], start_s: float, per_token_s: float) -> None:
+    line = PrefillTime(start_s, per_token_s)
+    found = fitted([(cost, line.of(cost))] for cost in costs)
+    for cost in costs:
+        if per_token_s * max(costs) >= LEAST_COMPUTING * line.of(max(costs)):
+            assert found.of(cost) == pytest.approx(line.of(cost), rel=1e-2)
+
+
+@given(st.lists(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1e-3, 1e3)), min_size=1, max_size=8), min_size=1))
+def test_fitted_line_rises_from_zero_or_above(groups: list[list[tuple[float, float]]]) -> None:
+    found = fitted(groups)
+    assert found.start_s >= 0
+    assert found.per_token_s > 0
+
+
+def test_fitted_bounds_the_slope_of_small_prefills_alone() -> None:
+    found = fitted([[(100.0, 0.100)], [(200.0, 0.099)]])
+    assert found.per_token_s == pytest.approx(LEAST_COMPUTING * 0.099 / 200)
+    assert found.of(150) == pytest.approx(0.1, rel=0.05)
+
+
+def test_fitted_starts_at_zero_for_equal_costs() -> None:
+    found = fitted([[(1000.0, 0.2), (1000.0, 0.3), (1000.0, 0.9)]])
+    assert found.start_s == 0.0
+    assert found.of(2000) == pytest.approx(0.6)
+
+
+def test_fitted_takes_medians_of_groups() -> None:
+    rng = random.Random(3)
+    line, groups = PrefillTime(0.04, 1 / 30_000), []
+    for size in (150, 300, 600, 20_000):
+        costs = [size * rng.uniform(1, 1.9) for _ in range(16)]
+        groups.append(
+            [(cost, line.of(cost) * (8 if n % 4 == 0 else rng.uniform(0.9, 1.2))) for n, cost in enumerate(costs)]
+        )
+    found = fitted(groups)
+    for cost in (200, 1000, 30_000):
+        assert 1 / 1.25 <= found.of(cost) / line.of(cost) <= 1.25

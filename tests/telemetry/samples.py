@@ -11,11 +11,11 @@ from smetric import names
 from smetric.features import VOCABULARY
 from smetric.fleet.exchange import Exchange, Listener
 from smetric.fleet.instance import Instance, Scrape
-from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord
 from smetric.policy import Decision, Policy, Snapshot, load
 from smetric.request.request import Api, InferenceRequest
 from smetric.routing.shadow import ShadowJudge
+from smetric.sources.measured import PrefillTime
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.metrics import Metrics, ModelLabels

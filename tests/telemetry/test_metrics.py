@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 
 from smetric import names
 from smetric.fleet.instance import Instance, PrefixTokens
-from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord, Shadowed
 from smetric.request.request import Usage
 from smetric.sources.kv_events.source import CacheFigures, KvFigures
+from smetric.sources.measured import PrefillTime
 from smetric.sources.prefix_index.index import IndexFigures
 from smetric.sources.shared.peers import PeerFigures
 from smetric.telemetry.exchange import Telemetry

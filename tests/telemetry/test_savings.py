@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from smetric.fleet.instance import Instance
-from smetric.fleet.prefill import PrefillTime
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.policy import Snapshot
 from smetric.request.request import Usage
+from smetric.sources.measured import PrefillTime
 from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.outcomes import Forecasts
