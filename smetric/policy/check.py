@@ -109,7 +109,7 @@ class Tests:
             if made is None and setting.name in self._statements.parameters.failed:
                 continue
             if made is None:
-                message = f"this policy declares no `{setting.name}`"
+                message = f"this policy does not declare `{setting.name}`"
                 help_text = did_you_mean(setting.name, declared) or f"it declares {', '.join(declared) or 'none'}"
                 if setting.name in self._vocabulary.request:
                     help_text = f"request fields go into `given {setting.name} = …`"
@@ -124,9 +124,7 @@ class Tests:
         seen: set[str] = set()
         for setting in settings:
             if setting.name in seen:
-                self._findings.error(
-                    "given", _name(setting), f"`{setting.name}` is given twice", "take one of them out"
-                )
+                self._findings.error("given", _name(setting), f"`{setting.name}` is given twice", "remove one of them")
             seen.add(setting.name)
 
     def _given(self, settings: Sequence[tree.Setting], names: set[str]) -> None:
@@ -159,16 +157,16 @@ class Tests:
         for column in test.columns:
             key = (column.feature, column.of_age)
             if key in seen:
-                self._findings.error("column", column.span, "this column is there already")
+                self._findings.error("column", column.span, "this column is repeated")
             seen.add(key)
         names: set[str] = set()
         for row in test.rows:
             if row.name in names:
-                self._findings.error("row", row.span, f"`{row.name}` is in the table already")
+                self._findings.error("row", row.span, f"`{row.name}` is already in the table")
             names.add(row.name)
             if len(row.cells) != len(words):
                 message = f"this row has {len(row.cells)} cells for {len(words)} columns"
-                self._findings.error("row", row.span, message, "write `?` where nobody knows the value")
+                self._findings.error("row", row.span, message, "write `?` for an unknown value")
                 continue
             for word, cell in zip(words, row.cells, strict=True):
                 if word is not None:
@@ -220,7 +218,7 @@ class Tests:
             return
         labels = self._statements.labels
         if expect.rule is not None and expect.rule.name not in labels:
-            message = f"no rule is labelled `{expect.rule.name}`"
+            message = f"there is no rule `{expect.rule.name}`"
             self._findings.error("expect", expect.rule.span, message, did_you_mean(expect.rule.name, labels))
         self._failing(expect.failing)
 
@@ -232,7 +230,7 @@ class Tests:
         if wanted in known:
             return
         help_text = did_you_mean(wanted, known)
-        self._findings.error("expect", failing.span, f"no guard is called `{clip(wanted)}`", help_text)
+        self._findings.error("expect", failing.span, f"there is no guard `{clip(wanted)}`", help_text)
 
 
 def _name(setting: tree.Setting) -> Span:
@@ -423,7 +421,7 @@ def _check_settings_of_tests(
         try:
             _check(bare, vocabulary, Settings(test.configured), [], libraries, None, ())
         except PolicyError as error:
-            said = f'with what the test "{clip(test.sentence)}" sets'
+            said = f'with the settings of the test "{clip(test.sentence)}"'
             for each in error.diagnostics:
                 found.setdefault((each.source, each.span), replace(each, message=f"{each.message}, {said}"))
     if found:
@@ -438,10 +436,8 @@ def _tests_beside(policy: tree.File, beside: Source) -> tuple[list[Diagnostic], 
         return [found.within(beside) for found in error.diagnostics], ()
     found = [each.within(beside) for each in errors]
     if file.name != policy.name and file.name and policy.name:
-        message = f"this file is beside `policy {policy.name}`, and says that it is of `{file.name}`"
-        found.append(
-            Diagnostic("header", message, file.name_span, "it starts with the policy's own line", source=beside)
-        )
+        message = f"this file has tests of `policy {policy.name}`, but its header names `{file.name}`"
+        found.append(Diagnostic("header", message, file.name_span, "repeat the header of the policy", source=beside))
     for statement in file.statements:
         if not isinstance(statement, tree.Test | tree.Broken):
             message = "a file of tests holds `test` blocks only"

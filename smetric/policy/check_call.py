@@ -89,7 +89,7 @@ def need(given: Given, pair: Pair, sort: Sort, *, vector: bool | None = None) ->
     elif sort is Sort.BOOL and found.sort is not sort:
         help_text = comparison(found.sort)
     elif sort is Sort.NUMBER and found.sort is Sort.BOOL:
-        help_text = "for how many it holds says count(…)"
+        help_text = "count(…) gives the number of candidates for which it holds"
     elif found.sort is sort:
         reduced = "make one of it, e.g. mean(…), or look one up: v[s]" if sort is Sort.NUMBER else "look one up: v[s]"
         help_text = "it is one value already" if vector else reduced
@@ -104,7 +104,7 @@ def need_plain(given: Given, pair: Pair) -> None:
     argument, found = pair
     if found.unit is not None and not found.unit.plain:
         message = f"`{given.builtin.name}` needs a plain number, found {found}"
-        help_text = f"take its unit away: … {(PLAIN / found.unit).as_literals}"
+        help_text = f"remove its unit: … {(PLAIN / found.unit).as_literals}"
         raise Bad("units", argument.value.span, message, help_text)
 
 
@@ -114,7 +114,7 @@ def need_share(given: Given, pair: Pair) -> None:
     argument, found = pair
     if found.interval.low < 0 or found.interval.high > 1:
         message = f"`{given.builtin.name}` needs a share in 0..1, and this {found.interval.place}"
-        help_text = "keep it there: clamp(…, 0, 1); a parameter: `in 0..1`"
+        help_text = "bound it with clamp(…, 0, 1), or a parameter with `in 0..1`"
         if found.interval.low == found.interval.high and 1 < found.interval.high <= 100:
             help_text = f"write {exact(found.interval.high / 100)} for {exact(found.interval.high)} %"
         raise Bad("range", argument.value.span, message, help_text)
@@ -124,7 +124,7 @@ def need_never_negative(pair: Pair, what: str) -> None:
     """Require a number that is never below 0; *what* names it."""
     argument, found = pair
     if found.interval.low < 0:
-        raise Bad("range", argument.value.span, f"{what} may be below 0", "keep it above: greatest(…, 0)")
+        raise Bad("range", argument.value.span, f"{what} may be below 0", "keep it at 0 or above: greatest(…, 0)")
 
 
 def need_amount(given: Given, pair: Pair) -> None:
@@ -225,12 +225,12 @@ class Families:
         made = given.among(made, [found], [more for _, more in given.plain[1:]])
         if given.mask is None:
             for argument, _ in given.named:
-                message = "`default:` is for `where`: without it there is always somebody"
+                message = "`default:` goes with `where`: without it there is always a candidate"
                 raise Bad("arguments", argument.span, message)
             return made
         if not given.named and not builtin.of_nobody:
-            message = f"`where` may leave nobody, and `{builtin.name}` of nobody is not a number"
-            help_text = f"say what it is then: {builtin.name}(… where …, default: 0)"
+            message = f"`where` may leave no candidate, and `{builtin.name}` of none is not a number"
+            help_text = f"give the value for that case: {builtin.name}(… where …, default: 0)"
             raise Bad("nobody", given.call.span, message, help_text)
         for argument, default in given.named:
             if default.vector:
@@ -253,7 +253,7 @@ class Families:
     def _scale(self, given: Given) -> Type:
         need(given, given.plain[0], Sort.NUMBER, vector=True)
         if given.builtin.never_negative:
-            need_never_negative(given.plain[0], f"what `{given.builtin.name}` divides")
+            need_never_negative(given.plain[0], f"the argument of `{given.builtin.name}`")
         bounds = given.builtin.bounds([given.plain[0][1].interval])
         return Type(Sort.NUMBER, True, PLAIN, bounds).reading(*given.types)
 
@@ -282,7 +282,7 @@ class Families:
         both = above.unit is None and below.unit is None
         unit = None if both else (above.unit or PLAIN) / (below.unit or PLAIN)
         if below.interval == ZERO and not below.may:
-            raise Bad("divisor", given.plain[1][0].value.span, "this divisor is always 0", "write the default alone")
+            raise Bad("divisor", given.plain[1][0].value.span, "this divisor is always 0", "write only the default")
         interval = ratio(above.interval, below.interval)
         made = Type(Sort.NUMBER, above.vector or below.vector, unit, interval).reading(above, below)
         default = given.named[0][1]
@@ -296,7 +296,9 @@ class Families:
         if not (given.builtin.family is Family.LOTTERY and not given.named and score[1].sort is Sort.BOOL):
             need(given, score, Sort.NUMBER)
         if given.builtin.weighs and score[1].sort is Sort.NUMBER and score[1].vector and score[1].interval.high <= 0:
-            self._expressions.same(score[0].value.span, score[1], "this is never above 0, so all are alike")
+            self._expressions.same(
+                score[0].value.span, score[1], "this is never above 0, so all candidates have the same odds"
+            )
         for pair in given.other("then"):
             need(given, pair, Sort.NUMBER)
         for pair in given.other("temperature"):
@@ -324,7 +326,7 @@ class Families:
         builtin = given.builtin
         if not found.vector:
             message = f"`{builtin.name}` asks about a value per instance, found {found}"
-            help_text = "a guard that reads an unknown number of the request fails" if found.must else ""
+            help_text = "a guard that reads an unknown field of the request fails" if found.must else ""
             raise Bad("arguments", argument.value.span, message, help_text)
         if builtin.family is Family.AGE:
             return Type(Sort.NUMBER, True, SECONDS, Interval(0.0, NEVER)).reading(*given.types)
@@ -337,8 +339,8 @@ class Families:
 
 #: Reductions that other languages also call with several values.
 _OF_SEVERAL = {
-    "max": "of two values it is greatest(x, y); ",
-    "min": "of two values it is least(x, y); ",
+    "max": "for two values write greatest(x, y); ",
+    "min": "for two values write least(x, y); ",
 }
 
 
@@ -367,8 +369,8 @@ class Calls:
                     message = f"`where` needs a truth value per instance, found {mask}"
                     raise Bad("where", where.span, message, comparison(mask.sort))
                 if mask.decided:
-                    whom = "everybody" if mask.interval == TRUE else "nobody"
-                    self._expressions.same(where.span, mask, f"this `where` takes {whom} in every decision")
+                    kept = "every" if mask.interval == TRUE else "no"
+                    self._expressions.same(where.span, mask, f"this `where` keeps {kept} candidate in every decision")
             plain = [pair for pair in typed if not pair[0].name]
             named = [pair for pair in typed if pair[0].name]
             return self._families.typed(Given(call, builtin, plain, named, masks[0][1] if masks else None))
@@ -402,7 +404,7 @@ class Calls:
             raise Bad("arguments", call.span, message, of_several + builtin.signature)
         for required in builtin.required:
             if required not in seen:
-                help_text = "say what it is where the divisor is 0: " if required == "default" else "write it as "
+                help_text = "give the value for a divisor of 0: " if required == "default" else "write it as "
                 message = f"`{name}` needs `{required}:`"
                 raise Bad("arguments", call.span, message, help_text + builtin.signature)
 
@@ -410,7 +412,7 @@ class Calls:
 def _whose(name: str) -> str:
     """Return the picks that have an argument *name*, as the start of a help text."""
     owners = [row.name for row in BUILTINS.values() if row.direction and name in row.named]
-    return f"`{name}:` is of {', '.join(owners)}; " if owners else ""
+    return f"`{name}:` belongs to {', '.join(owners)}; " if owners else ""
 
 
 def _amount(builtin: Builtin) -> str:

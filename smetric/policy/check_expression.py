@@ -33,7 +33,7 @@ from smetric.policy.types import (
 )
 from smetric.policy.vocabulary import Vocabulary
 
-_SCALE = "put both on one scale first, e.g. norm(...) of each, or divide by a rate"
+_SCALE = "put both on one scale first, e.g. norm(…) of each, or divide by a rate"
 _ORDER = frozenset({"<", "<=", ">", ">="})
 _PLURALS = {Sort.SET: "sets", Sort.STRING: "strings", Sort.BOOL: "truth values"}
 
@@ -71,7 +71,9 @@ class Operators:
     def _logic(self, expr: tree.Binary, left: Type, right: Type) -> Type:
         if left.sort is Sort.INSTANCE and right.sort is Sort.INSTANCE:
             message = f"`{expr.op}` takes truth values, found two instances"
-            return self._findings.error("operand", expr.span, message, "the first that is somebody: first(…, …)")
+            return self._findings.error(
+                "operand", expr.span, message, "to take the first that is present write first(…, …)"
+            )
         for side, found in ((expr.left, left), (expr.right, right)):
             if not found.broken and found.sort is not Sort.BOOL:
                 message = f"`{expr.op}` takes truth values, found {found}"
@@ -151,7 +153,9 @@ class Operators:
             return self._findings.error("divisor", expr.span, "this divisor is always 0", "divide by something else")
         shown = quote(self._findings.text, expr.span)
         floor = "0.01" if found.unit is None or found.unit.plain else "1"
-        help_text = f"keep it above 0: greatest({shown}, {floor}); or say what x / 0 is: ratio(x, {shown}, default: …)"
+        help_text = (
+            f"keep it above 0: greatest({shown}, {floor}); or give a value for x / 0: ratio(x, {shown}, default: …)"
+        )
         return self._findings.error("divisor", expr.span, "this divisor may be 0", help_text)
 
     def if_else(self, expr: tree.IfElse, condition: Type, then: Type, otherwise: Type) -> Type:
@@ -162,7 +166,7 @@ class Operators:
             return self._findings.error("condition", expr.condition.span, message, comparison(condition.sort))
         if condition.vector and instance:
             message = "an instance is chosen by one truth value, but this is bool per instance"
-            return self._findings.error("condition", expr.condition.span, message, "wrap it in any(...) or all(...)")
+            return self._findings.error("condition", expr.condition.span, message, "wrap it in any(…) or all(…)")
         if condition.broken or then.broken or otherwise.broken:
             return BROKEN
         if then.sort is not otherwise.sort or not self._units.agree(then, otherwise):
@@ -289,7 +293,7 @@ class Expressions:
             return self._findings.error("condition", expr.span, message, comparison(found.sort))
         if found.vector:
             message = "a condition is one truth value, but this is bool per instance"
-            return self._findings.error("condition", expr.span, message, "wrap it in any(...) or all(...)")
+            return self._findings.error("condition", expr.span, message, "wrap it in any(…) or all(…)")
         return found
 
     def seconds(self, expr: tree.Expr) -> Type:

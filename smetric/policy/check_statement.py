@@ -75,7 +75,7 @@ class Statements:
         for statement in self.file.statements:
             if is_library and not isinstance(statement, tree.Param | tree.Def | tree.Use | tree.Broken):
                 message = "a library holds only `param`, `def` and `use`"
-                self.findings.error("library", statement.span, message, "what decides stands in a policy")
+                self.findings.error("library", statement.span, message, "put the rules into a policy")
             elif not isinstance(statement, tree.Test):
                 self.expressions.count(statement.span)
                 self._statement(statement)
@@ -175,7 +175,7 @@ class Statements:
             help_text = f"take it from where it is defined: use {elsewhere.origin.library} ({name.name})"
         else:
             help_text = did_you_mean(name.name, library._names.defined)
-        self.findings.error("use", name.span, f"library `{owner}` defines no `{name.name}`", help_text)
+        self.findings.error("use", name.span, f"library `{owner}` does not define `{name.name}`", help_text)
 
     def _filter(self, statement: tree.Filter) -> None:
         if self._picked:
@@ -192,8 +192,8 @@ class Statements:
             help_text = "a filter that applies sometimes has a `when`; to turn requests away use `reject`"
             self.findings.error("mask", statement.mask.span, message, help_text)
         elif mask.decided:
-            whom = "everybody" if mask.interval == TRUE else "nobody"
-            self.expressions.same(statement.mask.span, mask, f"this leaves {whom} in every decision")
+            kept = "every" if mask.interval == TRUE else "no"
+            self.expressions.same(statement.mask.span, mask, f"this keeps {kept} candidate in every decision")
         self._add(statement.mask, guards, mask, may_end=statement.word == "keep")
 
     def _route(self, statement: tree.Route) -> None:
@@ -211,7 +211,7 @@ class Statements:
         status = statement.status.value
         if not is_error_status(status):
             message = f"{exact(status)} is not an error status"
-            help_text = "use 429 to shed and 503 when nobody can serve"
+            help_text = "use 429 to shed load, and 503 if no instance can serve"
             self.findings.error("status", statement.status.span, message, help_text)
         retry = Type(Sort.NUMBER) if statement.retry is None else self.expressions.seconds(statement.retry)
         guards = self._guards(statement.when)
@@ -224,7 +224,7 @@ class Statements:
         if not patience.broken and patience.interval.high == 0:
             self.expressions.same(statement.patience.span, patience, "this holds nothing: its time is up at once")
         if statement.when is None:
-            message = "this would hold every request until its time is up"
+            message = "this holds every request until its time is up"
             self.findings.error("hold", statement.span, message, "give it a `when`")
         guards = self._guards(statement.when)
         self._label(statement)
@@ -270,7 +270,9 @@ class Statements:
         if self._outcomes.last is None:
             self.findings.error("undecided", self.file.name_span, "this policy decides nothing", _END)
         else:
-            self.findings.error("undecided", self._outcomes.last.span, "this may decide nothing", _END)
+            self.findings.error(
+                "undecided", self._outcomes.last.span, "the policy may end here without a decision", _END
+            )
 
     def _check_definitions(self) -> None:
         """Check the definitions without a call, and all of a library, with arguments of unknown types."""

@@ -109,7 +109,9 @@ def wasted_lookups(steps: Sequence[CheckedStep], vocabulary: Vocabulary) -> list
             spared = reads([*steps[:at], first, *steps[at + 1 :]], vocabulary)
             names = sorted(name for name in lookups if spared[name] != ALWAYS)
             if names:
-                message = f"every decision looks up {', '.join(names)} before it asks this, which could spare it"
+                message = (
+                    f"every decision looks up {', '.join(names)} before it checks this guard, which could avoid that"
+                )
                 found.append(Diagnostic("late-guard", message, guard.span, severity=Severity.WARNING))
     return found
 

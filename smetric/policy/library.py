@@ -95,9 +95,9 @@ def _found(name: str, reader: Reader, fail: Callable[..., None]) -> tuple[tree.F
         fail(f"{name}.policy cannot be read: {error.diagnostics[0].message}")
         return None
     if file.kind != "library":
-        fail(f"`{name}` is a policy, and only a library can be used", "move what they share into a library")
+        fail(f"`{name}` is a policy; only a library can be used", "move what they share into a library")
         return None
     if file.name != name:
-        fail(f"{name}.policy says that it is `library {file.name}`", "file and library have one name")
+        fail(f"{name}.policy says that it is `library {file.name}`", "a library has the name of its file")
         return None
     return file, [found.within(source) for found in errors]

@@ -205,7 +205,7 @@ class Parameters:
         if type(value) is not type(made.value):
             kinds = {bool: "true or false", float: "a number", str: "a string"}
             kind = "a feature" if made.is_feature else kinds[type(made.value)]
-            return f"but it is {kind}"
+            return f"but it must be {kind}"
         if isinstance(value, float) and not math.isfinite(value):
             return "but numbers are at most 1e15"
         if unit:
@@ -234,7 +234,7 @@ class Parameters:
             choices = [_literal(item) for item in domain.items]
             for item, choice in zip(domain.items, choices, strict=True):
                 if isinstance(item, tree.Name) or type(choice) is not type(made.value):
-                    message = f"the choices of `{made.name}` are of the kind of its default"
+                    message = f"the choices of `{made.name}` must have the kind of its default"
                     self._findings.error("domain", item.span, message)
                     return None
                 if not self._bound_fits(made, item, unit):
@@ -265,7 +265,7 @@ class Parameters:
         """Report the first of *items* that is listed twice."""
         again = next((item for at, item in enumerate(items) if item in items[:at]), None)
         if again is not None:
-            self._findings.error("domain", again.span, "this choice is listed twice", "take one of them out")
+            self._findings.error("domain", again.span, "this choice is listed twice", "remove one of them")
         return again is not None
 
     def _bound_fits(self, made: Parameter, bound: tree.Expr, unit: Unit) -> bool:
@@ -276,7 +276,7 @@ class Parameters:
             return found is not None
         wanted = describe(Type(Sort.NUMBER, unit=unit))
         message = f"this has the unit {found}, but `{made.name}` is {wanted}"
-        self._findings.error("units", bound.span, message, "bounds carry the parameter's unit or none")
+        self._findings.error("units", bound.span, message, "bounds have the unit of the parameter, or none")
         return False
 
     def _declare_feature(self, statement: tree.Param, default: tree.Name) -> Type:
@@ -290,7 +290,7 @@ class Parameters:
             if not sound and isinstance(item, tree.Text):
                 break  # the default was meant as a string, too
             if feature is None or feature.kind is not Kind.NUMBER:
-                shown = f"`{item.name}` is no feature" if isinstance(item, tree.Name) else "this is no feature"
+                shown = f"`{item.name}` is not a feature" if isinstance(item, tree.Name) else "this is not a feature"
                 known = [word.name for word in self._vocabulary.features.values() if word.kind is Kind.NUMBER]
                 help_text = ""
                 if isinstance(item, tree.Name):
@@ -299,7 +299,7 @@ class Parameters:
                 elif isinstance(item, tree.Text):
                     help_text = "features are written without quotes"
                 if feature is not None:
-                    shown = f"`{feature.name}` is no number"
+                    shown = f"`{feature.name}` is not a number"
                 self._findings.error("unknown-feature", item.span, shown, help_text)
                 sound = False
         if not sound:

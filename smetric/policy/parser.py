@@ -71,7 +71,9 @@ def read(text: str, path: str = "<policy>", *, tests: bool = True) -> tuple[tree
     refuse_too_long(text, path, "this file is too long")
     foreign = _SURROGATE.search(text)
     if foreign is not None:
-        fault = Diagnostic("encoding", "this character is no UTF-8", Span(*foreign.span()), "save the file as UTF-8")
+        fault = Diagnostic(
+            "encoding", "this character is not valid UTF-8", Span(*foreign.span()), "save the file as UTF-8"
+        )
         raise PolicyError([fault], text, path)
     found = tokenize(text)
     errors = list(found.errors)
@@ -194,9 +196,9 @@ def _parse(piece: Piece, rule: str, errors: list[Diagnostic]) -> Any:
 
 def _fault(tokens: list[Token], place: int, accepted: frozenset[str] | None) -> Diagnostic:
     """Return why a parse stopped at *place*, where *accepted* would do; None if a statement should start there."""
-    from smetric.policy.syntax_error import Stop, explain, misplaced_start  # most texts parse
+    from smetric.policy.syntax_error import ParseStop, explain, misplaced_start  # most texts parse
 
-    stop = Stop(tokens, place, accepted or frozenset())
+    stop = ParseStop(tokens, place, accepted or frozenset())
     return misplaced_start(stop.token, stop.following) if accepted is None else explain(stop)
 
 

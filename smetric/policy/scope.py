@@ -114,7 +114,7 @@ _FOREIGN_FUNCTIONS = {
 
 def looked_up(name: str) -> str:
     """Return the help for a value that is called like a function."""
-    return f"of one instance, picked as s, it is `{name}[s]`"
+    return f"for one picked instance s write `{name}[s]`"
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class Names:
         seen: set[str] = set()
         for argument in definition.arguments:
             if argument.name in seen:
-                self._findings.error("redefined", argument.span, f"`{argument.name}` is an argument already")
+                self._findings.error("redefined", argument.span, f"`{argument.name}` is already an argument")
             seen.add(argument.name)
             self._is_taken(argument.name, argument.span, "an argument")
 

@@ -1,4 +1,7 @@
-"""Help for statements that do not parse."""
+"""Diagnostics of statements that do not parse: the token that stopped the parser, and the help for it.
+
+Each rule looks at one habit of other languages or one slip. They are tried in order, and the last one fits anything.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,10 @@ from smetric.policy.diagnostic import Diagnostic, clip
 from smetric.policy.lexer import BEFORE_NAMES, CLOSERS, END, OPENERS, OPERAND_ENDS, STATEMENTS, Token, same_line
 from smetric.policy.types import BEHIND_NUMBERS, NUMBERS, PRODUCT, base_unit, closest, did_you_mean, truth
 
-# What other languages write, and what is written here instead.
-#
-# Where it stops the parser, and what is said of anything else, is in `syntax_error`.
-
-#: What other languages write, and what is written here instead; where it is two marks, the parser stops at either.
-FOREIGN = {
+_CONDITION = "a condition follows what it decides: `route … when …`"
+_LAST = "the last `route`, without a `when`, applies otherwise"
+#: Marks and words of other languages. The parser may stop at either part of one that is two tokens.
+_FOREIGN = {
     "||": "write `or`",
     "//": "comments start with `#`",
     "/*": "comments start with `#`",
@@ -29,9 +30,7 @@ FOREIGN = {
     "isnot": "compare with `!=`",
     "is": "compare with `==`",
 }
-CONDITION = "a condition stands behind what it decides: `route … when …`"
-_LAST = "the last `route`, without a `when`, is what applies otherwise"
-#: What names something in other languages, and what does here.
+#: Keywords that define a name in other languages.
 DEFINING = {
     "const": "write `param` or `let`",
     "var": "write `let`",
@@ -39,12 +38,12 @@ DEFINING = {
     "func": "write `def`",
     "function": "write `def`",
 }
-#: What statements start with in other languages, and what stands here instead.
-ELSEWHERE = {
-    "if": CONDITION,
-    "else": CONDITION,
-    "elif": CONDITION,
-    "when": CONDITION,
+#: Words that start a statement in other languages.
+_FOREIGN_STARTS = {
+    "if": _CONDITION,
+    "else": _CONDITION,
+    "elif": _CONDITION,
+    "when": _CONDITION,
     "default": _LAST,
     "otherwise": _LAST,
     "filter": "write `keep` or `prefer`",
@@ -54,234 +53,12 @@ ELSEWHERE = {
     "from": "write `use NAME (…)`",
     **DEFINING,
 }
-
-
-# Where a parse stopped: the token nobody expected, what stands around it, and the words that say so.
-#
-# What it means is told in `syntax_error` and `case_error`.
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Where a parse stopped: `place` in `tokens` (their length at the end), and the terminals that would do there.
-
-    It is never the first place: a statement starts with its keyword.
-    """
-
-    tokens: Sequence[Token]
-    place: int
-    accepted: frozenset[str]
-
-    @property
-    def token(self) -> Token:
-        """The token nobody expected; `END` at the end of the statement."""
-        return self.tokens[self.place] if self.place < len(self.tokens) else END
-
-    @property
-    def before(self) -> Sequence[Token]:
-        """The tokens before it."""
-        return self.tokens[: self.place]
-
-    @property
-    def previous(self) -> Token:
-        """The token before it."""
-        return self.tokens[self.place - 1]
-
-    @property
-    def second_last(self) -> Token:
-        """The token before the previous one; `END` where there is none."""
-        return self.tokens[self.place - 2] if self.place > 1 else END
-
-    @property
-    def following(self) -> Token:
-        """The token behind it; `END` where there is none."""
-        return self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else END
-
-    @property
-    def in_test(self) -> bool:
-        """Whether the statement is a test block."""
-        return self.tokens[0].type == "TEST"
-
-
-def unexpected(token: Token, help_text: str) -> Diagnostic:
-    """That *token* stands where it cannot."""
-    return Diagnostic("syntax", f"did not expect `{clip(token)}` here", token.span, help_text)
-
-
-# What to tell somebody who writes a number as it is written elsewhere, where that does not parse.
-#
-# What parses all the same, as `4k` does, is the checker's of units.
-
-
-def explain_number(stop: Stop) -> Diagnostic | None:
-    """The diagnostic for *stop*; None where no number is the reason."""
-    return next((found for rule in _RULES if (found := rule(stop)) is not None), None)
-
-
-def _separator(stop: Stop) -> Diagnostic | None:
-    """`1,000`, or `0,9`."""
-    token, before = stop.token, stop.previous
-    if token.type != "COMMA" or before.type != "NUMBER":
-        return None
-    parts, end = [str(before)], before.end
-    for comma, behind in zip(stop.tokens[stop.place :: 2], stop.tokens[stop.place + 1 :: 2], strict=False):
-        if (comma.type, comma.start, behind.type, behind.start) != ("COMMA", end, "NUMBER", comma.end):
-            break
-        parts.append(str(behind))
-        end = behind.end
-    if len(parts) == 1:
-        return None
-    if len(parts) == 2 and (len(parts[1]) != 3 or parts[0] == "0"):
-        return unexpected(token, f"decimals follow a dot: write {'.'.join(parts)}")
-    return unexpected(token, f"numbers have no separators: write {''.join(parts)}")
-
-
-def _thousands(stop: Stop) -> Diagnostic | None:
-    """`4k tokens`: the unit stands behind what was taken for one."""
-    number, unit = stop.second_last, stop.previous
-    if stop.token.type != "NAME" or unit.type != "NAME" or number.type != "NUMBER" or number.end != unit.start:
-        return None
-    return Diagnostic("unit", f"unknown unit `{clip(unit)}`", unit.span, NUMBERS)
-
-
-def _product(stop: Stop) -> Diagnostic | None:
-    """`3 norm(v)`: a call, taken for a unit."""
-    token, word, number = stop.token, stop.previous, stop.second_last
-    if token.type != "LPAR" or word.type != "NAME" or word.end != token.start:
-        return None
-    return unexpected(word, f"{PRODUCT} {clip(number)} * {clip(word)}(…)") if number.type == "NUMBER" else None
-
-
-def _mistyped(stop: Stop) -> Diagnostic | None:
-    """`2 annd mean(requests) < 3`: the word was taken for a unit."""
-    word = stop.previous
-    if word.type != "NAME" or stop.second_last.type != "NUMBER":
-        return None
-    meant = did_you_mean(word, BEHIND_NUMBERS) if base_unit(word) is None else ""
-    return Diagnostic("unit", f"unknown unit `{clip(word)}`", word.span, meant) if meant else None
-
-
-def _bare_per(stop: Stop) -> Diagnostic | None:
-    if stop.token.type != "PER" or stop.previous.type != "NUMBER":
-        return None
-    return Diagnostic("unit", "a unit is missing before `per`", stop.token.span, "e.g. 5 requests per second")
-
-
-def _divided(stop: Stop) -> Diagnostic | None:
-    """`5 tokens/s`, where no division can stand."""
-    if (stop.second_last.type, stop.previous.type, stop.token.type) != ("NUMBER", "NAME", "SLASH"):
-        return None
-    return unexpected(stop.token, "units divide with `per`: 5 tokens per second")
-
-
-def _bare_point(stop: Stop) -> Diagnostic | None:
-    """`1.`"""
-    token, number = stop.token, stop.previous
-    if token.type != "DOT" or number.type != "NUMBER" or number.end != token.start:
-        return None
-    return unexpected(token, f"a digit follows the dot: write {clip(number)}.0, or {clip(number)}")
-
-
-_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
-    _separator,
-    _thousands,
-    _product,
-    _mistyped,
-    _bare_per,
-    _divided,
-    _bare_point,
-)
-
-
-# What to tell somebody whose `test` does not parse: habits from other tables, words and values.
-#
-# What is told of any statement is in `syntax_error`.
-
-#: The words that begin the parts of a test.
-_PARTS = ("with", "given", "instance", "expect")
-
-
-def explain_case(stop: Stop) -> Diagnostic | None:
-    """The diagnostic for a *stop* in a test; None where it is in another statement, or like those there."""
-    return next((found for rule in _CASE_RULES if (found := rule(stop)) is not None), None) if stop.in_test else None
-
-
-def _outer_bar(stop: Stop) -> Diagnostic | None:
-    """A `|` before the first cell of a row, or behind the last."""
-    for before, token, behind in _around(stop):
-        if token.type != "VBAR":
-            continue
-        if not same_line(before, token):
-            return unexpected(token, "a row starts with the name of its instance, without a `|`")
-        if behind is END or not same_line(token, behind):
-            return unexpected(token, "a row ends with its last cell, without a `|`")
-    return None
-
-
-def _part(stop: Stop) -> Diagnostic | None:
-    """A word that begins no part of a test, but was meant to."""
-    for before, token, behind in _around(stop):
-        starts = token.type == "NAME" and not same_line(before, token)
-        is_other = behind.type in ("VBAR", "EQUAL")  # a row, or a setting
-        is_next = behind.type == "STRING"  # the sentence of another test
-        meant = closest(token, ("test",) if is_next else _PARTS) if starts and not is_other else ""
-        if meant:
-            return unexpected(token, f"did you mean `{meant}`?")
-    return None
-
-
-def _unit(stop: Stop) -> Diagnostic | None:
-    """A unit in a cell."""
-    for before, token, _ in _around(stop):
-        if token.type == "NAME" and before.type == "NUMBER" and _in_table(stop, token):
-            return unexpected(token, "cells carry no unit: a column has that of its feature")
-    return None
-
-
-def _bare_word(stop: Stop) -> Diagnostic | None:
-    """A string without quotes in a cell."""
-    token, previous = stop.token, stop.previous
-    if token.type != "NAME" or previous.type not in ("VBAR", "LBRACE", "COMMA"):
-        return None
-    if "UNKNOWN" not in stop.accepted and "STRING" not in stop.accepted:
-        return None
-    help_text = truth(token) or f'quote it if it is a string, "{clip(token)}"; what nobody knows is `?`'
-    return unexpected(token, help_text)
-
-
-def _field(stop: Stop) -> Diagnostic | None:
-    """`req.` in `given`, or in a guard without quotes."""
-    token = stop.token
-    if token.type != "DOT" or stop.previous != "req":
-        return None
-    if any(earlier.type == "FAILING" for earlier in stop.before):
-        return unexpected(token, 'quote what is no name: failing "req.turn != 0"')
-    return unexpected(token, f"`given` is of the request, so write `{stop.following or 'turn'} = …`")
-
-
-_CASE_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (_outer_bar, _part, _unit, _bare_word, _field)
-
-
-def _around(stop: Stop) -> Iterator[tuple[Token, Token, Token]]:
-    """Each token up to where the parse stopped, but the first, with its neighbours."""
-    tokens = stop.tokens
-    return islice(zip(tokens, tokens[1:], (*tokens[2:], END), strict=False), stop.place)
-
-
-def _in_table(stop: Stop, token: Token) -> bool:
-    """Whether *token* stands behind a `|` of its own line."""
-    return any(each.type == "VBAR" and same_line(each, token) and each.start < token.start for each in stop.tokens)
-
-
-# What to tell somebody whose statement does not parse: from the token that stopped the parser to a diagnostic.
-#
-# The rules stand in the order in which they are tried; the last one fits anything.
-
-STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STATEMENTS[-1]}"
+_STATEMENT_LIST = f"a statement starts with {', '.join(STATEMENTS[:-1])} or {STATEMENTS[-1]}"
 
 _VALUES = frozenset({"NAME", "NUMBER", "DURATION", "STRING", "TRUE", "FALSE", "LBRACE", "LPAR"})
-_OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "COMPARE", "IN", "AND", "OR", "NOT", "IF", "LSQB"})
-#: The names that arguments of built-ins have.
+_WORD_OPERATORS = frozenset({"IN", "AND", "OR", "NOT", "IF"})
+_OPERATORS = _WORD_OPERATORS | {"PLUS", "MINUS", "STAR", "SLASH", "COMPARE", "LSQB"}
+#: Names of the arguments of built-ins.
 _ARGUMENTS = frozenset(name for row in BUILTINS.values() for name in row.named)
 _MARKS = {
     "EQUAL": "`=`",
@@ -303,98 +80,201 @@ _MARKS = {
     "NUMBER": "a number",
     "DURATION": "a duration",
 }
+#: The words that begin the parts of a test.
+_TEST_PARTS = ("with", "given", "instance", "expect")
 
 
-def explain(stop: Stop) -> Diagnostic:
-    """The diagnostic for *stop*."""
-    return next(found for rule in _STATEMENT_RULES if (found := rule(stop)) is not None)
+@dataclass(frozen=True, slots=True)
+class ParseStop:
+    """The place in `tokens` where a parse stopped (their length at the end), and the terminals accepted there.
+
+    It is never the first place, as a statement starts with its keyword.
+    """
+
+    tokens: Sequence[Token]
+    place: int
+    accepted: frozenset[str]
+
+    def _at(self, place: int) -> Token:
+        return self.tokens[place] if 0 <= place < len(self.tokens) else END
+
+    @property
+    def token(self) -> Token:
+        """The unexpected token; `END` at the end of the statement."""
+        return self._at(self.place)
+
+    @property
+    def before(self) -> Sequence[Token]:
+        """The tokens before it."""
+        return self.tokens[: self.place]
+
+    @property
+    def previous(self) -> Token:
+        """The token before it."""
+        return self._at(self.place - 1)
+
+    @property
+    def second_last(self) -> Token:
+        """The token before the previous one, or `END`."""
+        return self._at(self.place - 2)
+
+    @property
+    def following(self) -> Token:
+        """The token behind it, or `END`."""
+        return self._at(self.place + 1)
+
+    @property
+    def types(self) -> tuple[str, str, str]:
+        """Types of the second last token, the previous one, and the unexpected one."""
+        return self.second_last.type, self.previous.type, self.token.type
+
+    @property
+    def in_test(self) -> bool:
+        """Whether the statement is a test block."""
+        return self.tokens[0].type == "TEST"
+
+    def around(self) -> Iterator[tuple[Token, Token, Token]]:
+        """Yield each token but the first, up to the unexpected one, with its neighbours."""
+        return islice(zip(self.tokens, self.tokens[1:], (*self.tokens[2:], END), strict=False), self.place)
+
+
+def explain(stop: ParseStop) -> Diagnostic:
+    """Return the diagnostic for *stop*."""
+    return next(found for rule in _RULES if (found := rule(stop)) is not None)
 
 
 def misplaced_start(token: Token, follower: Token) -> Diagnostic:
-    """A name where a statement should start."""
+    """Return the diagnostic for a name in place of a keyword."""
+    to_name = f"to name a value write `let {clip(token)} = …`"
+    meant = closest(token, STATEMENTS) or closest(token, BEHIND_NUMBERS)
     if follower.type == "EQUAL":
-        help_text = _to_name(token)
-    elif token in ELSEWHERE:
-        help_text = ELSEWHERE[token]
+        help_text = to_name
+    elif token in _FOREIGN_STARTS:
+        help_text = _FOREIGN_STARTS[token]
+    elif meant:
+        help_text = f"did you mean `{meant}`?"
     else:
-        meant = closest(token, STATEMENTS) or closest(token, BEHIND_NUMBERS)
-        help_text = f"did you mean `{meant}`?" if meant else STATEMENT_LIST
-        if not meant and follower.type == "COLON":
-            help_text = _to_name(token)
+        help_text = to_name if follower.type == "COLON" else _STATEMENT_LIST
     return Diagnostic("statement", f"a statement cannot start with `{clip(token)}`", token.span, help_text)
 
 
-def _to_name(token: Token) -> str:
-    return f"to name a value write `let {clip(token)} = …`"
+def _unexpected(token: Token, help_text: str) -> Diagnostic:
+    return Diagnostic("syntax", f"did not expect `{clip(token)}` here", token.span, help_text)
 
 
-def _brackets(stop: Stop) -> Diagnostic | None:
-    """An opening bracket that nothing closes, or a closing one that nothing opened."""
-    open_: list[Token] = []
-    for token in stop.tokens:
-        if token.type in OPENERS:
-            open_.append(token)
-        elif token.type in CLOSERS:
-            if not open_:
-                return Diagnostic("bracket", f"`{token}` closes nothing", token.span)
-            if OPENERS[open_[-1].type] != token.type:
-                return Diagnostic(
-                    "bracket", f"did not expect `{token}` here", token.span, f"`{open_[-1]}` is still open"
-                )
-            open_.pop()
-    if open_:
-        return Diagnostic("bracket", f"`{open_[-1]}` is not closed", open_[-1].span)
+# ── tests ────────────────────────────────────────────────────────────────────
+
+
+def _table(stop: ParseStop) -> Diagnostic | None:
+    """A `|` before the first cell of a row or behind the last, a misspelt part of a test, or a unit in a cell."""
+    if not stop.in_test:
+        return None
+    for before, token, behind in stop.around():
+        if token.type == "VBAR" and not same_line(before, token):
+            return _unexpected(token, "a row starts with the name of its instance, without a `|`")
+        if token.type == "VBAR" and (behind is END or not same_line(token, behind)):
+            return _unexpected(token, "a row ends with its last cell, without a `|`")
+    for before, token, behind in stop.around():
+        if token.type == "NAME" and not same_line(before, token) and behind.type not in ("VBAR", "EQUAL"):
+            meant = closest(token, ("test",) if behind.type == "STRING" else _TEST_PARTS)
+            if meant:
+                return _unexpected(token, f"did you mean `{meant}`?")
+    for before, token, _ in stop.around():
+        if token.type == "NAME" and before.type == "NUMBER" and _in_table(stop, token):
+            return _unexpected(token, "cells have no unit: a column has the unit of its feature")
     return None
 
 
-def _reserved(stop: Stop) -> Diagnostic | None:
+def _in_table(stop: ParseStop, token: Token) -> bool:
+    """Whether *token* follows a `|` of its own line."""
+    return any(each.type == "VBAR" and same_line(each, token) and each.start < token.start for each in stop.tokens)
+
+
+def _bare_word(stop: ParseStop) -> Diagnostic | None:
+    """A string without quotes in a cell, or a field of the request in `given` or in a guard without quotes."""
+    token = stop.token
+    if not stop.in_test:
+        return None
+    if token.type == "NAME" and stop.previous.type in ("VBAR", "LBRACE", "COMMA"):
+        if stop.accepted.isdisjoint({"UNKNOWN", "STRING"}):
+            return None
+        help_text = truth(token) or f'quote it if it is a string, "{clip(token)}"; an unknown value is `?`'
+        return _unexpected(token, help_text)
+    if token.type != "DOT" or stop.previous != "req":
+        return None
+    if any(earlier.type == "FAILING" for earlier in stop.before):
+        return _unexpected(token, 'quote a guard that is an expression: failing "req.turn != 0"')
+    return _unexpected(token, f"`given` sets fields of the request: write `{stop.following or 'turn'} = …`")
+
+
+# ── words and marks ──────────────────────────────────────────────────────────
+
+
+def _brackets(stop: ParseStop) -> Diagnostic | None:
+    """A bracket without its counterpart."""
+    opened: list[Token] = []
+    for token in stop.tokens:
+        if token.type in OPENERS:
+            opened.append(token)
+        elif token.type in CLOSERS:
+            if not opened:
+                return Diagnostic("bracket", f"`{token}` closes nothing", token.span)
+            if OPENERS[opened[-1].type] != token.type:
+                help_text = f"`{opened[-1]}` is still open"
+                return Diagnostic("bracket", f"did not expect `{token}` here", token.span, help_text)
+            opened.pop()
+    return Diagnostic("bracket", f"`{opened[-1]}` is not closed", opened[-1].span) if opened else None
+
+
+def _reserved(stop: ParseStop) -> Diagnostic | None:
+    """A keyword in place of a name."""
     token, previous = stop.token, stop.previous
-    if not _is_word(token):
+    if token.type != token.upper() or not token.isalpha():
         return None
     if previous.type in BEFORE_NAMES or (stop.accepted == {"NAME"} and previous.type in ("LPAR", "COMMA")):
         return Diagnostic("reserved", f"`{token}` is a reserved word", token.span, "choose another name")
     return None
 
 
-def _start(stop: Stop) -> Diagnostic | None:
+def _start(stop: ParseStop) -> Diagnostic | None:
+    """A line that starts with a misspelt keyword."""
     token = stop.token
     if token.type not in ("NAME", "IF", "ELSE", "WHEN") or same_line(stop.previous, token) or stop.in_test:
         return None
     if token.type == "WHEN" and any(earlier.type == "WHEN" for earlier in stop.before):
-        return unexpected(token, "conditions are joined by `and`")
-    if token not in ELSEWHERE and closest(token, _words(stop.accepted)):
+        return _unexpected(token, "conditions are joined by `and`")
+    if token not in _FOREIGN_STARTS and closest(token, _keywords(stop.accepted)):
         return None
     return misplaced_start(token, stop.following)
 
 
-def _equals(stop: Stop) -> Diagnostic | None:
-    token = stop.token
-    if token.type != "EQUAL" or "COMPARE" not in stop.accepted:
-        return None
-    return unexpected(token, "compare with `==`; `=` only follows a name being defined")
-
-
-def _argument(stop: Stop) -> Diagnostic | None:
-    """The name of an argument without its colon."""
-    if stop.token is END or stop.previous not in _ARGUMENTS or "COLON" not in stop.accepted:
-        return None
-    return unexpected(stop.token, f"an argument is named with a colon: `{stop.previous}: …`")
-
-
-def _foreign(stop: Stop) -> Diagnostic | None:
+def _foreign(stop: ParseStop) -> Diagnostic | None:
     """A mark or word of another language."""
     token, previous = stop.token, stop.previous
     if token is END or stop.in_test:
         return None
     if token == "?" and previous.type == "COMPARE":
-        return unexpected(token, "whether it is known is asked with `known(…)`")
+        return _unexpected(token, "`known(…)` tells whether a value is known")
     for text in (f"{token}{stop.following}", f"{previous}{token}", str(token)):
-        if text in FOREIGN:
-            return unexpected(token, FOREIGN[text])
+        if text in _FOREIGN:
+            return _unexpected(token, _FOREIGN[text])
     return None
 
 
-def _chain(stop: Stop) -> Diagnostic | None:
+def _sign(stop: ParseStop) -> Diagnostic | None:
+    """`=` for `==` or for the colon of a named argument, and other slips around a name."""
+    token, previous = stop.token, stop.previous
+    if token is END:
+        return None
+    if previous in _ARGUMENTS and "COLON" in stop.accepted:
+        return _unexpected(token, f"an argument is named with a colon: `{previous}: …`")
+    if token.type == "EQUAL" and "COMPARE" in stop.accepted:
+        return _unexpected(token, "compare with `==`; `=` only follows a name being defined")
+    return None
+
+
+def _chain(stop: ParseStop) -> Diagnostic | None:
+    """`a < b < c`."""
     token, previous = stop.token, stop.previous
     if token.type not in ("COMPARE", "IN") or previous.type not in OPERAND_ENDS:
         return None
@@ -408,15 +288,11 @@ def _chain(stop: Stop) -> Diagnostic | None:
     return None
 
 
-def _range(stop: Stop) -> Diagnostic | None:
-    if stop.token is END or stop.tokens[0].type != "PARAM" or stop.previous.type != "IN":
-        return None
-    return unexpected(stop.token, "a range is written `0..5` or `0..`, choices `{a, b}`")
-
-
-def _set(stop: Stop) -> Diagnostic | None:
-    """`x in ["a", "b"]`, or `x in ("a", "b")`."""
+def _set(stop: ParseStop) -> Diagnostic | None:
+    """`in [0, 5]` of a parameter, `x in ["a", "b"]`, or `x in ("a", "b")`."""
     token = stop.token
+    if token is not END and stop.tokens[0].type == "PARAM" and stop.previous.type == "IN":
+        return _unexpected(token, "a range is written `0..5` or `0..`, choices `{a, b}`")
     if token.type not in ("LSQB", "COMMA"):
         return None
     before = list(stop.before)
@@ -425,117 +301,137 @@ def _set(stop: Stop) -> Diagnostic | None:
             before.pop()
         if not before or before.pop().type != "LPAR":
             return None
-    return unexpected(token, 'a set is written {"a", "b"}') if before and before[-1].type == "IN" else None
+    return _unexpected(token, 'a set is written {"a", "b"}') if before and before[-1].type == "IN" else None
 
 
-def _label(stop: Stop) -> Diagnostic | None:
-    """A `when` behind the label, or a `retry` behind either."""
-    token = stop.token
-    if token.type == "RETRY" and any(earlier.type in ("WHEN", "AS") for earlier in stop.before):
-        return unexpected(token, 'the condition follows it: reject 429 "…" retry … when … as …')
-    if token.type != "WHEN" or stop.second_last.type != "AS":
+# ── numbers ──────────────────────────────────────────────────────────────────
+
+
+def _separator(stop: ParseStop) -> Diagnostic | None:
+    """`1,000`, or `0,9`."""
+    token, before = stop.token, stop.previous
+    if token.type != "COMMA" or before.type != "NUMBER":
         return None
-    return unexpected(token, "the label comes last: … when … as …")
-
-
-def _else(stop: Stop) -> Diagnostic | None:
-    """An `else` of no `if` in this statement."""
-    if stop.token.type != "ELSE" or any(earlier.type == "IF" for earlier in stop.before):
+    parts, end = [str(before)], before.end
+    for comma, behind in zip(stop.tokens[stop.place :: 2], stop.tokens[stop.place + 1 :: 2], strict=False):
+        if (comma.type, comma.start, behind.type, behind.start) != ("COMMA", end, "NUMBER", comma.end):
+            break
+        parts.append(str(behind))
+        end = behind.end
+    if len(parts) == 1:
         return None
-    return unexpected(stop.token, CONDITION)
+    if len(parts) == 2 and (len(parts[1]) != 3 or parts[0] == "0"):
+        return _unexpected(token, f"decimals follow a dot: write {'.'.join(parts)}")
+    return _unexpected(token, f"numbers have no separators: write {''.join(parts)}")
 
 
-def _no_arguments(stop: Stop) -> Diagnostic | None:
-    if stop.token.type != "RPAR" or stop.tokens[0].type != "DEF" or stop.place != 3:
-        return None
-    return Diagnostic(
-        "arguments",
-        "a definition takes at least one argument",
-        stop.token.span,
-        "a value without arguments is a `let`",
-    )
-
-
-def _where(stop: Stop) -> Diagnostic | None:
-    if stop.token.type != "WHERE":
-        return None
-    return unexpected(stop.token, "`where` stands inside a call: argmin(… where …)")
-
-
-def _unquoted_name(stop: Stop) -> Diagnostic | None:
-    """A hyphen in a name that the header, a label or a table gives, or quotes around it."""
-    token = stop.token
-    if token.type == "STRING" and stop.accepted == {"NAME"}:
-        return unexpected(token, "a name is written without quotes")
-    if token.type not in ("MINUS", "DOT") or stop.previous.type != "NAME" or not same_line(stop.previous, token):
-        return None
-    if stop.in_test or stop.second_last.type == "AS" or stop.tokens[0].type in ("POLICY", "LIBRARY"):
-        return unexpected(token, "names have letters, digits and `_` only")
+def _number(stop: ParseStop) -> Diagnostic | None:
+    """A slip in a number or its unit."""
+    number, word, token = stop.second_last, stop.previous, stop.token
+    touches = number.end == word.start
+    match stop.types:
+        case ("NUMBER", "NAME", "NAME") if touches:  # 4k tokens
+            return Diagnostic("unit", f"unknown unit `{clip(word)}`", word.span, NUMBERS)
+        case ("NUMBER", "NAME", "LPAR") if word.end == token.start:  # 3 norm(v)
+            return _unexpected(word, f"{PRODUCT} {clip(number)} * {clip(word)}(…)")
+        case ("NUMBER", "NAME", _) if base_unit(word) is None and (meant := did_you_mean(word, BEHIND_NUMBERS)):
+            return Diagnostic("unit", f"unknown unit `{clip(word)}`", word.span, meant)  # 2 annd x
+        case (_, "NUMBER", "PER"):  # 5 per second
+            help_text = "e.g. 5 requests per second"
+            return Diagnostic("unit", "a unit is missing before `per`", token.span, help_text)
+        case ("NUMBER", "NAME", "SLASH"):  # 5 tokens/s
+            return _unexpected(token, "units divide with `per`: 5 tokens per second")
+        case (_, "NUMBER", "DOT") if word.end == token.start:  # 1.
+            return _unexpected(token, f"a digit follows the dot: write {clip(word)}.0, or {clip(word)}")
     return None
 
 
-def _end(stop: Stop) -> Diagnostic | None:
+# ── statements ───────────────────────────────────────────────────────────────
+
+
+def _order(stop: ParseStop) -> Diagnostic | None:
+    """Parts of a statement in the wrong order, or that it does not have."""
+    token = stop.token
+    earlier = {each.type for each in stop.before}
+    if token.type == "RETRY" and earlier & {"WHEN", "AS"}:
+        return _unexpected(token, 'the condition follows it: reject 429 "…" retry … when … as …')
+    if token.type == "WHEN" and stop.second_last.type == "AS":
+        return _unexpected(token, "the label comes last: … when … as …")
+    if token.type == "ELSE" and "IF" not in earlier:
+        return _unexpected(token, _CONDITION)
+    if token.type == "RPAR" and stop.tokens[0].type == "DEF" and stop.place == 3:
+        message = "a definition takes at least one argument"
+        return Diagnostic("arguments", message, token.span, "use `let` for a value without arguments")
+    if token.type == "WHERE":
+        return _unexpected(token, "`where` belongs inside a call: argmin(… where …)")
+    return None
+
+
+def _name(stop: ParseStop) -> Diagnostic | None:
+    """A name in quotes, or with a hyphen or a dot in it, in a header, a label or a table."""
+    token = stop.token
+    if token.type == "STRING" and stop.accepted == {"NAME"}:
+        return _unexpected(token, "a name is written without quotes")
+    if token.type not in ("MINUS", "DOT") or stop.previous.type != "NAME" or not same_line(stop.previous, token):
+        return None
+    if stop.in_test or stop.second_last.type == "AS" or stop.tokens[0].type in ("POLICY", "LIBRARY"):
+        return _unexpected(token, "names have letters, digits and `_` only")
+    return None
+
+
+def _end(stop: ParseStop) -> Diagnostic | None:
+    """A statement that ends too early."""
     if stop.token is not END:
         return None
     first, last = stop.tokens[0], stop.tokens[-1]
     help_text = _expected(stop, stop.accepted - _OPERATORS or stop.accepted)
     if first.type == "USE" and stop.accepted == {"LPAR"}:
-        help_text = f"say what it takes: use {clip(last)} (a, b)"
+        help_text = f"name what it takes: use {clip(last)} (a, b)"
     elif "ELSE" in stop.accepted and any(token.type == "IF" for token in stop.tokens):
         help_text += "; the condition of a rule or a filter follows `when`"
     return Diagnostic("unfinished", f"this `{clip(first)}` is not finished", last.span, help_text)
 
 
-def _anything(stop: Stop) -> Diagnostic:
+def _anything(stop: ParseStop) -> Diagnostic:
     token = stop.token
     if token.type == "NAME":
-        meant = closest(token, _words(stop.accepted))
+        meant = closest(token, _keywords(stop.accepted))
         if meant:
-            return unexpected(token, f"did you mean `{meant}`?")
+            return _unexpected(token, f"did you mean `{meant}`?")
         if stop.previous.type == "NAME" and closest(stop.previous, ("not",)):
-            return unexpected(stop.previous, "did you mean `not`?")
-    return unexpected(token, _expected(stop, stop.accepted))
+            return _unexpected(stop.previous, "did you mean `not`?")
+    return _unexpected(token, _expected(stop, stop.accepted))
 
 
-_STATEMENT_RULES: tuple[Callable[[Stop], Diagnostic | None], ...] = (
-    explain_case,
+_RULES: tuple[Callable[[ParseStop], Diagnostic | None], ...] = (
+    _table,
+    _bare_word,
     _brackets,
     _reserved,
     _start,
     _foreign,
-    _argument,
-    _equals,
+    _sign,
     _chain,
-    _range,
     _set,
-    explain_number,
-    _label,
-    _else,
-    _no_arguments,
-    _where,
-    _unquoted_name,
+    _separator,
+    _number,
+    _order,
+    _name,
     _end,
     _anything,
 )
 
 
-def _is_word(token: Token) -> bool:
-    return token.type == token.upper() and token.isalpha()
+def _keywords(accepted: frozenset[str]) -> list[str]:
+    """Return the keywords among terminals."""
+    marks = _MARKS.keys() | (_OPERATORS - _WORD_OPERATORS)
+    return [name.lower() for name in accepted if name.isalpha() and name not in marks]
 
 
-def _words(accepted: frozenset[str]) -> list[str]:
-    """The keywords among terminals."""
-    return [
-        name.lower()
-        for name in accepted
-        if name not in _MARKS and name.isalpha() and name not in _OPERATORS - {"AND", "OR", "IN", "NOT", "IF"}
-    ]
-
-
-def _expected(stop: Stop, accepted: frozenset[str]) -> str:
-    """What of *accepted* would do, in words; empty where the list would help nobody."""
+def _expected(stop: ParseStop, accepted: frozenset[str]) -> str:
+    """Return what of *accepted* would do, in words; empty if the list is long."""
     parts: list[str] = []
-    is_unit = stop.previous.type == "NUMBER" and "VBAR" not in accepted  # what a name would be there; it helps nobody
+    is_unit = stop.previous.type == "NUMBER" and "VBAR" not in accepted  # a name would be a unit there
     rest = accepted - {"$END", "NAME" if is_unit else ""}
     if rest >= _VALUES:
         parts.append("a value")

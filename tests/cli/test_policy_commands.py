@@ -393,7 +393,7 @@ def test_findings_for_github_are_workflow_commands_on_one_line_each(tmp_path: Pa
     lines = run("check", "--format", "github", str(path)).stdout.splitlines()
     assert lines == [
         f"::error file={path},line=2,endLine=2,col=9,endColumn=27,title=units::cannot add requests and tokens"
-        "%0Aput both on one scale first, e.g. norm(...) of each, or divide by a rate"
+        "%0Aput both on one scale first, e.g. norm(…) of each, or divide by a rate"
     ]
     path.write_text("policy p\nroute argmin(requests) when 1 < 2\nroute argmin(0)\n")
     result = run("check", "--format", "github", str(path))
@@ -433,7 +433,7 @@ def test_what_is_no_utf_8_has_a_place_and_stops_no_other_file(tmp_path: Path) ->
     for command in ("check", "test", "fmt", "bench"):
         said = run(command, str(latin))
         assert said.exit_code == 1
-        assert "error: this character is no UTF-8\n" in said.stderr
+        assert "error: this character is not valid UTF-8\n" in said.stderr
     assert latin.read_bytes()[12:13] == b"\xfc"
 
 
@@ -578,7 +578,7 @@ def test_tests_beside_a_policy_are_run_with_it_and_checked_in_their_own_text(tmp
         f"--> {beside}:5:14",
     ]
     beside.write_text("policy q\n")
-    assert "says that it is of `q`" in run("test", str(path)).stderr
+    assert "its header names `q`" in run("test", str(path)).stderr
 
 
 @pytest.mark.slow

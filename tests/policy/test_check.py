@@ -197,7 +197,7 @@ def test_check_tries_the_settings_of_tests(rules: str, message: str) -> None:
     assert checked(case.format(rules, "as it is", "")).warnings == ()
     assert checked(case.format(rules, "as it is", "with A = 1")).warnings == ()
     assert errors(case.format(case.format(rules, "one", "with A = 0"), "two", "with A = 0")) == [
-        f'{message}, with what the test "one" sets'
+        f'{message}, with the settings of the test "one"'
     ]
 
 

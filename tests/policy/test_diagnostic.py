@@ -16,7 +16,7 @@ from smetric.policy.diagnostic import ERRORS, WARNINGS, WAYS_OUT, Diagnostic, Po
 def test_diagnostic_marks_only_the_first_line() -> None:
     text = "policy p\nroute a\n  when b\n"
     found = Diagnostic("unused", "wrong", Span(9, 25)).render(text, "f")
-    assert found == "error: wrong\n --> f:2:1\n  |\n2 | route a\n  | ^^^^^^^\n  = help: take it out"
+    assert found == "error: wrong\n --> f:2:1\n  |\n2 | route a\n  | ^^^^^^^\n  = help: remove it"
 
 
 def test_diagnostic_keeps_tabs_and_hides_control_characters() -> None:

@@ -56,7 +56,7 @@ def test_parameter_in_the_unit_of_a_feature_follows_the_chosen_feature(load: str
 @pytest.mark.parametrize(
     ("declaration", "given", "message"),
     [
-        ("N = 2", "3" + " " * 100 + "4", "but it is a number"),
+        ("N = 2", "3" + " " * 100 + "4", "but it must be a number"),
         ("N = 2", float("nan"), "configuration sets `N` to nan, but numbers are at most 1e15"),
         ("N = 2", 10**400, "but numbers are at most 1e15"),
     ],

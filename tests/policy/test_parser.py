@@ -148,7 +148,7 @@ def test_parse_bounds_nesting() -> None:
         ("", "a file starts with `policy NAME`"),
         ("policy p let x = \x00", "unexpected character `U+0000`"),
         ("\ufeffpolicy p", "unexpected character `U+FEFF`"),
-        ("policy p # \ud800", "this character is no UTF-8"),
+        ("policy p # \ud800", "this character is not valid UTF-8"),
     ],
 )
 def test_parse_names_texts_that_no_editor_shows(text: str, message: str) -> None:
