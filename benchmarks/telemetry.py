@@ -33,7 +33,7 @@ from smetric.telemetry import logs
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.metrics import Metrics, ModelLabels
-from smetric.telemetry.outcomes import Consequences, ServiceLevel
+from smetric.telemetry.outcomes import Outcomes, ServiceLevel
 from smetric.telemetry.tracing import Tracing
 
 ROUTE = "/v1/chat/completions"
@@ -64,11 +64,12 @@ def telemetry(url: str, ratio: float | None, instances: list[Instance]) -> Telem
         }
     os.environ.update(environ)
     by_id = {instance.id: instance for instance in instances}
+    metrics = Metrics()
     return Telemetry(
         tracing=Tracing(environ),
-        metrics=Metrics(),
+        metrics=metrics,
         decisions=DecisionLog(),
-        consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), lambda _: PREFILL, by_id.get),
+        outcomes=Outcomes(metrics.registry, ServiceLevel(1.0, 0.0001, 0.03), lambda _: PREFILL, by_id.get),
         models=ModelLabels(lambda: ["m"]),
         instances=lambda: instances,
     )

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import structlog
+from prometheus_client.metrics_core import Metric
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from smetric import names
 from smetric.admin.app import admin_app
 from smetric.admin.guard import AdminGuard
 from smetric.admin.live import LiveStack, live_routes
@@ -55,11 +57,20 @@ from smetric.sources.tokens.request_tokens import request_tokens
 from smetric.telemetry.cache_breaks import CacheBreaks
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
-from smetric.telemetry.gauges import CacheGauges, Gauges, KvGauges, OverloadGauges
+from smetric.telemetry.gauges import (
+    cache_gauges,
+    computed,
+    fleet_gauges,
+    index_gauges,
+    kv_gauges,
+    overload_gauges,
+    peer_gauges,
+    policy_gauges,
+)
 from smetric.telemetry.hit_truth import CacheWatch, HitTruth
 from smetric.telemetry.logs import lost_lines
-from smetric.telemetry.metrics import MOST_INSTANCES, Metrics, ModelLabels
-from smetric.telemetry.outcomes import Consequences, ServiceLevel
+from smetric.telemetry.metrics import MAX_INSTANCES, Metrics, ModelLabels
+from smetric.telemetry.outcomes import Outcomes, ServiceLevel
 from smetric.telemetry.tracing import Tracing
 
 #: Longest time that the start waits for instances to say which process they are, seconds.
@@ -89,7 +100,7 @@ class Application:
     ) -> None:
         self.settings = settings
         self._environ = environ
-        self.metrics = Metrics(per_instance=len(settings.instances) <= MOST_INSTANCES)
+        self.metrics = Metrics(per_instance=len(settings.instances) <= MAX_INSTANCES)
         self.fleet = fleet_of(settings, self.metrics.ejected)
         self.drains = Drains(self.fleet, Path(settings.state_dir) if settings.state_dir else None)
         self.policies = Policies(
@@ -131,7 +142,7 @@ class Application:
             tracing=self.tracing,
             metrics=self.metrics,
             decisions=DecisionLog(),
-            consequences=Consequences(level, self.sources.prefill_times.of, self.fleet.get),
+            outcomes=Outcomes(self.metrics.registry, level, self.sources.prefill_times.of, self.fleet.get),
             models=ModelLabels(self._models),
             instances=lambda: self.fleet.instances,
             others=[
@@ -146,26 +157,12 @@ class Application:
                 if one is not None
             ],
         )
-        self.metrics.register(
-            Gauges(
-                instances=lambda: self.fleet.instances,
-                policies=self.policies.in_force,
-                dropped=lambda: self.tracing.dropped,
-                unlogged=lost_lines,
-                panics=lambda: self.fleet.panics,
-                index=self.sources.indexes.figures if self.sources.indexes else None,
-                peers=self.sources.peers.figures if self.sources.peers is not None else None,
-                clock=self.fleet.clock,
-            )
-        )
-        if self.sources.kv_events is not None:
-            self.metrics.register(KvGauges(self.sources.kv_events.figures))
         self.caches = CacheWatch(
             HitTruth(self.metrics.hit_checked, grains=grains(settings)),
             CacheBreaks(self.metrics.cache_broke),
             lambda: self.fleet.instances,
         )
-        self.metrics.register(CacheGauges(lambda: self.fleet.instances, self.caches.disagreements))
+        self.metrics.register(self._gauges)
         self.live = LiveStack(self.telemetry, self.fleet, self.routes, settings.trace.ui_url)
         self.tokens = TokenRatio()
         self.upstream = Upstream(
@@ -183,6 +180,21 @@ class Application:
         self.is_ready = False
         #: No policy need be tried any more; asked by a thread.
         self._ending = threading.Event()
+
+    def _gauges(self) -> Iterator[Metric]:
+        """Yield the metrics that are read when the page is rendered."""
+        yield from fleet_gauges(self.fleet.instances, self.fleet.clock())
+        yield from cache_gauges(self.fleet.instances, self.caches.disagreements())
+        yield from policy_gauges(self.policies.in_force())
+        yield computed(names.SPANS_DROPPED, self.tracing.dropped)
+        yield computed(names.LOG_LINES_LOST, lost_lines())
+        yield computed(names.PANICS, self.fleet.panics)
+        if self.sources.indexes:
+            yield from index_gauges(self.sources.indexes.figures())
+        if self.sources.peers is not None:
+            yield from peer_gauges(self.sources.peers.figures())
+        if self.sources.kv_events is not None:
+            yield from kv_gauges(self.sources.kv_events.figures())
 
     def _swapped(self) -> None:
         self.router.follow(self.policies.observed)
@@ -253,7 +265,7 @@ class Application:
         )
         intake = Intake(app, _data_limits(settings), self.telemetry.exchanges.unreadable)
         saturation = Saturation(self.fleet, self.admission, lambda: intake.connections())
-        self.metrics.register(OverloadGauges(saturation.figures))
+        self.metrics.register(lambda: overload_gauges(saturation.figures()))
         return intake
 
     def admin_app(self) -> Intake:
@@ -268,7 +280,7 @@ class Application:
                 *live_routes(self.live),
                 *drain_routes(self.fleet, self.drains),
                 *policy_routes(self.routes, self.telemetry.decisions, self._ending),
-                *savings_routes(self.telemetry.consequences.savings),
+                *savings_routes(self.telemetry.outcomes.savings),
                 *(placement_routes(self.sources.peers) if self.sources.peers is not None else ()),
             ],
         )

@@ -260,7 +260,7 @@ class Exchange:
         #: 32 hex digits, empty without a trace.
         self.trace_id = ""
         #: Labels that lead from a metric to the recorded trace.
-        self.exemplar: Mapping[str, str] | None = None
+        self.exemplar: dict[str, str] | None = None
         #: Belongs to the listener that traces.
         self.trace: Any = None
         # The end; see `end`.

@@ -13,7 +13,7 @@ from smetric.fleet.record import DecisionRecord
 from smetric.telemetry.decisions import Activity, DecisionLog
 from smetric.telemetry.logs import AccessLog
 from smetric.telemetry.metrics import Metrics, ModelLabels
-from smetric.telemetry.outcomes import Consequences
+from smetric.telemetry.outcomes import Outcomes
 from smetric.telemetry.tracing import Parent, Tracing
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Telemetry:
         tracing: makes spans, or none.
         metrics: counts.
         decisions: the last decisions.
-        consequences: what decisions come to.
+        outcomes: what decisions lead to.
         models: model names as labels.
         instances: all instances, for the counts on a `route` span.
         others: listeners of other rooms. They are called after the decision's outcomes are noted in its record, and
@@ -223,7 +223,7 @@ class Telemetry:
         tracing: Tracing,
         metrics: Metrics,
         decisions: DecisionLog,
-        consequences: Consequences,
+        outcomes: Outcomes,
         models: ModelLabels,
         instances: Callable[[], Sequence[Instance]],
         others: Sequence[Listener] = (),
@@ -231,14 +231,12 @@ class Telemetry:
         self.tracing = tracing
         self.metrics = metrics
         self.decisions = decisions
-        self.consequences = consequences
-        for collector in consequences.collectors():
-            metrics.register(collector)
+        self.outcomes = outcomes
         self.spans = Spans(tracing, instances)
         #: What has happened since the live page's feed last looked.
         self.activity = Activity()
         self.exchanges = Exchanges(
-            (consequences, *others, self.spans, decisions, self.activity, metrics, AccessLog()),
+            (outcomes, *others, self.spans, decisions, self.activity, metrics, AccessLog()),
             model_label=models.of,
             on_failure=metrics.listener_failed,
         )

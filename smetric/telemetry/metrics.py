@@ -1,16 +1,23 @@
-"""Prometheus metrics."""
+"""Prometheus metrics of what passes, and the page of all metrics.
+
+`gauges` computes the metrics that are read when the page is rendered. Names, labels and help are those of `names`. No
+label value comes from a client, and no metric has more than `MAX_SERIES` series.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import platform
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
+from cachetools import TTLCache
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Exemplar, Sample
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -25,174 +32,164 @@ from smetric.fleet.record import DecisionRecord, Shadowed
 if TYPE_CHECKING:
     from smetric.fleet.instance import Instance
 
-
-# Series that the event loop alone counts: an increment is an addition, a histogram's observation one bisection.
-#
-# The client library's own take a lock for each, which costs more than what is counted; those are for series that other
-# threads count too. Shown by the same registry, with the same names. What is counted is in `metrics.py`.
-
-#: Series of one metric at most; what comes then is counted together, under labels that say `other`.
-MOST_SERIES = 4096
+#: Series of one metric; what comes then counts in one whose labels say `other`.
+MAX_SERIES = 4096
 OTHER = "other"
+#: Seconds that a rendered page is served again: 2,000 samples take 15 ms to render.
+PAGE_TTL_S = 1.0
+#: Forms of the page in memory: a client may ask for more escaping schemes than that.
+_MAX_PAGES = 8
+#: Above this many instances, series are not split by instance.
+MAX_INSTANCES = 256
+_ALL = "all"
+#: Model names that become labels; other names are `other`.
+MAX_MODELS = 100
 
-#: By what a series is found: the value of its label; a tuple of them where there are several, or none.
+#: Key of a series: the value of its label, or a tuple of them where there are several, or none.
 Labels = str | tuple[str, ...]
-One = TypeVar("One")
+Child = TypeVar("Child")
 
 
-class Series(dict[Labels, One]):
-    """The series of one metric, each made when it is first asked for; one without labels is there from the start.
-
-    Finding one is the dictionary's own work: `counts[policy, outcome].value += 1`. It may stand for series of several
-    metrics that have this label in common and are always counted together.
+class Series(dict[Labels, Child]):
+    """Series of a metric by their labels, each made on first use.
 
     Args:
-        labels: how many there are.
-        make: a new series, of their values.
+        labels: number of its labels; without labels its only series is `[()]`.
+        make: returns a new series with these labels.
     """
 
-    def __init__(self, labels: int, make: Callable[..., One]) -> None:
+    def __init__(self, labels: int, make: Callable[..., Child]) -> None:
         super().__init__()
-        self._labels = labels
         self._make = make
         if not labels:
             self[()] = make()
 
-    def __missing__(self, labels: Labels) -> One:
-        values = (labels,) if isinstance(labels, str) else labels
-        assert len(values) == self._labels
-        if len(self) >= MOST_SERIES:
-            values = (OTHER,) * self._labels
-        return self.setdefault(values if self._labels > 1 else values[0], self._make(*values))
+    def __missing__(self, labels: Labels) -> Child:
+        values = _values(labels)
+        if len(self) >= MAX_SERIES:
+            values = (OTHER,) * len(values)
+        return self.setdefault(values if len(values) > 1 else values[0], self._make(*values))
 
-    def now(self) -> list[tuple[tuple[str, ...], One]]:
-        """All of them with their labels; may be called in another thread."""
-        return [((labels,) if isinstance(labels, str) else labels, one) for labels, one in list(self.items())]
+
+def _values(labels: Labels) -> tuple[str, ...]:
+    return (labels,) if isinstance(labels, str) else labels
+
+
+def counter(metric: names.Metric, registry: CollectorRegistry) -> Series[Counter]:
+    """Return the series of a new counter."""
+    made = Counter(metric.name, metric.doc, metric.labels, registry=registry)
+    return Series(len(metric.labels), made.labels if metric.labels else lambda: made)
+
+
+def histogram(metric: names.Metric, registry: CollectorRegistry) -> Series[Histogram]:
+    """Return the series of a new histogram."""
+    made = Histogram(metric.name, metric.doc, metric.labels, registry=registry, buckets=metric.buckets)
+    return Series(len(metric.labels), made.labels if metric.labels else lambda: made)
+
+
+def gauge(metric: names.Metric, registry: CollectorRegistry) -> Series[Gauge]:
+    """Return the series of a new gauge."""
+    made = Gauge(metric.name, metric.doc, metric.labels, registry=registry)
+    return Series(len(metric.labels), made.labels if metric.labels else lambda: made)
+
+
+def loop_counter(metric: names.Metric, registry: CollectorRegistry) -> Series[Count]:
+    """Return the series of a new counter for the path of every request, which only the event loop may count.
+
+    The client library's counters and histograms take locks: for the 25 values of a request that is 8 % of its CPU,
+    against 1 % here.
+    """
+    series: Series[Count] = Series(len(metric.labels), lambda *_: Count())
+    registry.register(Computed(lambda: [_family(metric, series)]))
+    return series
+
+
+def loop_histogram(metric: names.Metric, registry: CollectorRegistry) -> Series[Observations]:
+    """Return the series of a new histogram for the path of every request; see `loop_counter`."""
+    series: Series[Observations] = Series(len(metric.labels), lambda *_: Observations(metric.buckets))
+    registry.register(Computed(lambda: [_family(metric, series)]))
+    return series
+
+
+def _family(metric: names.Metric, series: Series[Count] | Series[Observations]) -> Metric:
+    """Return the metric as the client library shows it."""
+    family = Metric(metric.name.removesuffix("_total"), metric.doc, metric.kind)
+    children: list[tuple[Labels, Count | Observations]] = [*series.items()]
+    for key, child in children:
+        labels = dict(zip(metric.labels, _values(key), strict=True))
+        for sample in child.samples():
+            name, of = family.name + sample.name, labels | sample.labels
+            family.add_sample(name, of, sample.value, exemplar=sample.exemplar)
+        family.add_sample(f"{family.name}_created", labels, child.created)
+    return family
 
 
 class Count:
-    """One series of a counter."""
+    """Series of a counter that only the event loop counts."""
 
-    __slots__ = ("created", "value")
+    __slots__ = ("_value", "created")
 
     def __init__(self) -> None:
         self.created = time.time()
-        #: To be added to.
-        self.value: float = 0
+        self._value: float = 0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add *amount*, which is not negative."""
+        self._value += amount
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield its samples, without labels."""
+        yield Sample("_total", {}, self._value)
 
 
-class Counts(Collector):
-    """A counter.
+class Observations:
+    """Series of a histogram that only the event loop observes.
 
     Args:
-        metric: its name, labels and help.
+        bounds: upper bounds of its buckets but the last.
     """
 
-    def __init__(self, metric: names.Metric) -> None:
-        self._metric = metric
-        #: What it counts.
-        self.series = Series(len(metric.labels), lambda *_: Count())
-
-    def describe(self) -> Iterable[Metric]:
-        """Its name, for the registry."""
-        return [CounterMetricFamily(self._metric.name, self._metric.doc)]
-
-    def collect(self) -> Iterator[Metric]:
-        """All series now; may run in another thread."""
-        family = CounterMetricFamily(self._metric.name, self._metric.doc, labels=self._metric.labels)
-        for labels, count in self.series.now():
-            family.add_metric(labels, count.value, count.created)
-        yield family
-
-
-class Histogram:
-    """One series of a histogram."""
-
-    __slots__ = ("_bounds", "counts", "created", "exemplars", "sum")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_sum", "created")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
         self.created = time.time()
-        #: Observations in each bucket, not those below; the last is without a bound.
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-        #: The last of each bucket that came with one.
-        self.exemplars: dict[int, Exemplar] = {}
+        self._bounds = (*bounds, math.inf)
+        #: By bucket, without those below.
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+        self._exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
-        """Take *value* in; *exemplar* are the labels of a trace that shows it."""
+    def observe(self, value: float, exemplar: dict[str, str] | None = None) -> None:
+        """Add *value*; *exemplar* are the labels of a trace that shows it."""
         bucket = bisect_left(self._bounds, value)
-        self.counts[bucket] += 1
-        self.sum += value
+        self._counts[bucket] += 1
+        self._sum += value
         if exemplar is not None:
-            self.exemplars[bucket] = Exemplar(dict(exemplar), value, time.time())
+            self._exemplars[bucket] = Exemplar(exemplar, value, time.time())
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield its samples, without the labels of the series."""
+        totals = list(accumulate(self._counts))
+        for bucket, (bound, total) in enumerate(zip(self._bounds, totals, strict=True)):
+            le = str(floatToGoString(bound))  # type: ignore[no-untyped-call]
+            yield Sample("_bucket", {"le": le}, total, None, self._exemplars.get(bucket))
+        yield Sample("_count", {}, totals[-1])
+        yield Sample("_sum", {}, self._sum)
 
 
-class Histograms(Collector):
-    """A histogram.
+class Computed(Collector):
+    """Collector of metrics that a callable computes for each page, in the thread that renders it."""
 
-    Args:
-        metric: its name, labels, help and bounds.
-    """
+    def __init__(self, compute: Callable[[], Iterable[Metric]]) -> None:
+        self._compute = compute
 
-    def __init__(self, metric: names.Metric) -> None:
-        self._metric = metric
-        self._names = [_bound(bound) for bound in (*metric.buckets, float("inf"))]
-        #: What it observes.
-        self.series = Series(len(metric.labels), lambda *_: Histogram(metric.buckets))
-
-    def describe(self) -> Iterable[Metric]:
-        """Its name, for the registry."""
-        return [HistogramMetricFamily(self._metric.name, self._metric.doc)]
-
-    def collect(self) -> Iterator[Metric]:
-        """All series now; may run in another thread."""
-        metric = self._metric
-        family = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
-        for labels, one in self.series.now():
-            total, rows = 0, []
-            for bucket, (name, count) in enumerate(zip(self._names, list(one.counts), strict=True)):
-                total += count
-                exemplar = one.exemplars.get(bucket)
-                rows.append((name, float(total)) if exemplar is None else (name, float(total), exemplar))
-            family.add_metric(labels, rows, one.sum)
-            family.add_sample(f"{metric.name}_created", dict(zip(metric.labels, labels, strict=True)), one.created)
-        yield family
-
-
-def _bound(bound: float) -> str:
-    """A bucket's `le`, as the client library writes it."""
-    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
-
-
-# A family of series whose values are known only when somebody scrapes: what collectors make theirs with.
-
-By = TypeVar("By", bound=Labels)
-
-
-def family(metric: names.Metric, values: Mapping[By, float] | float) -> Metric:
-    """The series of *metric*: its one value, or the *values* by their labels."""
-    kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
-    made = kind(metric.name, metric.doc, labels=metric.labels)
-    for labels, value in values.items() if isinstance(values, Mapping) else [((), values)]:
-        made.add_metric((labels,) if isinstance(labels, str) else labels, value)
-    return made
-
-
-# Prometheus metrics: one registry per app, the page rendered off the event loop.
-#
-# What is counted as requests pass is here; what is read when somebody scrapes is in `gauges.py`. Names and help are
-# those of `names`. No label value comes from a client.
-
-#: Seconds a rendered page is served again: 2,000 samples take 15 ms to render.
-PAGE_TTL_S = 1.0
-#: Above this many instances series are not split by instance any more.
-MOST_INSTANCES = 256
-_ALL = "all"
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics as they are now."""
+        return self._compute()
 
 
 class Metrics(Listener):
-    """Counts and times what passes.
+    """Counters and timers of a router.
 
     Args:
         per_instance: whether series are split by instance; otherwise the label says `all`.
@@ -200,66 +197,72 @@ class Metrics(Listener):
     """
 
     def __init__(self, *, per_instance: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self._per_instance = per_instance
-        self._clock = clock
-        self._pages: dict[str, tuple[float, bytes]] = {}
+        self._pages: TTLCache[str, bytes] = TTLCache(_MAX_PAGES, PAGE_TTL_S, clock)
         self._rendering = asyncio.Lock()
-        self._decisions = self._counts(names.DECISIONS)
-        self._selected = self._counts(names.SELECTED)
-        self._decision_seconds = self._histograms(names.DECISION_SECONDS)
-        self._lookup_seconds = self._histograms(names.LOOKUP_SECONDS)[()]
-        self._lookups = self._counts(names.LOOKUPS)
-        self._suspended = self._gauge(names.LOOKUP_IS_SUSPENDED)
-        self._requests = self._counts(names.REQUESTS)
-        self._request_seconds = self._histograms(names.REQUEST_SECONDS)
-        self._first_chunk_seconds = self._histograms(names.FIRST_CHUNK_SECONDS)
-        self._chunk_seconds = self._histograms(names.TIME_PER_CHUNK)
-        self._overhead_seconds = self._histograms(names.OVERHEAD_SECONDS)[()]
-        self._attempts = self._counts(names.ATTEMPTS)
-        self._ejections = self._counts(names.EJECTIONS)
-        #: Requests in progress.
+        self._decisions = loop_counter(names.DECISIONS, registry)
+        self._selected = loop_counter(names.SELECTED, registry)
+        self._decision_seconds = loop_histogram(names.DECISION_SECONDS, registry)
+        self._lookup_seconds = loop_histogram(names.LOOKUP_SECONDS, registry)[()]
+        self._lookups = loop_counter(names.LOOKUPS, registry)
+        self._suspended = gauge(names.LOOKUP_IS_SUSPENDED, registry)
+        self._requests = loop_counter(names.REQUESTS, registry)
+        self._request_seconds = loop_histogram(names.REQUEST_SECONDS, registry)
+        self._first_chunk_seconds = loop_histogram(names.FIRST_CHUNK_SECONDS, registry)
+        self._chunk_seconds = loop_histogram(names.TIME_PER_CHUNK, registry)
+        self._overhead_seconds = loop_histogram(names.OVERHEAD_SECONDS, registry)[()]
+        self._attempts = loop_counter(names.ATTEMPTS, registry)
+        self._ejections = counter(names.EJECTIONS, registry)
         self._in_progress = 0
-        self._gauge(names.IN_PROGRESS).set_function(lambda: self._in_progress)
-        self._source_failures = self._counts(names.SOURCE_FAILURES)
-        self._tokenizations = self._counts(names.TOKENIZATIONS)
-        self._tokenize_seconds = self._histograms(names.TOKENIZE_SECONDS)
-        self._tokenize_checks = self._counts(names.TOKENIZE_CHECKS)
-        self._retries_refused = self._counts(names.RETRIES_REFUSED)[()]
-        self._refused = self._counts(names.REFUSED)
-        self._client_retries = self._counts(names.CLIENT_RETRIES)
-        #: A request left the queue after so many seconds.
-        self.held = self._histograms(names.HOLD_SECONDS)[()].observe
-        #: The event loop was so many seconds late.
-        self.lagged = self._histograms(names.LOOP_LAG)[()].observe
-        self._scrapes = self._counts(names.SCRAPES)
-        self._scrape_seconds = self._histograms(names.SCRAPE_SECONDS)[()]
-        self._prompt_tokens = self._counts(names.PROMPT_TOKENS_TOTAL)
-        self._hit_tokens = self._counts(names.HIT_TOKENS_TOTAL)
-        self._actual_hit_tokens = self._counts(names.ACTUAL_HIT_TOKENS_TOTAL)
-        self._hit_checks = self._counts(names.HIT_CHECKS)
-        self._hit_wrong_tokens = self._counts(names.HIT_WRONG_TOKENS)
-        self._cache_breaks = self._counts(names.CACHE_BREAKS)
-        # Counted from other threads as well, as the loop's own counts must not be.
-        lines = names.RECORD_LINES
-        self._record_lines = Counter(lines.name, lines.doc, lines.labels, registry=self.registry)
-        self._shadow_decisions = self._counts(names.SHADOW_DECISIONS)
-        self._shadow_regret = self._histograms(names.SHADOW_REGRET_RATIO)
-        self._shadow_sessions = self._counts(names.SHADOW_SESSIONS)
-        self._shadow_diverged = self._counts(names.SHADOW_DIVERGED_SESSIONS)
-        self._shadow_seconds = self._histograms(names.SHADOW_SECONDS)
-        self._arm_requests = self._counts(names.ARM_REQUESTS)
-        self._arm_first_chunk_seconds = self._histograms(names.ARM_FIRST_CHUNK_SECONDS)
-        self._guardrail_restores = self._counts(names.GUARDRAIL_RESTORES)
-        self._policy_errors = self._counts(names.POLICY_ERRORS)
-        self._policy_reloads = self._counts(names.POLICY_RELOADS)
-        self._listener_failures = self._counts(names.LISTENER_FAILURES)
-        build = self._gauge(names.BUILD_INFO)
-        build.labels(smetric.__version__, platform.python_version()).set(1)
+        gauge(names.IN_PROGRESS, registry)[()].set_function(lambda: self._in_progress)
+        self._source_failures = counter(names.SOURCE_FAILURES, registry)
+        self._tokenizations = counter(names.TOKENIZATIONS, registry)
+        self._tokenize_seconds = histogram(names.TOKENIZE_SECONDS, registry)
+        self._tokenize_checks = counter(names.TOKENIZE_CHECKS, registry)
+        self._retries_refused = counter(names.RETRIES_REFUSED, registry)[()]
+        self._refused = counter(names.REFUSED, registry)
+        self._client_retries = counter(names.CLIENT_RETRIES, registry)
+        #: Times a wait in the queue, seconds.
+        self.held = histogram(names.HOLD_SECONDS, registry)[()].observe
+        #: Times the lag of the event loop, seconds.
+        self.lagged = histogram(names.LOOP_LAG, registry)[()].observe
+        self._scrapes = counter(names.SCRAPES, registry)
+        self._scrape_seconds = histogram(names.SCRAPE_SECONDS, registry)[()]
+        self._prompt_tokens = loop_counter(names.PROMPT_TOKENS_TOTAL, registry)
+        self._hit_tokens = loop_counter(names.HIT_TOKENS_TOTAL, registry)
+        self._actual_hit_tokens = loop_counter(names.ACTUAL_HIT_TOKENS_TOTAL, registry)
+        self._hit_checks = loop_counter(names.HIT_CHECKS, registry)
+        self._hit_wrong_tokens = loop_counter(names.HIT_WRONG_TOKENS, registry)
+        self._cache_breaks = counter(names.CACHE_BREAKS, registry)
+        self._record_lines = counter(names.RECORD_LINES, registry)
+        self._shadow_decisions = counter(names.SHADOW_DECISIONS, registry)
+        self._shadow_regret = histogram(names.SHADOW_REGRET_RATIO, registry)
+        self._shadow_sessions = counter(names.SHADOW_SESSIONS, registry)
+        self._shadow_diverged = counter(names.SHADOW_DIVERGED_SESSIONS, registry)
+        self._shadow_seconds = histogram(names.SHADOW_SECONDS, registry)
+        self._arm_requests = counter(names.ARM_REQUESTS, registry)
+        self._arm_first_chunk_seconds = histogram(names.ARM_FIRST_CHUNK_SECONDS, registry)
+        self._guardrail_restores = counter(names.GUARDRAIL_RESTORES, registry)
+        self._policy_errors = counter(names.POLICY_ERRORS, registry)
+        self._policy_reloads = counter(names.POLICY_RELOADS, registry)
+        self._listener_failures = counter(names.LISTENER_FAILURES, registry)
+        gauge(names.BUILD_INFO, registry)[smetric.__version__, platform.python_version()].set(1)
 
-    def register(self, collector: Collector) -> None:
-        """Add series that are computed when somebody scrapes."""
-        self.registry.register(collector)
+    def register(self, compute: Callable[[], Iterable[Metric]]) -> None:
+        """Add metrics that *compute* returns for each page; it runs in another thread."""
+        self.registry.register(Computed(compute))
+
+    async def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page as text or OpenMetrics, by the Accept header, at most a second old; and its content type."""
+        encode, content_type = choose_encoder(accept)
+        async with self._rendering:
+            page = self._pages.get(content_type)
+            if page is None:
+                page = self._pages[content_type] = await asyncio.to_thread(encode, self.registry)
+        return page, content_type
+
+    # Listener of exchanges.
 
     def arrived(self, exchange: Exchange) -> None:
         """Count a request in progress."""
@@ -268,22 +271,22 @@ class Metrics(Listener):
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
         """Count a decision."""
         policy, model = record.policy.name, exchange.model
-        self._decisions[policy, record.outcome, record.reason].value += 1
+        self._decisions[policy, record.outcome, record.reason].inc()
         if record.outcome == names.ERROR:
-            self._policy_errors[policy].value += 1
+            self._policy_errors[policy].inc()
         if record.decision is not None:
             self._decision_seconds[policy].observe(record.evaluate_s)
             if record.lookup_s:
                 self._lookup_seconds.observe(record.lookup_s)
         if record.instance is None:
             return
-        self._selected[self._instance(record.instance.id), policy].value += 1
+        self._selected[self._instance(record.instance.id), policy].inc()
         # A retry routes the same tokens again.
         if record.rank == 0 and record.is_inference:
-            self._prompt_tokens[model].value += record.request.prompt_len
+            self._prompt_tokens[model].inc(record.request.prompt_len)
             hit = record.hit
             if hit is not None:
-                self._hit_tokens[model].value += hit[0]
+                self._hit_tokens[model].inc(hit[0])
 
     def sent(self, exchange: Exchange, attempt: Attempt) -> None:
         """Time the router's own part of a request."""
@@ -295,34 +298,22 @@ class Metrics(Listener):
         instance = attempt.record.instance
         assert instance is not None
         label = self._instance(instance.id)
-        self._attempts[label, attempt.result].value += 1
+        self._attempts[label, attempt.result].inc()
         if attempt.resends:
-            self._attempts[label, names.RESENT].value += attempt.resends
-
-    def refused(self, reason: str) -> None:
-        """A request was refused before anything was decided, for *reason*, one of `names.REFUSALS`."""
-        self._refused[reason].value += 1
-
-    def client_retried(self, admitted: bool) -> None:
-        """A client sent a request again; it was let in, or refused."""
-        self._client_retries[names.RETRY_ADMITTED if admitted else names.RETRY_REFUSED].value += 1
-
-    def ejected(self, instance: Instance, reason: str) -> None:
-        """*instance* was left out for *reason*, one of `names.EJECTION_REASONS`."""
-        self._ejections[self._instance(instance.id), reason].value += 1
+            self._attempts[label, names.RESENT].inc(attempt.resends)
 
     def ended(self, exchange: Exchange) -> None:
         """Count and time a request."""
         self._in_progress -= 1
         status, model, usage, exemplar = exchange.status, exchange.model, exchange.usage, exchange.exemplar
-        self._requests[exchange.route, str(status) if 100 <= status <= 599 else "other"].value += 1
+        self._requests[exchange.route, str(status) if 100 <= status <= 599 else OTHER].inc()
         self._request_seconds[exchange.route, model].observe(exchange.duration_s, exemplar)
         if exchange.gave_up:
-            self._retries_refused.value += 1
+            self._retries_refused.inc()
         if exchange.gap_s is not None:
             self._chunk_seconds[model].observe(exchange.gap_s, exemplar)
         if usage is not None and usage.cached_tokens is not None:
-            self._actual_hit_tokens[model].value += usage.cached_tokens
+            self._actual_hit_tokens[model].inc(usage.cached_tokens)
         record = exchange.record
         if record is None:
             return
@@ -331,126 +322,106 @@ class Metrics(Listener):
         for one in record.shadowed:
             self.shadowed(one)
         if record.arm:
-            self._arm_requests[record.route, record.arm, str(status)].value += 1
+            self._arm_requests[record.route, record.arm, str(status)].inc()
             if record.ttft_s is not None:
                 self._arm_first_chunk_seconds[record.route, record.arm].observe(record.ttft_s)
 
     def unreadable(self, problem: HttpError, scope: Mapping[str, Any], is_seen: bool) -> None:
         """Count a request that no endpoint has seen; there is nothing to time."""
         if not is_seen:
-            self._requests[OTHER, str(problem.status)].value += 1
+            self._requests[OTHER, str(problem.status)].inc()
+
+    # What other parts count.
 
     def listener_failed(self, listener: str) -> None:
         """Count a failure of a *listener* to exchanges."""
-        self._listener_failures[listener].value += 1
+        self._listener_failures[listener].inc()
+
+    def refused(self, reason: str) -> None:
+        """Count a request refused before its decision for *reason*, one of `names.REFUSALS`."""
+        self._refused[reason].inc()
+
+    def client_retried(self, admitted: bool) -> None:
+        """Count a request that a client sends again."""
+        self._client_retries[names.RETRY_ADMITTED if admitted else names.RETRY_REFUSED].inc()
+
+    def ejected(self, instance: Instance, reason: str) -> None:
+        """Count an ejection for *reason*, one of `names.EJECTION_REASONS`."""
+        self._ejections[self._instance(instance.id), reason].inc()
 
     def scraped(self, instance: str, result: str, duration_s: float) -> None:
-        """A scrape of *instance* ended; *result* is ok, timeout, connect_error, http_error or bad_page."""
-        self._scrapes[self._instance(instance), result].value += 1
+        """Count a scrape; *result* is ok, timeout, connect_error, http_error or bad_page."""
+        self._scrapes[self._instance(instance), result].inc()
         self._scrape_seconds.observe(duration_s)
 
     def looked_up(self, source: str, result: str) -> None:
-        """*source* answered a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
-        self._lookups[source, result].value += 1
+        """Count a look-up; *result* is one of `names.LOOKUP_RESULTS`."""
+        self._lookups[source, result].inc()
 
     def source_failed(self, source: str) -> None:
-        """*source* raised."""
-        self._source_failures[source].value += 1
+        """Count an exception of *source*."""
+        self._source_failures[source].inc()
 
     def suspended(self, source: str, is_suspended: bool) -> None:
-        """The service behind *source* began to count as failing, or as well again."""
-        self._suspended.labels(source).set(is_suspended)
+        """Record whether the service behind *source* is suspended because it fails."""
+        self._suspended[source].set(is_suspended)
 
     def tokenized(self, source: str, result: str, duration_s: float) -> None:
-        """The ids of a prompt were wanted of *source*; *result* is one of `names.TOKENIZE_RESULTS`."""
-        self._tokenizations[source, result].value += 1
+        """Count a prompt whose ids were wanted of *source*; *result* is one of `names.TOKENIZE_RESULTS`."""
+        self._tokenizations[source, result].inc()
         if result == "ok":
             self._tokenize_seconds[source].observe(duration_s)
 
     def ids_compared(self, equal: bool) -> None:
-        """An instance counted a prompt whose ids were known: as many tokens, or not."""
-        self._tokenize_checks["equal" if equal else "different"].value += 1
+        """Count a prompt whose ids were known and whose tokens an instance counted."""
+        self._tokenize_checks["equal" if equal else "different"].inc()
 
     def hit_checked(self, instance: str, source: str, result: str, wrong_tokens: int) -> None:
-        """A predicted hit was reported to be *result* (one of `names.HIT_RESULTS`), wrong by *wrong_tokens*."""
+        """Count a predicted hit that was reported as *result*, one of `names.HIT_RESULTS`."""
         labels = self._instance(instance), source, result
-        self._hit_checks[labels].value += 1
-        self._hit_wrong_tokens[labels].value += wrong_tokens
+        self._hit_checks[labels].inc()
+        self._hit_wrong_tokens[labels].inc(wrong_tokens)
 
     def cache_broke(self, part: str, change: str) -> None:
-        """A follow-up missed the cache because of *part*, one of `names.BROKEN_PARTS`; *change* of `names.CHANGES`."""
-        self._cache_breaks[part, change].value += 1
+        """Count a cache break by *part*, one of `names.BROKEN_PARTS`, and *change*, one of `names.CHANGES`."""
+        self._cache_breaks[part, change].inc()
 
     def recorded(self, record: str, result: str, lines: int) -> None:
-        """*lines* of *record* came to *result*, one of `names.RECORD_RESULTS`. From any thread."""
-        self._record_lines.labels(record, result).inc(lines)
+        """Count *lines* of a record; *result* is one of `names.RECORD_RESULTS`. Any thread may call this."""
+        self._record_lines[record, result].inc(lines)
 
     def reloaded(self, result: str) -> None:
-        """A policy file changed, or was undone: *result* is one of `names.RELOADS`."""
-        self._policy_reloads[result].value += 1
+        """Count a change of a policy; *result* is one of `names.RELOADS`."""
+        self._policy_reloads[result].inc()
 
     def restored(self, route: str, reason: str) -> None:
-        """The guardrail restored the policy of *route* for *reason*, one of `names.OUT_OF_BAND`."""
-        self._guardrail_restores[route, reason].value += 1
+        """Count a restore by the guardrail; *reason* is one of `names.OUT_OF_BAND`."""
+        self._guardrail_restores[route, reason].inc()
 
     def shadowed(self, one: Shadowed) -> None:
         """Count the answer of a policy in shadow."""
         policy = one.policy.name
-        self._shadow_decisions[policy, one.answer].value += 1
+        self._shadow_decisions[policy, one.answer].inc()
         if one.decision is None:
             return
         self._shadow_seconds[policy].observe(one.evaluate_s)
         if one.is_new_session:
-            self._shadow_sessions[policy].value += 1
+            self._shadow_sessions[policy].inc()
         if one.answer == names.DIFFERS:
             if one.regret is not None:
                 self._shadow_regret[policy].observe(one.regret)
             if one.had_diverged is False:
-                self._shadow_diverged[policy].value += 1
-
-    async def page(self, accept: str = "") -> tuple[bytes, str]:
-        """The page as text or OpenMetrics, by the Accept header, at most a second old; and its content type."""
-        encode, content_type = choose_encoder(accept)
-        async with self._rendering:
-            cached = self._pages.get(content_type)
-            if cached is None or self._clock() - cached[0] >= PAGE_TTL_S:
-                # choose_encoder has a handful of types; escaping variants are the client's to multiply.
-                if len(self._pages) > 8:
-                    self._pages.clear()
-                cached = self._clock(), await asyncio.to_thread(encode, self.registry)
-                self._pages[content_type] = cached
-        return cached[1], content_type
+                self._shadow_diverged[policy].inc()
 
     def _instance(self, id: str) -> str:
         return id if self._per_instance else _ALL
 
-    def _counts(self, metric: names.Metric) -> Series[Count]:
-        counts = Counts(metric)
-        self.registry.register(counts)
-        return counts.series
-
-    def _histograms(self, metric: names.Metric) -> Series[Histogram]:
-        histograms = Histograms(metric)
-        self.registry.register(histograms)
-        return histograms.series
-
-    def _gauge(self, metric: names.Metric) -> Gauge:
-        return Gauge(metric.name, metric.doc, metric.labels, registry=self.registry)
-
-
-# Model names as metric labels and span names: only names this router serves, so that clients cannot make up series.
-
-#: What every other name becomes.
-OTHER_MODEL = "other"
-#: Names remembered at most; the rest are `other` too.
-MOST = 100
-
 
 class ModelLabels:
-    """Maps what a client asked for to a label from a bounded set.
+    """Labels of models: only names that this router serves, so that clients cannot make up series.
 
     Args:
-        served: the names the instances serve and the aliases configured, asked anew for a name not seen before.
+        served: the names that instances serve, and aliases; called for each name not seen before.
     """
 
     def __init__(self, served: Callable[[], Iterable[str]]) -> None:
@@ -458,10 +429,10 @@ class ModelLabels:
         self._known: set[str] = set()
 
     def of(self, model: str) -> str:
-        """*model* if it is served here, else `other`; empty stays empty."""
+        """Return *model* if it is served here, else `other`; empty stays empty."""
         if model in self._known or not model:
             return model
-        if len(self._known) < MOST and model in self._served():
+        if len(self._known) < MAX_MODELS and model in self._served():
             self._known.add(model)
             return model
-        return OTHER_MODEL
+        return OTHER

@@ -1,12 +1,18 @@
-"""Decision outcomes: migrations, goodput, stickiness."""
+"""Decision outcomes: guards, stickiness, migrations, goodput, hits and forecasts, as the paper looks at them.
+
+Savings, which settle the forecasts, are in `savings`.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
+from cachetools import FIFOCache
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 
 from smetric import names
 from smetric.fleet.exchange import Exchange, Listener
@@ -15,47 +21,201 @@ from smetric.fleet.record import DecisionRecord, Forecast, Migration
 from smetric.log_limit import LogLimit
 from smetric.policy.guard import NOBODY
 from smetric.policy.plan import StatementKind
-from smetric.telemetry.gauges import GuardOutcomes
-from smetric.telemetry.metrics import Count, Counts, Histograms, Series
+from smetric.telemetry.gauges import computed
+from smetric.telemetry.metrics import Computed, counter, loop_counter, loop_histogram
 from smetric.telemetry.savings import Savings
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
-
     from smetric.fleet.instance import Instance
     from smetric.policy.decision import Decision
+    from smetric.policy.policy import Policy
     from smetric.request.request import InferenceRequest
     from smetric.sources.measured import PrefillTime
 
+#: Returns the time that a prefill takes on an instance, None while it is unknown; and the instance that has an id.
+Prefill = Callable[["Instance"], "PrefillTime | None"]
+ById = Callable[[str], "Instance | None"]
 
-# Where each conversation was served last: for telemetry alone, no decision rests on it.
-#
-# Bounded; hashes only. How a prompt is hashed is in `smetric.reading.prompt`.
+log = structlog.get_logger("smetric.migration")
 
-#: Places remembered, by prompt and by session, 3 MB of them; the one that was served longest ago goes first.
-MOST = 1 << 14
+
+class Outcomes(Listener):
+    """Listener that notes migration and forecast in each record, and counts what decisions lead to.
+
+    Args:
+        registry: where the metrics are registered.
+        service_level: the objective that streams are measured by.
+        prefill: returns the time that a prefill takes on an instance, None while it is unknown.
+        by_id: returns the instance that has an id, or None.
+    """
+
+    def __init__(self, registry: CollectorRegistry, service_level: ServiceLevel, prefill: Prefill, by_id: ById) -> None:
+        self.savings = Savings(registry)
+        self._guards = GuardOutcomes()
+        registry.register(Computed(self._guards.collect))
+        self._sessions = Sessions()
+        self._turns = loop_counter(names.SESSION_TURNS, registry)
+        self._migrations = counter(names.MIGRATIONS, registry)
+        self._left_tokens = counter(names.MIGRATION_LEFT_TOKENS, registry)
+        self._migration_limit = LogLimit()
+        self._level = service_level
+        self._level_tokens = loop_counter(names.SLO_TOKENS, registry)
+        self._forecasts = Forecasts(prefill, by_id)
+        self._hit_places = loop_counter(names.HIT_PLACES, registry)
+        self._margins = loop_histogram(names.SCORE_MARGIN_RATIO, registry)
+
+    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Note migration and forecast in *record*; count guards, hits and the margin of the score."""
+        decision = record.decision
+        if decision is None:
+            return
+        self._guards.decided(decision)
+        if record.instance is None:
+            return
+        record.migration = migration_of(record, self._sessions.last(record.request))
+        if record.migration is not None:
+            self._migrated(record, record.migration)
+        score = decision.score
+        runner_up = None if score is None else decision.runner_up_index
+        if score is not None and runner_up is not None:
+            self._margins[record.policy.name].observe(decision.share_behind(runner_up, score))
+        if record.rank == 0:
+            self._count_hits(record)
+        record.forecast = self._forecasts.of(record, runner_up)
+
+    def answering(self, exchange: Exchange, record: DecisionRecord) -> None:
+        """Remember the instance that serves the session; count whether a later turn stayed."""
+        if record.instance is None:
+            return
+        instance = record.instance.id
+        last = self._sessions.served(record.request, instance)
+        if last is not None:
+            place = names.SAME_INSTANCE if last == instance else names.OTHER_INSTANCE
+            self._turns[record.policy.name, place].inc()
+
+    def ended(self, exchange: Exchange) -> None:
+        """Measure the service level and the savings of a decided request."""
+        record = exchange.record
+        if record is None:
+            return
+        measured = self._level.measure(record, exchange.gap_s)
+        if measured is not None:
+            tokens, is_met = measured
+            self._level_tokens[record.policy.name, record.arm, "true" if is_met else "false"].inc(tokens)
+        self.savings.settle(record)
+
+    def _count_hits(self, record: DecisionRecord) -> None:
+        """Count where the prompt's tokens are, if the policy looked them up."""
+        best, policy = record.best_hit, record.policy.name
+        if best is None:
+            return
+        here = record.hit[0] if record.hit is not None else 0
+        self._hit_places[policy, names.HELD_HERE].inc(here)
+        self._hit_places[policy, names.HELD_ELSEWHERE].inc(best - here)
+        self._hit_places[policy, names.HELD_NOWHERE].inc(max(0, record.request.prompt_len - best))
+
+    def _migrated(self, record: DecisionRecord, migration: Migration) -> None:
+        """Count a migration, and log it once a minute for each source, rule and guard."""
+        policy, rule = record.policy.name, record.rule
+        self._migrations[policy, rule, migration.guard].inc()
+        if migration.left_tokens is not None:
+            self._left_tokens[policy, rule].inc(migration.left_tokens)
+        kept_back = self._migration_limit.passes((migration.source, policy, rule, migration.guard))
+        if kept_back is None:
+            return
+        assert record.instance is not None
+        about = {
+            "from": migration.source,
+            "to": record.instance.id,
+            "policy": policy,
+            "rule": rule,
+            "guard": migration.guard,
+            "left_tokens": migration.left_tokens,
+            "decision_id": record.id,
+            "kept_back": kept_back,
+        }
+        if record.trace_id:
+            about["trace_id"] = record.trace_id
+        log.info("smetric.migration", **about)
+
+
+#: Generations of policies that are counted by statement, and guards of earlier ones.
+MAX_POLICIES = 32
+MAX_GUARDS = 1024
+
+
+class GuardOutcomes:
+    """Counts of how often each guard of the acting policies held and failed.
+
+    A decision costs one addition for each statement that it visited; the page sums them up.
+    """
+
+    def __init__(self) -> None:
+        #: By policy and statement, how many decisions stopped at which guard: the last place but one is for decisions
+        #: that passed all guards, the last for a filter that was ignored.
+        self._stops: dict[Policy, list[list[int]]] = {}
+        #: Counts of policies that are gone, by policy, rule, guard and whether it held.
+        self._past: Tally[tuple[str, str, str, str]] = Tally()
+
+    def decided(self, decision: Decision) -> None:
+        """Count the guards of *decision*."""
+        rows = self._stops.get(decision.policy)
+        if rows is None:
+            rows = self._begin(decision.policy)
+        for at, stop in enumerate(decision.stops):
+            rows[at][stop] += 1
+
+    def _begin(self, policy: Policy) -> list[list[int]]:
+        if len(self._stops) == MAX_POLICIES:
+            oldest = next(iter(self._stops))
+            self._past.update(_summed(oldest, self._stops.pop(oldest)))
+            while len(self._past) > 2 * MAX_GUARDS:
+                del self._past[next(iter(self._past))]
+        rows = self._stops[policy] = [[0] * (len(step.guards) + 2) for step in policy.plan.steps]
+        return rows
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric, with the latest policies first; may run in another thread."""
+        total: Tally[tuple[str, str, str, str]] = Tally()
+        stops, past = list(self._stops.items()), dict(self._past)  # at one time: what goes meanwhile is in one of them
+        for policy, rows in reversed(stops):
+            total.update(_summed(policy, rows))
+        total.update(past)
+        yield computed(names.GUARD_OUTCOMES, dict(list(total.items())[: 2 * MAX_GUARDS]))
+
+
+def _summed(policy: Policy, rows: list[list[int]]) -> dict[tuple[str, str, str, str], int]:
+    """Return the counts by labels; a guard held in all decisions that stopped behind it."""
+    summed: Tally[tuple[str, str, str, str]] = Tally()
+    for step, row in zip(policy.plan.steps, rows, strict=True):
+        for place, guard in enumerate(step.guards):
+            summed[policy.name, step.label, guard.label, "true"] += sum(row[place + 1 :])
+            summed[policy.name, step.label, guard.label, "false"] += row[place]
+    return summed
+
+
+#: Places remembered, by prompt and by session: 3 MB.
+MAX_PLACES = 1 << 14
 
 
 class Sessions:
-    """Remembers them, and counts whether later turns stay.
+    """Where each conversation was served last, by hashes; for telemetry alone, no decision rests on it.
 
-    A conversation goes on from the request whose whole prompt is its own up to the last assistant turn, whose place it
-    then takes; where a client has edited its history, from the last request of the session that a header names.
+    A conversation goes on from the request whose whole prompt is its own up to the last assistant turn, and takes its
+    place. Where a client has edited its history, it goes on from the last request of the session that a header names.
 
     Args:
-        most: places remembered.
+        most: places remembered; the place served longest ago is forgotten.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._places: OrderedDict[int, str] = OrderedDict()
-        self.turns = Counts(names.SESSION_TURNS)
+    def __init__(self, most: int = MAX_PLACES) -> None:
+        self._places: FIFOCache[int, str] = FIFOCache(most)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def last(self, request: InferenceRequest) -> str | None:
-        """The id of the instance that served the turn before *request*; None for a first turn, or if not known."""
+        """Return the instance that served the turn before *request*; None for a first turn, or if it is unknown."""
         if not request.turn:
             return None
         prompt = request.prompt
@@ -66,46 +226,31 @@ class Sessions:
             found = self._places.get(hash(request.session))
         return found
 
-    def served(self, request: InferenceRequest, instance: str, policy: str) -> None:
-        """*instance* has begun to answer *request*, which *policy* sent there."""
+    def served(self, request: InferenceRequest, instance: str) -> str | None:
+        """Remember that *instance* answers *request*; return the instance of the turn before, None if unknown."""
         prompt, session, places = request.prompt, request.session, self._places
         hashes = prompt.hashes if prompt is not None and prompt.is_hashed else None
+        last = None
         if request.turn:
             last = places.pop(hashes.question, None) if hashes is not None else None
             if last is None and session:
                 last = places.get(hash(session))
-            if last is not None:
-                same = names.SAME_INSTANCE if last == instance else names.OTHER_INSTANCE
-                self.turns.series[policy, same].value += 1
         if session:
-            self._remember(hash(session), instance)
+            places[hash(session)] = instance
         if hashes is not None:
-            self._remember(hashes.whole, instance)
-
-    def _remember(self, key: int, instance: str) -> None:
-        places = self._places
-        places[key] = instance
-        places.move_to_end(key)
-        if len(places) > self._most:
-            places.popitem(last=False)
-
-
-# A later turn that went elsewhere: found when it is decided, counted, and said in the log.
-#
-# Where each conversation was served last is remembered in `sessions.py`.
-
-log = structlog.get_logger("smetric.migration")
+            places[hashes.whole] = instance
+        return last
 
 
 def migration_of(record: DecisionRecord, last: str | None) -> Migration | None:
-    """Whom the request of *record* was taken away from; None for a first turn, and for one that was not.
+    """Return the migration of a later turn; None for a first turn, and for a turn that stayed.
 
-    Where hits were looked up they settle it: it is the instance that holds at least a token more of the prompt than the
-    chosen one, and most of all. Otherwise it is the one of the last turn. One that was no candidate has no known hit.
+    Where hits were looked up, the source is the instance that holds most of the prompt, at least a token more than the
+    chosen one. Otherwise it is the instance of the last turn. An instance that was no candidate has no known hit.
 
     Args:
-        record: its decision.
-        last: where the conversation was served last, None where that is not known.
+        record: the decision.
+        last: where the conversation was served last, None if unknown.
     """
     decision = record.decision
     if decision is None or decision.index < 0 or not record.request.turn:
@@ -128,7 +273,7 @@ def migration_of(record: DecisionRecord, last: str | None) -> Migration | None:
 
 
 def _guard(decision: Decision, source: int) -> str:
-    """What kept the decision from *source*: a filter that left it out, else what failed in the first rule to route."""
+    """Return what kept the decision from *source*: a filter that removed it, else the guard that failed first."""
     steps = decision.policy.plan.steps
     for narrowed in decision.filters:
         if narrowed.applied and not narrowed.ignored and source not in narrowed.left:
@@ -140,48 +285,12 @@ def _guard(decision: Decision, source: int) -> str:
     return names.NOT_PICKED
 
 
-class Migrations:
-    """Counts migrations, and says them in the log, once a minute for each source, rule and guard."""
-
-    def __init__(self) -> None:
-        self.migrations = Counts(names.MIGRATIONS)
-        self.left_tokens = Counts(names.MIGRATION_LEFT_TOKENS)
-        self._limit = LogLimit()
-
-    def note(self, record: DecisionRecord, migration: Migration) -> None:
-        """The request of *record* has migrated."""
-        policy, rule = record.policy.name, record.rule
-        self.migrations.series[policy, rule, migration.guard].value += 1
-        if migration.left_tokens is not None:
-            self.left_tokens.series[policy, rule].value += migration.left_tokens
-        kept_back = self._limit.passes((migration.source, policy, rule, migration.guard))
-        if kept_back is None:
-            return
-        assert record.instance is not None
-        about = {
-            "from": migration.source,
-            "to": record.instance.id,
-            "policy": policy,
-            "rule": rule,
-            "guard": migration.guard,
-            "left_tokens": migration.left_tokens,
-            "decision_id": record.id,
-            "kept_back": kept_back,
-        }
-        if record.trace_id:
-            about["trace_id"] = record.trace_id
-        log.info("smetric.migration", **about)
-
-
-# Whether streams were answered in time, in tokens: the paper's goodput, for each policy and arm.
-
-
 class ServiceLevel:
-    """Counts tokens of streams within the objective and outside.
+    """Objective of a stream: the paper's goodput counts the tokens of the streams within it.
 
-    A stream of L prompt tokens is within it if its first token came within `ttft_base_s + ttft_token_s × L` of its
-    arrival and its others, on average, within `tpot_s` of each other. One that broke off, or that was refused by us, is
-    not. Answers that do not stream have no first token to speak of, and are left out.
+    A stream of L prompt tokens meets it if its first token came within `ttft_base_s + ttft_token_s × L` of its arrival
+    and its others, on average, within `tpot_s` of each other. A stream that broke off, or that the router refused,
+    misses it. Answers that do not stream have no first token, and are left out.
 
     Args:
         ttft_base_s: seconds.
@@ -193,22 +302,20 @@ class ServiceLevel:
         self._ttft_base_s = ttft_base_s
         self._ttft_token_s = ttft_token_s
         self._tpot_s = tpot_s
-        self.tokens = Counts(names.SLO_TOKENS)
 
-    def ended(self, record: DecisionRecord, gap_s: float | None) -> None:
-        """The request of *record* has ended.
+    def measure(self, record: DecisionRecord, gap_s: float | None) -> tuple[int, bool] | None:
+        """Return the tokens of an ended stream and whether it met the objective; None if it is left out.
 
         Args:
             record: its decision.
-            gap_s: mean seconds between the events of its stream, None where there were not two.
+            gap_s: mean seconds between the events of its stream, None with less than two events.
         """
         request, usage = record.request, record.usage
         if not request.stream or record.status is None or record.status == 499:
-            return
+            return None
         prompt = (usage.prompt_tokens if usage is not None else None) or request.prompt_len
         output = (usage.completion_tokens if usage is not None else None) or 0
-        is_met = self._is_met(record, prompt, output, gap_s)
-        self.tokens.series[record.policy.name, record.arm, "true" if is_met else "false"].value += prompt + output
+        return prompt + output, self._is_met(record, prompt, output, gap_s)
 
     def _is_met(self, record: DecisionRecord, prompt: int, output: int, gap_s: float | None) -> bool:
         ttft_s, duration_s = record.ttft_s, record.duration_s
@@ -220,22 +327,15 @@ class ServiceLevel:
         return per_token_s is None or per_token_s <= self._tpot_s
 
 
-# What times to first token a decision could expect: of the chosen instance, and of the other one it might have been.
-#
-# The estimate is the time that the prompts' cost which stands before the first token takes on the instance
-# (`smetric.fleet.prefill_cost`, `smetric.fleet.prefill_time`). What came of it is settled in `savings.py`.
-
-#: What time a prefill takes on an instance, None while unknown; and the instance that has an id.
-Prefill = Callable[["Instance"], "PrefillTime | None"]
-ById = Callable[[str], "Instance | None"]
-
-
 class Forecasts:
-    """Makes them, in the tick of the decision, after the chosen instance was charged.
+    """Expected time to first token of the chosen instance, and of the other instance it might have been.
+
+    The estimate is the time that the instance takes for the prompts' cost before the first token. It is made in the
+    tick of the decision, after the chosen instance was charged.
 
     Args:
-        prefill: of instances.
-        by_id: finds them.
+        prefill: returns the time that a prefill takes on an instance, None while it is unknown.
+        by_id: returns the instance that has an id, or None.
     """
 
     def __init__(self, prefill: Prefill, by_id: ById) -> None:
@@ -243,11 +343,11 @@ class Forecasts:
         self._by_id = by_id
 
     def of(self, record: DecisionRecord, runner_up: int | None) -> Forecast | None:
-        """The forecast of *record*; None where nothing can be said, as no hit was looked up.
+        """Return the forecast of *record*; None if no hit was looked up.
 
         Args:
             record: the decision.
-            runner_up: index of the best of the others by score, None without one.
+            runner_up: index of the second best by score, None without one.
         """
         decision, instance = record.decision, record.instance
         if decision is None or instance is None or record.request.prompts != 1:
@@ -268,97 +368,3 @@ class Forecasts:
             own = prefill_cost(new, twice_attended(new, length), other.attention_tokens)
             other_ttft_s = prefill.of(other.unprefilled_cost() + own)
         return Forecast(ttft_s, id, other_ttft_s, hit)
-
-
-# What decisions come to, seen from the paper's side: guards, stickiness, migrations, service levels, savings.
-#
-# Told of each decision, answer and end by `exchange.py`. What each of them counts is in its own file.
-
-
-class Consequences(Listener):
-    """Hands what happens to those who count it.
-
-    Args:
-        service_level: the objective that streams are measured by.
-        prefill: what time a prefill takes on an instance, None while unknown.
-        by_id: the instance that has an id, or None.
-    """
-
-    def __init__(self, service_level: ServiceLevel, prefill: Prefill, by_id: ById) -> None:
-        self.sessions = Sessions()
-        self.migrations = Migrations()
-        self.savings = Savings()
-        self._guards = GuardOutcomes()
-        self._level = service_level
-        self._forecasts = Forecasts(prefill, by_id)
-        self._hit_places = Counts(names.HIT_PLACES)
-        self._margins = Histograms(names.SCORE_MARGIN_RATIO)
-        places = self._hit_places.series
-        #: By policy: tokens held by the chosen instance, elsewhere only, nowhere.
-        self._held: Series[tuple[Count, Count, Count]] = Series(
-            1,
-            lambda policy: (
-                places[policy, names.HELD_HERE],
-                places[policy, names.HELD_ELSEWHERE],
-                places[policy, names.HELD_NOWHERE],
-            ),
-        )
-
-    def collectors(self) -> list[Collector]:
-        """Their series."""
-        savings, migrations = self.savings, self.migrations
-        return [
-            self._guards,
-            self._level.tokens,
-            self._hit_places,
-            self._margins,
-            self.sessions.turns,
-            migrations.migrations,
-            migrations.left_tokens,
-            savings.tokens,
-            savings.seconds,
-            savings.forecasts,
-            savings.forecast_seconds,
-        ]
-
-    def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
-        """Note in *record* what a decision comes to."""
-        decision = record.decision
-        if decision is None:
-            return
-        self._guards.decided(decision)
-        if record.instance is None:
-            return
-        record.migration = migration_of(record, self.sessions.last(record.request))
-        if record.migration is not None:
-            self.migrations.note(record, record.migration)
-        score = decision.score
-        runner_up = None if score is None else decision.runner_up_index
-        if score is not None and runner_up is not None:
-            self._margins.series[record.policy.name].observe(decision.share_behind(runner_up, score))
-        if record.rank == 0:
-            self._count_hits(record)
-        record.forecast = self._forecasts.of(record, runner_up)
-
-    def answering(self, exchange: Exchange, record: DecisionRecord) -> None:
-        """Remember the instance that serves the session."""
-        if record.instance is not None:
-            self.sessions.served(record.request, record.instance.id, record.policy.name)
-
-    def ended(self, exchange: Exchange) -> None:
-        """Measure the service level and the savings of a decided request."""
-        if (record := exchange.record) is not None:
-            self._level.ended(record, exchange.gap_s)
-            self.savings.settle(record)
-
-    def _count_hits(self, record: DecisionRecord) -> None:
-        """Where the prompt's tokens are, if the policy looked."""
-        best, length = record.best_hit, record.request.prompt_len
-        if best is None:
-            return
-        here = record.hit[0] if record.hit is not None else 0
-        on_chosen, elsewhere, nowhere = self._held[record.policy.name]
-        on_chosen.value += here
-        elsewhere.value += best - here
-        if length > best:
-            nowhere.value += length - best

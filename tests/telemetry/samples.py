@@ -19,7 +19,7 @@ from smetric.sources.measured import PrefillTime
 from smetric.telemetry.decisions import DecisionLog
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.metrics import Metrics, ModelLabels
-from smetric.telemetry.outcomes import Consequences, ServiceLevel
+from smetric.telemetry.outcomes import Outcomes, ServiceLevel
 from smetric.telemetry.tracing import Tracing
 
 STICKY = """
@@ -125,11 +125,12 @@ def telemetry(
     others: Sequence[Listener] = (),
     **options: Any,
 ) -> Telemetry:
+    metrics, by_id = Metrics(), {one.id: one for one in instances()}
     return Telemetry(
         tracing=Tracing(environ or {}, **options),
-        metrics=Metrics(),
+        metrics=metrics,
         decisions=DecisionLog(),
-        consequences=Consequences(ServiceLevel(1.0, 0.0001, 0.03), prefill, {one.id: one for one in instances()}.get),
+        outcomes=Outcomes(metrics.registry, ServiceLevel(1.0, 0.0001, 0.03), prefill, by_id.get),
         models=ModelLabels(lambda: ["m"]),
         instances=instances,
         others=[ShadowJudge(), *others],

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from smetric.fleet.instance import Instance
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
@@ -13,7 +14,7 @@ from smetric.sources.measured import PrefillTime
 from smetric.telemetry.decisions import full
 from smetric.telemetry.exchange import Telemetry
 from smetric.telemetry.outcomes import Forecasts
-from smetric.telemetry.savings import MOST_DAYS, Savings
+from smetric.telemetry.savings import MAX_DAYS, Savings
 from tests.telemetry.samples import begin, fleet, record, telemetry
 
 #: Seconds of the first of January 1970, noon.
@@ -39,7 +40,7 @@ def forecast(made: DecisionRecord, instances: list[Instance], start_s: float = 0
     return Forecasts(lambda one: known.get(one.id), by_id.get).of(made, made.decision.runner_up_index)
 
 
-def test_a_forecast_is_the_time_of_what_stands_before_the_first_token() -> None:
+def test_forecast_is_the_time_before_the_first_token() -> None:
     instances = flat()
     instances[1].charge(1, 500)
     instances[2].charge(1, 200)
@@ -52,7 +53,7 @@ def test_a_forecast_is_the_time_of_what_stands_before_the_first_token() -> None:
     assert found.other_ttft_s == pytest.approx(0.05 + (200 + 600) / 500)
 
 
-def test_a_migration_is_compared_with_the_instance_it_left() -> None:
+def test_forecast_of_a_migration_compares_the_instance_it_left() -> None:
     instances = flat()
     made = record(loads=(2, 30, 1), instances=instances)
     made.migration = Migration("gpu-1", "not_overloaded", 880)
@@ -63,7 +64,7 @@ def test_a_migration_is_compared_with_the_instance_it_left() -> None:
     assert found.other_ttft_s == pytest.approx(0.12)
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_forecast_leaves_the_unknown_unknown() -> None:
     instances = flat()
     found = forecast(record(instances=instances), instances, gpu_0=1000.0)
     assert found is not None
@@ -72,7 +73,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert forecast(record(instances=instances, prompts=2), instances, gpu_1=1.0) is None
 
 
-def test_a_hit_that_was_looked_up_for_another_policy_counts_too() -> None:
+def test_forecast_uses_hits_looked_up_for_another_policy() -> None:
     instances = flat(2)
     made = record(hits=(0, 0), loads=(1, 2), instances=instances)
     assert made.decision is not None
@@ -91,8 +92,9 @@ def ended(found: Forecast | None, **fields: Any) -> DecisionRecord:
     return made
 
 
-def test_outcomes_settle_what_decisions_saved_and_lost() -> None:
-    savings = Savings(lambda: NOON)
+def test_savings_settle_what_decisions_saved_and_lost() -> None:
+    registry = CollectorRegistry()
+    savings = Savings(registry, lambda: NOON)
     savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64)))
     savings.settle(ended(Forecast(0.6, "gpu-0", 0.3, 1000), ttfc_s=0.5, held_s=0.1, lookup_s=0.1))
     savings.settle(ended(Forecast(0.4), usage=None))
@@ -105,14 +107,16 @@ def test_outcomes_settle_what_decisions_saved_and_lost() -> None:
     assert row["forecast"]["count"] == 3
     assert row["forecast"]["actual_of_predicted"] == pytest.approx(1.5 / 1.4, abs=1e-3)
     assert row["migrations"] == {"count": 2, "compared": 1, "left_tokens": 880}
-    assert savings.tokens.series["sticky", "stick", "saved"].value == 800
-    assert savings.tokens.series["sticky", "stick", "lost"].value == 136
-    assert savings.seconds.series["sticky", "stick", "saved"].value == pytest.approx(1.5)
-    assert savings.forecast_seconds.series["sticky", "predicted"].value == pytest.approx(1.4)
+    read, rule = registry.get_sample_value, {"policy": "sticky", "rule": "stick"}
+    assert read("smetric_savings_tokens_total", rule | {"effect": "saved"}) == 800
+    assert read("smetric_savings_tokens_total", rule | {"effect": "lost"}) == 136
+    assert read("smetric_savings_seconds_total", rule | {"effect": "saved"}) == pytest.approx(1.5)
+    predicted = read("smetric_forecast_ttft_seconds_total", {"policy": "sticky", "kind": "predicted"})
+    assert predicted == pytest.approx(1.4)
 
 
-def test_tokens_are_compared_in_what_the_instance_counted() -> None:
-    savings = Savings(lambda: NOON)
+def test_savings_compare_tokens_as_the_instance_counted_them() -> None:
+    savings = Savings(CollectorRegistry(), lambda: NOON)
     # Both held all of a prompt that was taken for 1,000 tokens and is 700.
     savings.settle(ended(Forecast(0.4, "gpu-0", None, 1000), usage=Usage(700, 20, 700)))
     (row,) = savings.report()
@@ -120,14 +124,14 @@ def test_tokens_are_compared_in_what_the_instance_counted() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"status": 503}, {"error_type": "upstream_closed"}, {"decision": None}])
-def test_what_failed_settles_nothing(fields: dict[str, Any]) -> None:
-    savings = Savings(lambda: NOON)
+def test_savings_ignore_failed_requests(fields: dict[str, Any]) -> None:
+    savings = Savings(CollectorRegistry(), lambda: NOON)
     savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64), **fields))
     assert savings.report() == []
 
 
-def test_only_streams_and_first_attempts_tell_times() -> None:
-    savings = Savings(lambda: NOON)
+def test_savings_take_times_from_streams_and_first_attempts_only() -> None:
+    savings = Savings(CollectorRegistry(), lambda: NOON)
     savings.settle(ended(Forecast(0.4, "gpu-0", 2.0, 64), rank=1))
     in_one_piece = record(stream=False)
     in_one_piece.forecast, in_one_piece.status, in_one_piece.ttfc_s = Forecast(0.4, "gpu-0", 2.0, 64), 200, 0.5
@@ -137,20 +141,20 @@ def test_only_streams_and_first_attempts_tell_times() -> None:
     assert row["tokens"]["compared"] == 2
 
 
-def test_days_and_accounts_are_bounded_and_the_latest_come_first() -> None:
+def test_savings_bound_days_and_report_the_latest_first() -> None:
     now = NOON
-    savings = Savings(lambda: now)
-    for _ in range(MOST_DAYS + 5):
+    savings = Savings(CollectorRegistry(), lambda: now)
+    for _ in range(MAX_DAYS + 5):
         savings.settle(ended(None))
         now += 86_400
     days = [row["day"] for row in savings.report()]
     assert days == sorted(days, reverse=True)
-    assert len(days) <= MOST_DAYS
+    assert len(days) <= MAX_DAYS
 
 
-def test_a_clock_that_was_a_year_ahead_leaves_nothing_to_a_day_that_has_not_come() -> None:
+def test_savings_recover_from_a_clock_that_was_a_year_ahead() -> None:
     now = NOON + 365 * 86_400
-    savings = Savings(lambda: now)
+    savings = Savings(CollectorRegistry(), lambda: now)
     savings.settle(ended(None))
     now = NOON
     savings.settle(ended(None))
@@ -167,7 +171,7 @@ def answered(app: Telemetry, made: DecisionRecord) -> None:
     exchange.end(200, usage=Usage(1000, 20, 880))
 
 
-def test_each_decision_carries_its_forecast_and_is_settled_when_it_ends() -> None:
+def test_outcomes_forecast_each_decision_and_settle_it_at_its_end() -> None:
     instances = flat()
     app = telemetry(instances=lambda: instances, prefill=lambda _: PrefillTime(0.0, 0.001))
     made = record(instances=instances, stream=True)
@@ -178,7 +182,7 @@ def test_each_decision_carries_its_forecast_and_is_settled_when_it_ends() -> Non
     assert shown["ttft_s"] == pytest.approx(0.12)
     assert shown["other"] == "gpu-0"
     assert shown["other_ttft_s"] == pytest.approx(1.0)
-    (row,) = app.consequences.savings.report()
+    (row,) = app.outcomes.savings.report()
     assert row["tokens"] == {"compared": 1, "saved": 880}
     assert row["seconds"]["saved"] == pytest.approx(1.0, abs=0.2)
     assert row["forecast"]["actual_s"] < 0.2
