@@ -40,9 +40,8 @@ from smetric.http.listener import notify
 from smetric.http.upstream import Upstream
 from smetric.proxy.admission import Saturation, admission_of
 from smetric.proxy.context import Deadlines, ProxyContext
-from smetric.proxy.endpoints import EndpointContext, Models, UnderWay, data_app
+from smetric.proxy.endpoints import EndpointContext, Models, TenantSalt, UnderWay, data_app
 from smetric.proxy.intake import Intake
-from smetric.proxy.tenant_salt import TenantSalt
 from smetric.records.recorder import RecordStack
 from smetric.request.reader import Reading
 from smetric.request.request import TokenRatio

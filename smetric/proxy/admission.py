@@ -302,20 +302,6 @@ class Permit:
         size: bytes that its body counts with.
     """
 
-    __slots__ = (
-        "_admission",
-        "_deadline",
-        "_timer",
-        "_waiter",
-        "held",
-        "is_outdated",
-        "model",
-        "rank",
-        "size",
-        "state",
-        "waited_s",
-    )
-
     def __init__(self, admission: Admission, size: int) -> None:
         admission.under_way += 1
         admission.bytes += size

@@ -6,8 +6,10 @@ Starlette routes. Its Request and StreamingResponse are not used: they take more
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,21 +21,21 @@ from starlette.routing import Route
 from starlette.routing import Router as PathRouter
 
 from smetric import names
+from smetric.config.credential import Credential
 from smetric.config.settings import PATHS
 from smetric.config.values import Network
-from smetric.errors import HttpError, NoCandidate
+from smetric.errors import HttpError, NoCandidate, RequestError
 from smetric.fleet.exchange import Exchanges
 from smetric.fleet.instance import Instance
 from smetric.http.answer import AnswerBroken, UpstreamFailed
-from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, request_headers
+from smetric.http.headers import VIA, App, Headers, Message, Receive, Scope, Send, first, request_headers
 from smetric.http.transaction import ClientGone
 from smetric.proxy.admission import Admission, Permit
 from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import send_error
 from smetric.proxy.forward import Forwarding
 from smetric.proxy.intake import Client
-from smetric.proxy.tenant_salt import TenantSalt
-from smetric.request.body import patch_model
+from smetric.request.body import members, patch_member, patch_model, screen
 from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest
 from smetric.telemetry.metrics import OTHER
@@ -57,16 +59,19 @@ CLIENT_CLOSED = 499
 LAST_WORDS_S = 1.0
 CUT_OFF = HttpError(
     503,
-    "the router stops, and this request outlived the time it gives; send it again",
+    "the router stops, and this request takes longer than the drain deadline; send it again",
     "shutting_down",
     retry_after_s=1.0,
 )
 
+#: Longest name of a tenant, bytes.
+MAX_TENANT_BYTES = 256
+
 #: Bounds on a request for the models of one instance: seconds with the wait for its turn, and bytes.
-DEADLINE_S = 2.0
-MAX_BYTES = 1024 * 1024
+MODELS_TIMEOUT_S = 2.0
+MAX_MODELS_BYTES = 1024 * 1024
 #: Bound on such requests at a time, for all clients: each takes a connection that inference may need.
-MOST_AT_ONCE = 64
+MAX_MODELS_REQUESTS = 64
 #: Client's header fields that go with them.
 _ASKED_WITH = frozenset({b"authorization", VIA})
 
@@ -79,6 +84,44 @@ class _List(msgspec.Struct):
 
 
 _read = msgspec.json.Decoder(_List).decode
+_read_string = msgspec.json.Decoder(str | None).decode
+
+
+class TenantSalt:
+    """Salts requests by the tenant that the gateway names.
+
+    Args:
+        header: header of the gateway with the name of the tenant, in lower case.
+        secret: key of the salts, so that clients cannot compute them.
+    """
+
+    def __init__(self, header: str, secret: Credential) -> None:
+        self._header = header.encode()
+        self._shown = header
+        self._secret = secret
+
+    def salted(self, api: Api, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, trusted: bool) -> bytes:
+        """Return *body* with a new `cache_salt`: the HMAC-SHA256 of the tenant and of the client's own salt, if any.
+
+        Raises:
+            RequestError: no trusted proxy names the tenant, or the client's salt is no string.
+        """
+        named = [value for name, value in headers if name == self._header] if trusted else []
+        if len(named) != 1 or not 0 < len(named[0]) <= MAX_TENANT_BYTES:
+            raise RequestError(
+                f"a trusted proxy must name the tenant, once, in `{self._shown}`", status=403, kind="permission_error"
+            )
+        if api is Api.OTHER and (first(headers, b"content-type") or b"").lower().startswith(b"multipart/"):
+            return body  # a file to transcribe has no prefix to share
+        found = members(screen(body).body)
+        try:
+            sent = _read_string(found.get("cache_salt", b"null"))
+        except msgspec.DecodeError:
+            raise RequestError("`cache_salt` must be a string", param="cache_salt") from None
+        tenant = named[0]
+        signed = b"%d:%b%b" % (len(tenant), tenant, b"" if sent is None else b"+" + sent.encode())
+        digest = hmac.digest(self._secret.text.encode(), signed, "sha256")
+        return patch_member(body, "cache_salt", base64.urlsafe_b64encode(digest)[:43].decode())
 
 
 class UnderWay:
@@ -224,7 +267,7 @@ class Models:
         self._context = context
         self._aliases = aliases
         self._exchanges = exchanges
-        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._turns = asyncio.Semaphore(MAX_MODELS_REQUESTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with all cards. An alias gets the card of the model behind it."""
@@ -279,13 +322,13 @@ class Models:
     async def _ask(self, instance: Instance, headers: Headers) -> list[tuple[str, _Card]] | None:
         """Return the cards of one instance by their ids, or None if it does not answer in time with a list of them."""
         try:
-            async with asyncio.timeout(DEADLINE_S), self._turns:
+            async with asyncio.timeout(MODELS_TIMEOUT_S), self._turns:
                 answer = await self._context.upstream.send(instance, "GET", b"/v1/models", headers, None)
                 try:
                     body = bytearray()
                     while piece := await answer.read():
                         body += piece
-                        if len(body) > MAX_BYTES:
+                        if len(body) > MAX_MODELS_BYTES:
                             return None
                     answer.finish()
                 finally:

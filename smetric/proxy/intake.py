@@ -91,22 +91,6 @@ class AsgiClient:
         has_body: the head announces a body.
     """
 
-    __slots__ = (
-        "_limits",
-        "_receive",
-        "_send",
-        "_settled",
-        "_unsent",
-        "_watcher",
-        "answered",
-        "complete",
-        "gone",
-        "is_last",
-        "status",
-        "task",
-        "watchdog",
-    )
-
     def __init__(self, receive: Receive, send: Send, limits: Limits, timer: Timer, *, has_body: bool) -> None:
         task = asyncio.current_task()
         assert task is not None

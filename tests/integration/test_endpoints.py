@@ -213,7 +213,7 @@ async def test_models_reuse_their_connections() -> None:
 async def test_models_bound_their_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoints, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(endpoints, "MAX_MODELS_REQUESTS", 3)
     async with running(FakeEngine(), FakeEngine()) as router:
         now, counts = 0, []
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from smetric.config.credential import Credential
 from smetric.errors import RequestError
-from smetric.proxy.tenant_salt import TenantSalt
+from smetric.proxy.endpoints import TenantSalt
 from smetric.request.request import Api
 
 SALT = TenantSalt("x-tenant", Credential("tenants.secret", "a-secret-of-17-ch", ""))
