@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 import msgspec
@@ -452,19 +452,6 @@ class Scraper:
         return bytes(body)
 
 
-class _Target:
-    """Address of one instance."""
-
-    def __init__(self, url: str, resolve: Resolve) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None, "the configuration accepts only addresses with a host"
-        self.host = parts.hostname
-        self.is_tls = parts.scheme == "https"
-        self.port = port_of(parts)
-        self.authority = parts.netloc
-        self.addresses = Addresses(self.host, self.port, resolve)
-
-
 class Prober:
     """Background task that requests `/health` of each instance and reports the outcome to *health*, which judges it.
 
@@ -488,7 +475,10 @@ class Prober:
         timeout_s: float = 1.0,
         resolve: Resolve = resolve,
     ) -> None:
-        self._targets = {instance: _Target(instance.url, resolve) for instance in instances}
+        self._targets: dict[Instance, tuple[SplitResult, Addresses]] = {}
+        for instance in instances:
+            parts = urlsplit(instance.url)
+            self._targets[instance] = parts, Addresses(parts.hostname or "", port_of(parts), resolve)
         self._health = health
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -505,8 +495,8 @@ class Prober:
     async def stop(self) -> None:
         """End the loops."""
         await _stop_loops(self._loops)
-        for target in self._targets.values():
-            target.addresses.close()
+        for _, addresses in self._targets.values():
+            addresses.close()
 
     async def _probe_and_settle(self, instance: Instance) -> None:
         await self.probe(instance)
@@ -514,13 +504,14 @@ class Prober:
 
     async def probe(self, instance: Instance) -> None:
         """Probe *instance* once."""
-        ok, refused, target = False, False, self._targets[instance]
+        ok, refused = False, False
+        parts, addresses = self._targets[instance]
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    reader, writer = await target.addresses.connect(partial(self._connect, target), self._timeout_s)
+                    reader, writer = await addresses.connect(partial(self._connect, parts), self._timeout_s)
                 except TimeoutError:
                     raise
                 except OSError as error:
@@ -528,15 +519,16 @@ class Prober:
                         return  # it says nothing about the instance
                     refused = True
                 else:
-                    ok = 100 <= await _status(reader, writer, target.authority) < 500
+                    ok = 100 <= await _status(reader, writer, parts.netloc) < 500
         except TimeoutError:
             if clock() - began > self._timeout_s + LATE_S:
                 return  # this process was suspended or busy: it says nothing about the instance
         self._health.probed(instance, ok=ok, refused=refused)
 
-    async def _connect(self, target: _Target, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        tls, name = (self._tls(), target.host) if target.is_tls else (None, None)
-        return await asyncio.open_connection(address, target.port, ssl=tls, server_hostname=name, limit=MAX_LINE_BYTES)
+    async def _connect(self, parts: SplitResult, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        tls, name = (self._tls(), parts.hostname) if parts.scheme == "https" else (None, None)
+        port = port_of(parts)
+        return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=MAX_LINE_BYTES)
 
 
 async def _status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> int:

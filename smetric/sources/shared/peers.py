@@ -293,82 +293,6 @@ class Senders:
         return self._clock() - sender.heard_at >= self._silence_s
 
 
-class CatchUp:
-    """Rounds of asking all peers for their images: at the start, and after a loss.
-
-    Losses during a round lead to one more round.
-
-    Args:
-        indexes: where images are taken in.
-        fleet: the instances.
-        peers: the peers at the time of each round.
-    """
-
-    def __init__(self, indexes: PrefixIndexes, fleet: Fleet, peers: Sequence[Peer]) -> None:
-        self._indexes = indexes
-        self._fleet = fleet
-        self._peers = peers
-        self._began_at = float("-inf")
-        self._session: aiohttp.ClientSession | None = None
-        self._asking: asyncio.Task[None] | None = None
-        #: Something was lost since the round began: images received before may lack it.
-        self._is_due = False
-
-    async def start(self, session: aiohttp.ClientSession, within_s: float) -> None:
-        """Use *session* from now on, begin the first round, and wait for it for at most *within_s*."""
-        self._session = session
-        self.begin()
-        assert self._asking is not None
-        await asyncio.wait([self._asking], timeout=within_s)
-
-    async def stop(self) -> None:
-        """Cancel the present round."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
-
-    def begin(self) -> None:
-        """Begin a round, after the present one if there is one."""
-        self._is_due = True
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._run(), name="catch-up")
-
-    async def _run(self) -> None:
-        await asyncio.sleep(max(0.0, self._began_at + EVERY_S - time.monotonic()))
-        self._is_due, self._began_at = False, time.monotonic()
-        try:
-            await self._ask_all()
-        except Exception:
-            log.exception("smetric.peer.failed", task="catch-up")
-        if self._is_due:
-            # A new task, so that `start` waits for the first round only.
-            self._asking = None
-            self.begin()
-
-    async def _ask_all(self) -> None:
-        """Ask a few peers at a time: their images mostly repeat each other."""
-        turn, session = asyncio.Semaphore(ASKED_AT_A_TIME), self._session
-        assert session is not None
-
-        async def in_turn(peer: Peer) -> None:
-            async with turn:
-                if (image := await peer.ask(session, self._indexes.image_bytes)) is not None:
-                    await self._restore(image)
-
-        # Peers that are up come first, in random order so that not all routers ask the same ones.
-        peers = sorted(self._peers, key=lambda peer: (not peer.is_up, random.random()))
-        await asyncio.gather(*(in_turn(peer) for peer in peers))
-
-    async def _restore(self, image: IndexImage) -> None:
-        """Take *image* in, instance by instance so that other tasks run in between."""
-        for one in image.instances:
-            instance, index = self._fleet.get(one.id), self._indexes.of(one.tokens)
-            if instance is not None and index is not None:
-                index.restore([one])
-                index.take_in(instance)
-                await asyncio.sleep(0)
-
-
 @dataclass(frozen=True, slots=True)
 class PeerFigures:
     """Figures of the exchange with other routers.
@@ -413,7 +337,6 @@ class Peers:
         self._indexes = indexes
         self._fleet = fleet
         self._peers = [Peer(url) for url in dict.fromkeys(urls)]
-        self._catch_up = CatchUp(indexes, fleet, self._peers)
         self._token = token
         self._interval_s = interval_s
         self._heartbeat_s = heartbeat_s
@@ -425,6 +348,11 @@ class Peers:
         self._senders = Senders(silence_s=MISSING_HEARTBEATS * heartbeat_s)
         self._session: PlainSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        #: The present round of asking all peers for their images, and when it began.
+        self._round: asyncio.Task[None] | None = None
+        self._round_at = float("-inf")
+        #: Something was lost since then: images received before may lack it.
+        self._is_round_due = False
         self._log_limit = LogLimit()
         #: Start of an instance's process that a peer named and that is newer than the one known here.
         self._processes: dict[Instance, float] = {}
@@ -450,7 +378,9 @@ class Peers:
         """Ask the peers for their images, wait for them for at most `START_S`, and begin to send."""
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         self._session = PlainSession(resolve, timeout_s=TIMEOUT_S, headers=headers)
-        await self._catch_up.start(self._session.http, START_S)
+        self._catch_up()
+        assert self._round is not None
+        await asyncio.wait([self._round], timeout=START_S)
         self._tasks = [asyncio.create_task(self._send(peer), name=f"peer {peer.url}") for peer in self._peers]
         self._tasks.append(asyncio.create_task(self._flush_periodically(), name="placements"))
         self._tasks.append(asyncio.create_task(self._watch_senders(), name="senders"))
@@ -463,10 +393,10 @@ class Peers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await asyncio.gather(*(peer.idle.wait() for peer in self._peers if peer.is_up))
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._round] if self._round is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._catch_up.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -486,7 +416,7 @@ class Peers:
             raise OwnBatch
         if self._senders.heard(batch.sender, batch.number, is_last=batch.is_last):
             self._missed()
-            self._catch_up.begin()
+            self._catch_up()
         left, is_unknown = STRETCH, False
         for one in batch.placements:
             instance, index = self._fleet.get(one.instance), self._indexes.of(one.tokens)
@@ -564,7 +494,41 @@ class Peers:
             del self._processes[instance]
         if known:
             self._indexes.missed(known)
-            self._catch_up.begin()
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Ask all peers for their images, after the present round if there is one."""
+        self._is_round_due = True
+        if self._round is None or self._round.done():
+            self._round = asyncio.create_task(self._ask_all(), name="catch-up")
+
+    async def _ask_all(self) -> None:
+        """Ask a few peers at a time: their images mostly repeat each other."""
+        await asyncio.sleep(max(0.0, self._round_at + EVERY_S - time.monotonic()))
+        self._is_round_due, self._round_at = False, time.monotonic()
+        turn = asyncio.Semaphore(ASKED_AT_A_TIME)
+        # Peers that are up come first, in random order so that not all routers ask the same ones.
+        peers = sorted(self._peers, key=lambda peer: (not peer.is_up, random.random()))
+        try:
+            await asyncio.gather(*(self._ask(peer, turn) for peer in peers))
+        except Exception:
+            log.exception("smetric.peer.failed", task="catch-up")
+        if self._is_round_due:
+            # A new task, so that `start` waits for the first round only.
+            self._round = None
+            self._catch_up()
+
+    async def _ask(self, peer: Peer, turn: asyncio.Semaphore) -> None:
+        """Take in the image of *peer*, instance by instance so that other tasks run in between."""
+        assert self._session is not None
+        async with turn:
+            image = await peer.ask(self._session.http, self._indexes.image_bytes)
+            for one in image.instances if image is not None else ():
+                instance, index = self._fleet.get(one.id), self._indexes.of(one.tokens)
+                if instance is not None and index is not None:
+                    index.restore([one])
+                    index.take_in(instance)
+                    await asyncio.sleep(0)
 
     async def _send(self, peer: Peer) -> None:
         """Send *peer* its batches in order; a batch that fails is not sent again."""
