@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest
-from smetric.sources.prefix_index.cut import cut_of
-from smetric.sources.prefix_index.index import PrefixIndex
+from smetric.sources.prefix_index.index import PrefixIndex, cut_of
 from smetric.sources.prefix_index.persistence import IndexImage, decode_image, encode_image, pack
 from smetric.sources.shared.peers import Placement, decode_batch, encode_batch
 
@@ -91,12 +90,12 @@ def main() -> None:
     size_mib = index.table.memory_bytes >> 20
     print(f"index of {size_mib} MiB, {2000 * SESSION_BLOCKS} holdings; image {len(data) >> 10} KiB")
     print("  copy one instance                          ", timed(calls, lambda n: next(index.images())))
-    print("  encode_image                                     ", timed(calls, lambda n: encode_image(image)))
-    print("  decode_image                                     ", timed(calls, lambda n: decode_image(data)))
+    print("  encode                                     ", timed(calls, lambda n: encode_image(image)))
+    print("  decode                                     ", timed(calls, lambda n: decode_image(data)))
     blocks = array("Q", range(512))
     batch = encode_batch("s", 0, [Placement("gpu-00", 1000.0, pack(blocks))] * 100)
     print(f"batch of 100 placements of 128k tokens, {len(batch) >> 10} KiB")
-    print("  decode_image                                     ", timed(calls, lambda n: decode_batch(batch)))
+    print("  decode                                     ", timed(calls, lambda n: decode_batch(batch)))
     print("  enter one of them                          ", timed(calls, lambda n: index.placed(instances[0], blocks)))
 
 

@@ -39,8 +39,9 @@ from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest, Usage
 from smetric.sources.kv_events.publisher import Publisher, publishers
 from smetric.sources.lookups import LookupDeadline
-from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart, PrefixTokens
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
 from smetric.sources.prefix_index.persistence import NAME, UnreadableImage, read_image
+from smetric.sources.prefix_index.tokens import PrefixTokens
 from smetric.sources.tokens.chat import ChatPrompt, NotTokenised, Unavailable, chat_of_chat
 from smetric.sources.tokens.engine import EngineEncoder
 

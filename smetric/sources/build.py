@@ -19,8 +19,9 @@ from smetric.request.request import INITIAL
 from smetric.sources.kv_events.publisher import publishers
 from smetric.sources.lmcache.source import lmcache_sources
 from smetric.sources.measured import Adapters, FetchRates, PrefillRates, PrefillTimes, PromptClasses, RequestRates
-from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart, PrefixTokens
+from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes, PrefixPart
 from smetric.sources.prefix_index.persistence import IndexFile
+from smetric.sources.prefix_index.tokens import PrefixTokens
 from smetric.sources.shared.peers import Peers
 from smetric.sources.source import Background, Follower, Source, SourceCounts, TokenIds
 from smetric.sources.vllm import Prober, Scraper

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import struct
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
-from cachetools import LRUCache
+import xxhash
 
 from smetric.fleet.fleet import Candidates, Measured
 from smetric.fleet.instance import Instance
-from smetric.request.prompt import BLOCK_BYTES, Prompt
+from smetric.request.prompt import BLOCK_BYTES, BlockKeys, Prompt
 from smetric.request.request import INITIAL, InferenceRequest, Usage
 from smetric.sources.prefix_index.block_table import BlockTable
-from smetric.sources.prefix_index.cut import Cut, cut_ids, cut_of
 from smetric.sources.prefix_index.persistence import IndexImage, InstanceImage, pack
-from smetric.sources.source import Cells, Source, TokenIds
+from smetric.sources.source import Cells, Source
 
+#: Most blocks that a reply is entered as.
+MOST_REPLY_BLOCKS = 16_384
 #: Bytes the index may take before it evicts what was sent longest ago.
 MAX_BYTES = 64 * 1024 * 1024
 #: Seconds after which a miss counts as one even if the instance was not watched from its start.
@@ -46,13 +49,130 @@ REPLIES = 0.5
 #: Most images that wait for one instance, and most instances that images wait for.
 MAX_WAITING = 8
 MAX_INSTANCES_WAITING = 1024
-#: Seconds since the last look-up after which no token ids are requested: no policy reads hits, or a better source
-#: answers.
-ASKED_S = 600.0
-#: Prompts remembered as entered by token ids.
-MOST_ENTERED = 16_384
 
 log = structlog.get_logger("smetric.index")
+_pair = struct.Struct("<II").pack
+_hash = xxhash.xxh3_64_intdigest
+
+
+class Cut:
+    """One prompt, cut into blocks of text. `TokenCut` is the same for token ids.
+
+    Its units are bytes of text, or tokens. A follow-up counts as held with its whole history if the holder answered the
+    question before it.
+
+    Attributes:
+        blocks: hashes of its full blocks; each covers all before it.
+        grain: units of a block.
+        size: units of the whole prompt.
+    """
+
+    __slots__ = ("_hashes", "_prompt", "blocks", "grain", "size")
+
+    def __init__(self, prompt: Prompt, blocks: Sequence[int], grain: int, size: int) -> None:
+        self._prompt = prompt
+        self._hashes = prompt.hashes
+        self.blocks = blocks
+        self.grain = grain
+        self.size = size
+
+    def tokens(self, units: int) -> int:
+        """Return the tokens that can hit if the leading *units* are held."""
+        return self._prompt.tokens_within(units)
+
+    def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
+        """Return the units held by a holder of the leading *depth* blocks, including a reply that follows them.
+
+        Args:
+            depth: blocks.
+            held: returns how many leading ones of the hashes that `reply` gave for an earlier prompt are held.
+        """
+        reach, question = depth * self.grain, self.answered(depth)
+        history = self._prompt.history_bytes
+        return history if history > reach and question and held((question,)) else reach
+
+    def answered(self, depth: int) -> int:
+        """Return the first hash that `reply` gave for the prompt before this one, if that ended in block *depth*.
+
+        0 if it did not end there, or if there is none.
+        """
+        is_behind = depth >= self._prompt.question_bytes // self.grain
+        return self._hashes.question if is_behind else 0
+
+    def reply(self, usage: Usage | None) -> Sequence[int]:
+        """Return hashes that stand for the reply, to be entered for the instance that gave it.
+
+        For text that is the hash of the whole prompt: a question that was answered.
+        """
+        return (self._hashes.whole,)
+
+
+class TokenCut(Cut):
+    """One prompt, cut into blocks of token ids.
+
+    Of a reply only the number of tokens is known, not their ids, so the hashes of its blocks derive from the text of
+    the question. The engine has computed all tokens of the reply but the last. They follow the question in the next
+    prompt, unless the engine encodes its own text differently from how it generated it.
+    """
+
+    __slots__ = ()
+
+    def tokens(self, units: int) -> int:
+        """Return whole blocks; the last token of a prompt is always computed again."""
+        return min(units, (self.size - 1) // self.grain * self.grain)
+
+    def reach(self, depth: int, held: Callable[[Sequence[int]], int]) -> int:
+        """Return the tokens of the blocks, and of the reply to the question that ends within the next block."""
+        end, first = depth, self.answered(depth)
+        if first and held((first,)):
+            most, question = min(self.size // self.grain, depth + MOST_REPLY_BLOCKS), self._hashes.question
+            end += held([_reply_block(question, depth, at) for at in range(depth, most)])
+        return end * self.grain
+
+    def answered(self, depth: int) -> int:
+        """Return the hash of the first reply block, which follows the last full block of the question."""
+        question = self._hashes.question
+        return _reply_block(question, depth, depth) if question and depth < self.size // self.grain else 0
+
+    def reply(self, usage: Usage | None) -> Sequence[int]:
+        """Return the blocks that the engine has filled with the reply; none if *usage* does not report it."""
+        if usage is None or not usage.completion_tokens or usage.prompt_tokens != self.size:
+            return array("Q")
+        begin, end = self.size // self.grain, (self.size + usage.completion_tokens - 1) // self.grain
+        whole, end = self._hashes.whole, min(end, begin + MOST_REPLY_BLOCKS)
+        return array("Q", [_reply_block(whole, begin, at) for at in range(begin, end)])
+
+
+def cut_of(request: InferenceRequest, block_tokens: int) -> Cut | None:
+    """Return the request's first prompt, cut into blocks of *block_tokens* token ids, or of text for 0.
+
+    A prompt is hashed once. None if there is no prompt, or if its token ids are unknown and were when it was hashed.
+    """
+    prompt = request.prompt
+    if not block_tokens:
+        text: Cut | None = request.text_cut
+        if text is None and prompt is not None:
+            text = Cut(prompt, prompt.hashes.blocks, BLOCK_BYTES, prompt.size)
+            request.text_cut = text
+        return text
+    if prompt is None:
+        return None
+    known = prompt.token_blocks.get(block_tokens)
+    if known is not None:
+        return TokenCut(prompt, known[0], block_tokens, known[1])
+    return None if request.token_ids is None else cut_ids(prompt, request.token_ids, block_tokens)
+
+
+def cut_ids(prompt: Prompt, ids: Sequence[int], block_tokens: int) -> Cut:
+    """Return *prompt* cut by its token *ids*. The prompt keeps the hashes, so its request need not keep the ids."""
+    blocks = BlockKeys(ids, block_tokens, root=_hash(prompt.key)).upto(len(ids) // block_tokens)
+    prompt.token_blocks[block_tokens] = blocks, len(ids)
+    return TokenCut(prompt, blocks, block_tokens, len(ids))
+
+
+def _reply_block(question: int, begin: int, at: int) -> int:
+    """Return the hash of block *at* of the answer to *question*, whose own full blocks end at *begin*."""
+    return _hash(_pair(begin, at), question)
 
 
 class CacheModel:
@@ -68,23 +188,6 @@ class CacheModel:
     Attributes:
         since: the tick from which on this incarnation is known.
     """
-
-    __slots__ = (
-        "_entered_then",
-        "_grain",
-        "_instance",
-        "_replies_found",
-        "_reports",
-        "_shown_room",
-        "_table",
-        "_zero_tick",
-        "_zeros",
-        "held",
-        "incarnation",
-        "since",
-        "sure_at",
-        "units_per_token",
-    )
 
     def __init__(
         self, instance: Instance, table: BlockTable, grain: int, units_per_token: float, sure_at: float
@@ -370,7 +473,7 @@ class PrefixIndex(Source):
         if instance.cache.prefix_caching is False:
             return
         model = self._model(instance)
-        model.units_per_token = cut.units_per_token
+        model.units_per_token = 1.0 if self.block_tokens else prompt.bytes_per_token
         tick = self.table.tick
         prompt.held_before[self.block_tokens] = self._place(instance, model, cut.blocks), tick
 
@@ -512,138 +615,6 @@ class PrefixPart(Source):
     def lookup(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
         """Return the tokens that each instance is known to hold; None if there are none."""
         return {"hit_len": [hit or None for hit in self._index.least(request, instances)]}
-
-
-@dataclass(slots=True)
-class _Late:
-    """A prompt that was sent before its token ids were known; whether it is answered, and its usage."""
-
-    instance: Instance
-    incarnation: int
-    is_settled: bool = False
-    usage: Usage | None = None
-
-
-class PrefixTokens(Source):
-    """Index of blocks of token ids beside one of text: exact to a block of the engine if ids are known in time.
-
-    Every prompt whose ids are known, or can be found while its response comes, is entered in both indexes. This one
-    answers if it knows as much of the prompt to be held as the index of text, to a block of text; or less, if it has
-    missed nothing and the session's last prompt was entered here. Otherwise the index of text answers: for prompts that
-    were entered there alone, and for misses.
-
-    Args:
-        index: the index of token ids.
-        text: the index of text.
-        token_ids: gives the ids of prompts.
-        yields: whether another source than the two is asked if only a part is known.
-        clock: monotonic seconds.
-    """
-
-    name = "prefix_index:tokens"
-    fills = frozenset({"hit_len"})
-
-    def __init__(
-        self,
-        index: PrefixIndex,
-        text: PrefixIndex,
-        token_ids: TokenIds,
-        *,
-        yields: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.index = index
-        self._text = text
-        self._token_ids = token_ids
-        self._yields = yields
-        self._clock = clock
-        self._asked_at = clock()
-        self._late: dict[Prompt, _Late] = {}
-        #: Text hashes of prompts that were entered here. Other prompts, sent by this router without ids or by other
-        #: routers, may be in the index of text alone.
-        self._entered: LRUCache[int, None] = LRUCache(MOST_ENTERED)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def stop(self) -> None:
-        """Cancel the search for ids."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def lookup(
-        self, request: InferenceRequest, instances: Sequence[Instance]
-    ) -> dict[str, Cells] | Awaitable[dict[str, Cells]]:
-        """Return hit lengths in whole blocks, less than the prompt. No ids are requested while nothing is held."""
-        self._asked_at = self._clock()
-        if request.prompt is None or not (self.index.table.blocks or self.index.is_restoring):
-            return {"hit_len": [None] * len(instances)}
-        return self._cells(request, instances) if request.token_ids is not None else self._look_up(request, instances)
-
-    async def _look_up(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
-        await self._token_ids.of(request)
-        return self._cells(request, instances)
-
-    def _cells(self, request: InferenceRequest, instances: Sequence[Instance]) -> dict[str, Cells]:
-        prompt = request.prompt
-        if prompt is None or request.token_ids is None:
-            return {"hit_len": [None] * len(instances)}
-        cells: list[float | None] = []
-        block_of_text, hashes = prompt.tokens(BLOCK_BYTES), prompt.hashes
-        is_whole = hashes.question in self._entered or hashes.whole in self._entered
-        exact, rough = self.index.least(request, instances), self._text.least(request, instances)
-        for instance, hit, text in zip(instances, exact, rough, strict=True):
-            answers = hit and (hit + block_of_text > text or (is_whole and self.index.misses_are_known(instance)))
-            if answers and self._yields and is_part(hit, request):
-                answers = False
-            # The instance's own blocks may be larger than those here.
-            cells.append(hit - hit % (instance.cache.block_size or 1) if answers else None)
-        return {"hit_len": cells}
-
-    def prefilled(self, request: InferenceRequest, instance: Instance) -> None:
-        """Enter the prompt, now or when its ids are known."""
-        prompt = request.prompt
-        if prompt is None:
-            return
-        if request.token_ids is not None:
-            self.index.prefilled(request, instance)
-            self._entered[prompt.hashes.whole] = None
-            return
-        ids = self._token_ids.begin(request) if self._clock() - self._asked_at < ASKED_S else None
-        if ids is None:
-            self._entered.pop(prompt.hashes.whole, None)
-        else:
-            self._late[prompt] = _Late(instance, instance.incarnation)
-            task = asyncio.create_task(self._enter_late(prompt, ids), name="prefix tokens")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _enter_late(self, prompt: Prompt, finding: Awaitable[Sequence[int] | None]) -> None:
-        try:
-            ids = await finding
-        finally:
-            late = self._late.pop(prompt)
-        if ids is None:
-            self._entered.pop(prompt.hashes.whole, None)
-        if ids is None or late.instance.incarnation != late.incarnation:
-            return
-        cut = cut_ids(prompt, ids, self.index.block_tokens)
-        self.index.enter(cut, prompt, late.instance)
-        self._entered[prompt.hashes.whole] = None
-        if late.is_settled:
-            self.index.settle(cut, prompt, late.instance, late.usage)
-
-    def settled(self, request: InferenceRequest, instance: Instance, usage: Usage | None) -> None:
-        """Enter the reply, and learn from *usage*, now or when the prompt's ids are known."""
-        late = self._late.get(request.prompt) if request.prompt is not None else None
-        if late is None:
-            self.index.settled(request, instance, usage)
-        else:
-            late.is_settled, late.usage = True, usage if request.prompts == 1 else None
-
-    def forget(self, instance: Instance) -> None:
-        """Drop all blocks of *instance*, which restarted or was removed."""
-        self.index.forget(instance)
 
 
 @dataclass(frozen=True, slots=True)

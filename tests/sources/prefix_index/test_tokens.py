@@ -12,7 +12,8 @@ import pytest
 from smetric.fleet.instance import Instance
 from smetric.request.prompt import Prompt
 from smetric.request.request import InferenceRequest, Usage
-from smetric.sources.prefix_index.index import ASKED_S, PrefixIndex, PrefixTokens
+from smetric.sources.prefix_index.index import PrefixIndex
+from smetric.sources.prefix_index.tokens import ASKED_S, PrefixTokens
 from tests.clock import Clock
 from tests.fakes import until
 from tests.sources.prefix_index.lettered import instances

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smetric.request.prompt import BLOCK_BYTES, Prompt
 from smetric.request.request import InferenceRequest, Usage
-from smetric.sources.prefix_index.cut import Cut, cut_ids, cut_of
+from smetric.sources.prefix_index.index import Cut, cut_ids, cut_of
 
 BLOCK = 16
 
