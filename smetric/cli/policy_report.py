@@ -112,7 +112,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Examined], bool], None]] = {
 
 
 def _said(found: Counterexample) -> str:
-    return f"`{found.property.name}` does not hold: {found.broken.why}"
+    return f"`{found.property}` does not hold: {found.why}"
 
 
 # ── text ─────────────────────────────────────────────────────────────────────
@@ -177,7 +177,7 @@ def _document(each: Examined) -> dict[str, Any]:
             {
                 "property": name,
                 "holds": broken is None,
-                "why": "" if broken is None else broken.broken.why,
+                "why": "" if broken is None else broken.why,
                 "test": "" if broken is None else broken.as_test(),
             }
             for name, broken in each.promises

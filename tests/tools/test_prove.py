@@ -64,8 +64,8 @@ def test_counterexample_is_small(name: str, rules: str, why: str, size: int) -> 
         rules += " when requests[argmax(hit_len)] >= 0\nroute argmin(requests)"
     found = search(rules, name)
     assert found is not None
-    assert why[2 if why.startswith("c ") else 0 :] in found.broken.why
-    assert len(found.broken.situation.ids) == size
+    assert why[2 if why.startswith("c ") else 0 :] in found.why
+    assert len(found.situation.ids) == size
 
 
 def test_counterexample_is_a_test_that_fails_until_the_policy_is_fixed() -> None:
