@@ -1,8 +1,14 @@
-"""Language server for editors."""
+"""Language server for editors: diagnostics, hovers, completion and layout.
+
+It keeps no state; every answer comes from the text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,41 +20,114 @@ from smetric import __version__
 from smetric.errors import ConfigError
 from smetric.features import VOCABULARY
 from smetric.policy import Diagnostic, PolicyError, Source, tree
+from smetric.policy.builtin import BUILTINS
 from smetric.policy.check import check_text
 from smetric.policy.diagnostic import Span, position, unreadable
 from smetric.policy.keywords import KEYWORDS, Role
 from smetric.policy.layout import format_text
-from smetric.policy.lexer import BEFORE_NAMES, Token, Tokens, cut, tokenize
-from smetric.policy.parser import MAX_BYTES
+from smetric.policy.lexer import BEFORE_NAMES, Token, Tokens, cut, one_line, tokenize
+from smetric.policy.parser import MAX_BYTES, read
 from smetric.policy.policy import compiled
+from smetric.policy.types import BASES
+from smetric.policy.vocabulary import Feature, RequestField
 from smetric.routing.policy_files import further_tests, libraries_beside, policy_of, read_whatever
-from smetric.tools.reference import FEATURES, FIELDS, FUNCTIONS, LAST, UNITS, WORDS, Word, WordKind, own_words
+from smetric.tools.reference import range_of, unknown_of
 
-# One policy as an editor shows it: what is wrong, what a word means, what may come next, its canonical layout.
-#
-# Places are offsets into the text. The protocol, with its own way to count columns, is in `server`.
+# ── words ────────────────────────────────────────────────────────────────────
 
-#: What begins the parts of a test.
+
+class WordKind(enum.Enum):
+    """Kind of a word; the value is the name of the completion kind in the protocol."""
+
+    KEYWORD = "Keyword"
+    FUNCTION = "Function"
+    FEATURE = "Field"
+    FIELD = "Property"
+    NAME = "Variable"
+    UNIT = "Unit"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of the language or of a text, with its form (or unit and range) and its meaning."""
+
+    text: str
+    kind: WordKind
+    form: str
+    doc: str
+
+
+def _feature(row: Feature) -> Word:
+    lookup = " Looked up when evaluation reaches it." if row.lookup else ""
+    source = f"From {row.source}. Staleness: {row.staleness}. Where unknown, arithmetic sees {unknown_of(row)}."
+    form = f"{row.name}: {row.unit} {range_of(row)} per instance".replace("  ", " ")
+    return Word(row.name, WordKind.FEATURE, form, f"{row.doc}{lookup}\n\n{source}")
+
+
+def _field(row: RequestField) -> Word:
+    doc = row.doc + (" May be unknown; a guard that reads it then fails." if row.may_be_unknown else "")
+    return Word(row.name, WordKind.FIELD, f"req.{row.name}: {row.unit} {range_of(row)}".replace("  ", " "), doc)
+
+
+WORDS: Mapping[str, Word] = {word: Word(word, WordKind.KEYWORD, row.form, row.doc) for word, row in KEYWORDS.items()}
+FUNCTIONS: Mapping[str, Word] = {
+    name: Word(name, WordKind.FUNCTION, row.signature, row.doc) for name, row in BUILTINS.items()
+}
+FEATURES: Mapping[str, Word] = {name: _feature(row) for name, row in VOCABULARY.features.items()}
+FIELDS: Mapping[str, Word] = {name: _field(row) for name, row in VOCABULARY.request.items()}
+#: The name in `given` besides the request's fields.
+LAST_WINNER = Word("last", WordKind.FIELD, "last = a", "The last winner of every rotation.")
+#: Units, singular and plural.
+UNITS: Mapping[str, Word] = {
+    written: Word(written, WordKind.UNIT, f"5 {plural}", "A unit.")
+    for singular, plural in BASES.items()
+    for written in (plural, singular)
+}
+
+
+@functools.lru_cache(maxsize=16)
+def _own_words(text: str) -> Sequence[tuple[Word, tree.Statement]]:
+    """The names that a file defines or takes, each with its statement; none if the file is too long to parse.
+
+    Cached, because each key stroke asks for each name that is taken from a library.
+    """
+    try:
+        file, _ = read(text)
+    except PolicyError:
+        return ()
+    found: list[tuple[Word, tree.Statement]] = []
+    for statement in file.statements:
+        form = one_line(text[statement.span.start : statement.span.end])
+        if isinstance(statement, tree.Param | tree.Let | tree.Def):
+            found.append((Word(statement.name, WordKind.NAME, form, statement.doc), statement))
+        elif isinstance(statement, tree.Use):
+            found += [(Word(name.name, WordKind.NAME, form, statement.doc), statement) for name in statement.names]
+    return found
+
+
+# ── documents ────────────────────────────────────────────────────────────────
+
+#: The tokens that begin the parts of a test.
 _CASES = ("WITH", "GIVEN", "INSTANCE", "EXPECT")
 
 
 class Document:
-    """A policy under way; it need not parse.
+    """A policy that is being written; it need not parse. Places are offsets into its text.
 
     Args:
-        text: all of it.
-        path: where it lies, which says what libraries it can use.
+        text: the text.
+        path: its path, which determines its libraries.
     """
 
     def __init__(self, text: str, path: str) -> None:
         self.text = text
         self.path = path
         self._tokens = _tokens(text)
-        #: The policy that this is, or whose tests it holds.
+        #: This policy, or the policy of these tests.
         self._policy = policy_of(Path(path))
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """All errors; when there is none, all warnings. Tests in a file of their own are checked with their policy."""
+        """All errors, or all warnings if there is no error; a file of tests is checked with its policy."""
         own, policy, is_tests = Source(self.text, self.path), self._policy, self._policy != Path(self.path)
         try:
             main, beside = (
@@ -66,7 +145,7 @@ class Document:
         return tuple(self._placed(each, each.source or main) for each in found)
 
     def _placed(self, found: Diagnostic, source: Source) -> Diagnostic:
-        """The finding at a place of this text: what is wrong in another file, at the first `use` or at the top."""
+        """The finding at a place of this text; one of another file is placed at the first `use` or at the top."""
         if source.path == self.path:
             return found
         uses = (token.span for word, token in pairwise(self._tokens) if word.type == "USE")
@@ -74,14 +153,14 @@ class Document:
         return Diagnostic(found.code, message, next(uses, Span(0, 0)), found.way_out, found.severity)
 
     def layout(self) -> str | None:
-        """The text in its canonical layout; None while it does not parse."""
+        """The text in its canonical layout; None if it does not parse."""
         try:
             return format_text(self.text, self.path)
         except PolicyError:
             return None
 
     def word_at(self, offset: int) -> tuple[Word, Span] | None:
-        """What the word at *offset* means, and where it stands; None where nothing is known of it."""
+        """The meaning of the word at *offset* and its place; None if it has no known meaning."""
         for place, token in enumerate(self._tokens):
             if token.start <= offset <= token.end and _is_word(token):
                 known = self._meaning(place)
@@ -89,7 +168,7 @@ class Document:
         return None
 
     def completions(self, offset: int) -> list[Word]:
-        """What may stand at *offset*, where a word is being written or none is there yet."""
+        """The words that may stand at *offset*, in place of the one that is being written."""
         before = [token for token in self._tokens if token.start < offset]
         start = offset
         if before and before[-1].end >= offset:
@@ -101,7 +180,7 @@ class Document:
         if not before:
             return _keywords(Role.HEADER)
         if {"#", '"'} & set(self.text[max(start - len(line), before[-1].end) : start]):
-            return []  # within a comment, or a string that nothing closes yet
+            return []  # within a comment, or a string without its end
         if not line:
             return _keywords(Role.STATEMENT)
         piece = cut(Tokens(before))[-1].tokens
@@ -126,7 +205,7 @@ class Document:
         if last == "WITH" or (part == "WITH" and last == "COMMA"):
             return _declared("param", names)
         if last == "GIVEN" or (part == "GIVEN" and last == "COMMA"):
-            return [*FIELDS.values(), LAST]
+            return [*FIELDS.values(), LAST_WINNER]
         if part == "INSTANCE" and last == "VBAR":
             return list(FEATURES.values())
         if part == "EXPECT" and last in ("EXPECT", "OR"):
@@ -145,7 +224,7 @@ class Document:
         return _keywords(Role.CASE, Role.LITERAL)
 
     def _meaning(self, place: int) -> Word | None:
-        """What the word number *place* means."""
+        """The meaning of token number *place*."""
         token = self._tokens[place]
         before = self._tokens[place - 1] if place else None
         if before is not None and before.type == "DOT":
@@ -158,18 +237,18 @@ class Document:
                 return known[token]
         following = self._tokens[place + 1 :][:1]
         is_given = bool(following) and following[0].type == "EQUAL"
-        return {LAST.text: LAST, **FIELDS}.get(token) if is_given else None
+        return {LAST_WINNER.text: LAST_WINNER, **FIELDS}.get(token) if is_given else None
 
     def _names(self) -> Iterator[tuple[Word, int]]:
-        """The policy's names, taken ones as their library defines them, each with the place of its statement."""
-        for word, statement in own_words(self._text_of(self._policy)):
+        """The policy's names, also those of libraries, each with the offset of its statement."""
+        for word, statement in _own_words(self._text_of(self._policy)):
             if isinstance(statement, tree.Use):
                 library = self._text_of(self._policy.with_name(f"{statement.library.name}.policy"))
-                word = next((each for each, _ in own_words(library) if each.text == word.text), word)
+                word = next((each for each, _ in _own_words(library) if each.text == word.text), word)
             yield word, statement.span.start
 
     def _text_of(self, path: Path) -> str:
-        """The text of a file, or of this one; empty where it cannot be read, which `diagnostics` says."""
+        """The text of this or another file; empty if it cannot be read, which `diagnostics` reports."""
         try:
             return self.text if path == Path(self.path) else read_whatever(path)
         except OSError:
@@ -185,12 +264,12 @@ def _is_word(token: Token) -> bool:
 
 
 def _declared(word: str, names: list[Word]) -> list[Word]:
-    """Those of the file's names that a statement of this keyword defines."""
+    """The names that a statement with this keyword defines."""
     return [name for name in names if name.form.startswith(f"{word} ")]
 
 
 def _arguments(piece: list[Token]) -> list[Word]:
-    """The arguments of a `def` under way."""
+    """The arguments of a `def` that is being written."""
     if piece[0].type != "DEF":
         return []
     closed = next((place for place, token in enumerate(piece) if token.type == "RPAR"), 0)
@@ -201,9 +280,7 @@ def _keywords(*roles: Role) -> list[Word]:
     return [WORDS[word] for word, row in KEYWORDS.items() if row.role in roles]
 
 
-# The language server: hands what `document` knows to editors over standard input and output.
-#
-# It keeps nothing: every answer comes from the text as it is.
+# ── the protocol ─────────────────────────────────────────────────────────────
 
 server = LanguageServer("smetric", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full)
 
@@ -215,7 +292,7 @@ def check(
     ls: LanguageServer,
     params: types.DidOpenTextDocumentParams | types.DidChangeTextDocumentParams | types.DidSaveTextDocumentParams,
 ) -> None:
-    """Say what is wrong with a text that was opened, changed or saved."""
+    """Publish the diagnostics of a text that was opened, changed or saved."""
     shown = ls.workspace.get_text_document(params.text_document.uri)
     document = _document(shown)
     found = [_diagnostic(each, shown) for each in document.diagnostics()]
@@ -224,13 +301,13 @@ def check(
 
 @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
 def forget(ls: LanguageServer, params: types.DidCloseTextDocumentParams) -> None:
-    """Take back what was said of a text that is no longer shown."""
+    """Clear the diagnostics of a closed text."""
     ls.text_document_publish_diagnostics(types.PublishDiagnosticsParams(params.text_document.uri, []))
 
 
 @server.feature(types.TEXT_DOCUMENT_HOVER)
 def hover(ls: LanguageServer, params: types.HoverParams) -> types.Hover | None:
-    """What a word means."""
+    """Return the meaning of a word."""
     shown = ls.workspace.get_text_document(params.text_document.uri)
     found = _document(shown).word_at(_offset(params.position, shown))
     if found is None:
@@ -242,14 +319,14 @@ def hover(ls: LanguageServer, params: types.HoverParams) -> types.Hover | None:
 
 @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=["."]))
 def complete(ls: LanguageServer, params: types.CompletionParams) -> list[types.CompletionItem]:
-    """What may come next."""
+    """Return the words that may come next."""
     shown = ls.workspace.get_text_document(params.text_document.uri)
     return [_completion(word) for word in _document(shown).completions(_offset(params.position, shown))]
 
 
 @server.feature(types.TEXT_DOCUMENT_FORMATTING)
 def lay_out(ls: LanguageServer, params: types.DocumentFormattingParams) -> list[types.TextEdit]:
-    """The canonical layout, as one edit; no edit while the text does not parse."""
+    """Return the canonical layout as one edit; no edit if the text does not parse."""
     shown = ls.workspace.get_text_document(params.text_document.uri)
     layout = _document(shown).layout()
     if layout is None or layout == shown.source:
@@ -277,14 +354,14 @@ def _range(span: Span, shown: TextDocument) -> types.Range:
 
 
 def _position(offset: int, shown: TextDocument) -> types.Position:
-    """Where the protocol says that an offset is: it counts columns in units of its own encoding."""
+    """The place of an offset in the protocol, which counts columns in units of its own encoding."""
     line, column = position(shown.source, offset)
     before = shown.source[offset - column + 1 : offset]
     return types.Position(line - 1, shown.position_codec.client_num_units(before))
 
 
 def _offset(place: types.Position, shown: TextDocument) -> int:
-    """The offset of a place, at most that of its line's end."""
+    """The offset of a place, at most the end of its line."""
     lines = shown.source.split("\n")
     if place.line >= len(lines):
         return len(shown.source)

@@ -134,7 +134,8 @@ def _not_monotone(policy: Policy, vocabulary: Vocabulary, situation: Situation) 
                 raised = replace(situation, cells=cells)
                 after = raised.decide(policy, vocabulary)
                 if after.index == i != before.index:
-                    why = f"with {figure(more)} more {load} {after.instance} is picked, without them {before.instance} was"
+                    picked = f"{after.instance} is picked, without them {before.instance} was"
+                    why = f"with {figure(more)} more {load} {picked}"
                     return Counterexample("monotone", raised, why, (before.instance,))
     return None
 

@@ -1,30 +1,21 @@
-"""Policy language reference, and the meaning of every word of it."""
+"""Reference of the policy language on a few pages, for people, language models and the manual."""
 
 from __future__ import annotations
 
-import enum
-import functools
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from smetric.features import VOCABULARY
-from smetric.policy import PolicyError, tree
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.keywords import KEYWORDS, OPERATORS, Role
-from smetric.policy.lexer import one_line
-from smetric.policy.parser import read
 from smetric.policy.types import BASES, written
 from smetric.policy.vocabulary import LARGEST, Feature, Kind, RequestField, Unknown
 
-# The policy language on a few pages: every word, operator, built-in, feature and request field, from their tables.
-#
-# `smetric reference` prints it for people and language models; the manual takes its tables from here.
-
-#: Lines that `smetric reference` keeps below, so that it fits into a prompt.
+#: The reference has fewer lines than this, so that it fits into a prompt.
 MAX_LINES = 200
-#: Columns of a cell beyond which it pushes the rest of its row to the right.
+#: The widest column; a longer cell pushes the rest of its row to the right.
 _WIDEST_CELL = 44
 
 
@@ -38,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """One piece of the reference: prose, code, a table, or several of them, in this order."""
+    """A part of the reference: prose, code and a table, in this order."""
 
     name: str
     title: str
@@ -112,7 +103,7 @@ def chapters() -> list[Chapter]:
 
 
 def statements() -> Table:
-    """How each statement is written, and what it means."""
+    """Statements: form and meaning."""
     return _keywords("statement", (Role.HEADER, Role.STATEMENT))
 
 
@@ -127,7 +118,7 @@ def builtins() -> Table:
 
 
 def range_of(word: Feature | RequestField) -> str:
-    """The values it may have: a range of numbers, or the kind of anything else."""
+    """The range of a number, or the kind of another value."""
     if word.kind is not Kind.NUMBER:
         return str(word.kind.value)
     low = "" if word.low <= -LARGEST else f"{word.low:g}"
@@ -136,7 +127,7 @@ def range_of(word: Feature | RequestField) -> str:
 
 
 def unknown_of(feature: Feature) -> str:
-    """What arithmetic sees in place of a cell that nobody knows."""
+    """The value of an unknown cell in arithmetic."""
     if feature.instead:
         return f"`{feature.instead}`"
     default = f"`{written(feature.default)}`"
@@ -151,42 +142,22 @@ def _keywords(column: str, roles: Sequence[Role]) -> Table:
 
 
 def _features() -> Table:
-    rows = (
-        (row.name + (" L" if row.lookup else ""), row.unit, range_of(row), row.doc)
-        for row in VOCABULARY.features.values()
-    )
-    return Table(("feature", "unit", "range", "meaning"), tuple(rows))
+    names = ((row, row.name + (" L" if row.lookup else "")) for row in VOCABULARY.features.values())
+    rows = tuple((name, row.unit, range_of(row), row.doc) for row, name in names)
+    return Table(("feature", "unit", "range", "meaning"), rows)
 
 
 def _request() -> Table:
-    rows = (
-        (f"req.{row.name}", row.unit, range_of(row), row.doc + (" May be unknown." if row.may_be_unknown else ""))
-        for row in VOCABULARY.request.values()
-    )
-    return Table(("field", "unit", "range", "meaning"), tuple(rows))
+    docs = ((row, row.doc + (" May be unknown." if row.may_be_unknown else "")) for row in VOCABULARY.request.values())
+    rows = tuple((f"req.{row.name}", row.unit, range_of(row), doc) for row, doc in docs)
+    return Table(("field", "unit", "range", "meaning"), rows)
 
 
-def as_text() -> str:
-    """For a terminal."""
-    return "\n\n".join(_text(chapter) for chapter in chapters())
-
-
-def as_markdown() -> str:
-    """For a page or a prompt."""
-    return "\n\n".join(_markdown(chapter) for chapter in chapters())
-
-
-def as_json() -> str:
-    """For a program: each chapter by name, the rows of tables by column."""
-    return json.dumps({chapter.name: _fields(chapter) for chapter in chapters()}, indent=2, ensure_ascii=False)
-
-
-#: How the reference can be printed.
-REFERENCE_FORMATS: dict[str, Callable[[], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
+# ── formats ──────────────────────────────────────────────────────────────────
 
 
 def markdown_table(table: Table) -> str:
-    """A Markdown table, its first column as code; bars in cells are escaped."""
+    """A Markdown table; its first column is code, and bars in cells are escaped."""
     lines = ["| " + " | ".join(table.columns) + " |", "|" + " --- |" * len(table.columns)]
     for first, *others in table.rows:
         cells = [f"`{first}`", *(cell or "–" for cell in others)]
@@ -206,7 +177,7 @@ def _text(chapter: Chapter) -> str:
 
 
 def _text_rows(table: Table) -> Iterable[str]:
-    """One line per row, its columns aligned; a cell wider than most does not push the others out."""
+    """One line per row, its columns aligned."""
     widths = [min(max(len(row[at]) for row in table.rows), _WIDEST_CELL) for at in range(len(table.columns) - 1)]
     for *firsts, last in table.rows:
         cells = [cell.ljust(width) for cell, width in zip(firsts, widths, strict=True)]
@@ -225,93 +196,20 @@ def _markdown(chapter: Chapter) -> str:
 
 
 def _fields(chapter: Chapter) -> dict[str, object]:
-    found: dict[str, object] = {"title": chapter.title}
-    if chapter.prose:
-        found["prose"] = chapter.prose
-    if chapter.code:
-        found["code"] = chapter.code
-    if chapter.table is not None:
-        found["rows"] = [dict(zip(chapter.table.columns, row, strict=True)) for row in chapter.table.rows]
-    return found
+    """The chapter for JSON, without empty parts; the cells of a row by column."""
+    table = chapter.table
+    rows = [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    fields = {"title": chapter.title, "prose": chapter.prose, "code": chapter.code, "rows": rows}
+    return {name: value for name, value in fields.items() if value}
 
 
-# Every word of the policy language and of a text in it with what it means, as hovers and completions show it.
-#
-# All of them on a few pages are in `reference`.
+def _as_json() -> str:
+    return json.dumps({chapter.name: _fields(chapter) for chapter in chapters()}, indent=2, ensure_ascii=False)
 
 
-class WordKind(enum.Enum):
-    """What a word is; the value is what editors mark it as."""
-
-    KEYWORD = "Keyword"
-    FUNCTION = "Function"
-    FEATURE = "Field"
-    FIELD = "Property"
-    NAME = "Variable"
-    UNIT = "Unit"
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """Something that can be written.
-
-    Args:
-        text: itself.
-        kind: what it is.
-        form: how it is written with what belongs to it, or its unit and range.
-        doc: what it means.
-    """
-
-    text: str
-    kind: WordKind
-    form: str
-    doc: str
-
-
-def _feature(row: Feature) -> Word:
-    lookup = " Looked up when evaluation reaches it." if row.lookup else ""
-    source = f"From {row.source}. Staleness: {row.staleness}. Where unknown, arithmetic sees {unknown_of(row)}."
-    form = f"{row.name}: {row.unit} {range_of(row)} per instance".replace("  ", " ")
-    return Word(row.name, WordKind.FEATURE, form, f"{row.doc}{lookup}\n\n{source}")
-
-
-def _field(row: RequestField) -> Word:
-    doc = row.doc + (" May be unknown; a guard that reads it then fails." if row.may_be_unknown else "")
-    return Word(row.name, WordKind.FIELD, f"req.{row.name}: {row.unit} {range_of(row)}".replace("  ", " "), doc)
-
-
-#: Each kind of word by name.
-WORDS: Mapping[str, Word] = {word: Word(word, WordKind.KEYWORD, row.form, row.doc) for word, row in KEYWORDS.items()}
-FUNCTIONS: Mapping[str, Word] = {
-    name: Word(name, WordKind.FUNCTION, row.signature, row.doc) for name, row in BUILTINS.items()
+#: The formats in which the reference can be printed: text for a terminal, Markdown for a page, JSON for a program.
+REFERENCE_FORMATS: dict[str, Callable[[], str]] = {
+    "text": lambda: "\n\n".join(map(_text, chapters())),
+    "markdown": lambda: "\n\n".join(map(_markdown, chapters())),
+    "json": _as_json,
 }
-FEATURES: Mapping[str, Word] = {name: _feature(row) for name, row in VOCABULARY.features.items()}
-FIELDS: Mapping[str, Word] = {name: _field(row) for name, row in VOCABULARY.request.items()}
-#: What `given` takes besides the request's fields.
-LAST = Word("last", WordKind.FIELD, "last = a", "The last winner of every rotation.")
-#: Units, in both numbers.
-UNITS: Mapping[str, Word] = {
-    written: Word(written, WordKind.UNIT, f"5 {plural}", "A unit.")
-    for singular, plural in BASES.items()
-    for written in (plural, singular)
-}
-
-
-@functools.lru_cache(maxsize=16)
-def own_words(text: str) -> Sequence[tuple[Word, tree.Statement]]:
-    """The names that a file defines or takes, each with the statement that does; none of one too long to look at.
-
-    Kept for a while: a library is asked for each name that is taken of it, at each stroke of a key.
-    """
-    try:
-        file, _ = read(text)
-    except PolicyError:
-        return ()
-    found: list[tuple[Word, tree.Statement]] = []
-    for statement in file.statements:
-        form = one_line(text[statement.span.start : statement.span.end])
-        if isinstance(statement, tree.Param | tree.Let | tree.Def):
-            found.append((Word(statement.name, WordKind.NAME, form, statement.doc), statement))
-        elif isinstance(statement, tree.Use):
-            found += [(Word(name.name, WordKind.NAME, form, statement.doc), statement) for name in statement.names]
-    return found

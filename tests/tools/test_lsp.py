@@ -17,8 +17,7 @@ from smetric.features import VOCABULARY
 from smetric.policy.builtin import BUILTINS
 from smetric.policy.keywords import KEYWORDS
 from smetric.policy.lexer import STATEMENTS
-from smetric.tools.lsp import Document
-from smetric.tools.reference import WordKind
+from smetric.tools.lsp import Document, WordKind
 
 TEXT = """\
 policy mine
