@@ -1,4 +1,4 @@
-"""Smallest change of one number that would have changed a decision."""
+"""Smallest changes of one number that flip a decision."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from smetric.policy.snapshot import Snapshot
 from smetric.policy.types import BASES, clipped, figure
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Vocabulary
 
-#: Instances whose inputs are changed: the chosen one, the best by score, then those that could not be chosen.
+#: The number of instances whose inputs are changed: the chosen one, the best by score, then the removed ones.
 _INSTANCES = 16
-#: The smallest change of a number that has no upper end, and of one that lies on 0..1.
+#: The smallest change of a number without an upper end, and of a share.
 _STEP, _SHARE_STEP = 1.0, 0.01
-#: Doublings of a change before a number is given up.
+#: Limit on the doublings of a change.
 _DOUBLINGS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One input that would have flipped the decision.
+    """A change of one input that flips the decision.
 
     Args:
         name: the feature, or the field as `req.NAME`.
-        instance: whose; empty for a field of the request.
-        before: its value.
-        after: the nearest value found at which somebody else is picked.
+        instance: the instance of the feature; empty for a field.
+        before: the value.
+        after: the nearest value found that flips the decision.
         unit: of the number.
-        becomes: what is decided then: an instance's id, or how it ends otherwise.
-        span: how far the values of all candidates lie apart, to compare changes of different features.
+        becomes: the new decision: an instance's id, or the outcome.
+        span: the distance between the values of all candidates, to compare changes of different features.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Change:
 
     @property
     def relative(self) -> float:
-        """The size of the change beside the values there are."""
+        """The size of the change relative to the values of the candidates."""
         return abs(self.after - self.before) / max(self.span, abs(self.before), 1e-9)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Change:
 
 
 def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) -> list[Change]:
-    """The smallest changes that flip *decision*, at most one of each input, least first."""
+    """The *most* smallest changes that flip *decision*, one of each input at most, least first."""
     best: dict[tuple[str, str], Change] = {}
     for change in _changes(decision, vocabulary):
         known = best.get((change.name, change.instance))
@@ -73,30 +73,25 @@ def smallest_changes(decision: Decision, vocabulary: Vocabulary, most: int = 3) 
 
 
 def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
-    told = _told(decision)
+    told = _end_of(decision)
     near = list(decision.foremost(_INSTANCES))
     near += [i for i in range(len(decision.snapshot.ids)) if i not in near][: _INSTANCES - len(near)]
     for name in sorted(decision.reads):
         feature = vocabulary.features[name]
-        column = decision.snapshot.columns[name]
         if feature.kind is not Kind.NUMBER:
             continue
-        known = decision.snapshot.is_known(name)
+        column, known = decision.snapshot.columns[name], decision.snapshot.is_known(name)
         span = max(column) - min(column)
-        ends = _ends(decision, vocabulary, feature)
         for i in near:
-            if not known[i]:
-                continue
+            if known[i]:
 
-            def ask(value: float, feature: Feature = feature, i: int = i) -> str:
-                return _decided(decision, _columns(decision, vocabulary, feature, i, value), {})
+                def ask(value: float, feature: Feature = feature, i: int = i) -> str:
+                    return _decided(decision, _columns(decision, vocabulary, feature, i, value), {})
 
-            for after, becomes in _nearest(ask, column[i], feature, ends, told):
-                ident = decision.snapshot.ids[i]
-                yield Change(name, ident, column[i], after, feature.unit, becomes, span)
+                for after, becomes in _nearest(ask, column[i], feature, _ends(decision, vocabulary, feature), told):
+                    yield Change(name, decision.snapshot.ids[i], column[i], after, feature.unit, becomes, span)
     for name in sorted(decision.policy.fields):
-        field = vocabulary.request[name]
-        value = getattr(decision.request, name)
+        field, value = vocabulary.request[name], getattr(decision.request, name)
         if field.kind is Kind.NUMBER and value is not None and name != "held":
 
             def ask_field(value: float, name: str = name) -> str:
@@ -109,31 +104,31 @@ def _changes(decision: Decision, vocabulary: Vocabulary) -> Iterator[Change]:
 def _columns(
     decision: Decision, vocabulary: Vocabulary, feature: Feature, i: int, value: float
 ) -> dict[str, list[float]]:
-    """The column of *feature* with *value* for instance *i*, and those in which it stands in for unknown cells."""
+    """The column of *feature* with *value* for candidate *i*, and the columns in which it replaces unknown cells."""
     changed = _changed(decision, feature, i, value)
     columns = {feature.name: changed}
     for name, known in decision.snapshot.known.items():
         if known is not None and vocabulary.features[name].instead == feature.name:
             cells = zip(decision.snapshot.columns[name], known, changed, strict=True)
-            columns[name] = [cell if told else instead for cell, told, instead in cells]
+            columns[name] = [cell if is_known else instead for cell, is_known, instead in cells]
     return columns
 
 
 def _changed(decision: Decision, feature: Feature, i: int, value: float) -> list[float]:
-    """The column of *feature* with *value* for candidate *i*; the mean that stands in for unknown cells follows."""
+    """The column of *feature* with *value* for candidate *i*; the mean in place of unknown cells follows."""
     column = decision.snapshot.columns[feature.name]
     cells = [*column[:i], value, *column[i + 1 :]]
     known = decision.snapshot.known.get(feature.name)
     if known is None or feature.unknown is not Unknown.MEAN:
         return cells
-    mean = feature.fill([cell if told else None for cell, told in zip(column, known, strict=True)])[0]
-    # What stands above the mean of the known is the router's own count, and remains.
+    mean = feature.fill([cell if is_known else None for cell, is_known in zip(column, known, strict=True)])[0]
+    # A cell above the mean of the known ones is the router's own count, which remains.
     own = [cell if cell > usual else feature.low for cell, usual in zip(column, mean, strict=True)]
-    return feature.fill([cell if told else None for cell, told in zip(cells, known, strict=True)], own)[0]
+    return feature.fill([cell if is_known else None for cell, is_known in zip(cells, known, strict=True)], own)[0]
 
 
 def _ends(decision: Decision, vocabulary: Vocabulary, word: Feature | RequestField) -> tuple[float, float]:
-    """The lowest and the highest value that *word* can have, whatever else the decision read left as it was."""
+    """The lowest and the highest value of *word* that are possible beside the other inputs."""
     request, columns = decision.request, decision.snapshot.columns
     low, high = word.low, min(word.high, getattr(request, word.at_most)) if word.at_most else word.high
     for feature in vocabulary.features.values():
@@ -148,35 +143,35 @@ def _ends(decision: Decision, vocabulary: Vocabulary, word: Feature | RequestFie
 def _nearest(
     ask: Callable[[float], str], value: float, word: Feature | RequestField, ends: tuple[float, float], told: str
 ) -> Iterator[tuple[float, str]]:
-    """The nearest value above and the nearest below *value* at which *ask* answers something else than *told*."""
+    """The nearest value above and the nearest below *value* at which the answer of *ask* is not *told*, and that answer."""
     step = _SHARE_STEP if word.high <= 1 else _STEP
     for sign, end in ((1, ends[1]), (-1, ends[0])):
-        last = math.ceil((end - value) * sign / step)  # that many steps reach the end
+        last = math.ceil((end - value) * sign / step)  # the number of steps to the end
 
         def tried(steps: int, sign: int = sign, end: float = end, last: int = last) -> float:
             return end if steps == last else value + sign * steps * step
 
-        same, steps = 0, 1
+        same, steps = 0, min(1, last)
         for _ in range(_DOUBLINGS):
-            steps = min(steps, last)
-            if steps <= same:
+            if steps <= same or (becomes := ask(tried(steps))) != told:
                 break
-            becomes = ask(tried(steps))
-            if becomes != told:
-                while steps - same > 1:
-                    middle = (same + steps) // 2
-                    found = ask(tried(middle))
-                    if found == told:
-                        same = middle
-                    else:
-                        steps, becomes = middle, found
-                yield tried(steps), becomes
-                break
-            same, steps = steps, steps * 2
+            same, steps = steps, min(steps * 2, last)
+        else:
+            continue
+        if steps <= same:
+            continue
+        while steps - same > 1:  # bisect
+            middle = (same + steps) // 2
+            found = ask(tried(middle))
+            if found == told:
+                same = middle
+            else:
+                steps, becomes = middle, found
+        yield tried(steps), becomes
 
 
 def _decided(decision: Decision, columns: Mapping[str, list[Any]], fields: Mapping[str, Any]) -> str:
-    """What the policy decides with some columns and fields replaced; as before where it lacks a look-up for that."""
+    """The decision with some columns and fields replaced; the same if it needs a look-up for that."""
     seen = decision.snapshot
     snapshot = Snapshot(seen.ids, {**seen.columns, **columns}, seen.known, seen.stamps, seen.origins, seen.now)
     request = decision.request
@@ -184,10 +179,8 @@ def _decided(decision: Decision, columns: Mapping[str, list[Any]], fields: Mappi
         read = {name: getattr(request, name) for name in decision.policy.fields}
         request = SimpleNamespace(**{"id": getattr(request, "id", ""), **read, **fields})
     again = decision.policy.decide(snapshot, request, decision.used, decision.seed)
-    return _told(decision) if isinstance(again, Need) else _told(again)
+    return _end_of(decision if isinstance(again, Need) else again)
 
 
-def _told(decision: Decision) -> str:
-    if decision.instance is not None:
-        return decision.instance
-    return f"{decision.outcome.value} by {decision.rule}"
+def _end_of(decision: Decision) -> str:
+    return decision.instance or f"{decision.outcome.value} by {decision.rule}"
