@@ -3,6 +3,7 @@
 # make test   run every test that needs nothing but the packages
 # make test-fast   the quick ones of them, in parallel: under a minute
 # make browser-test   the live page in Chromium (Debian: apt install chromium)
+# make mutation MUTANTS='smetric.policy.snapshot*'   change the code of policies, and list the changes that no test catches
 # make docs   build the manual's site into build/site; a broken link or anchor fails
 # make lint   ruff and mypy        make lock   pin the newest versions        make bench   time the router
 # make figures   measure what docs/internals/benchmarks.md and docs/internals/reliability.md show, and write it there (an hour)
@@ -20,7 +21,7 @@ ifneq ($(or $(shell cat $(VENV)/where 2>/dev/null),$(CURDIR)),$(CURDIR))
 .PHONY: $(BIN)/python
 endif
 
-.PHONY: demo phoenix test test-fast browser-test lint docs lock bench figures clean
+.PHONY: demo phoenix test test-fast browser-test mutation lint docs lock bench figures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -37,6 +38,10 @@ test-fast: $(VENV)/installed-dev
 
 browser-test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m browser
+
+# mutmut comes from the index into a layer of its own above the environment of tests.
+mutation: $(VENV)/installed-dev
+	@$(BIN)/uv run --quiet --no-project --python $(BIN)/python --with 'mutmut>=3.8' mutmut run $(if $(MUTANTS),'$(MUTANTS)')
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .
@@ -61,7 +66,7 @@ lock:
 	@.ci/lock
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/installed: $(BIN)/python requirements.lock requirements-build.lock pyproject.toml
 	@echo "installing into $(VENV) …"
