@@ -1,7 +1,6 @@
-"""The feature table: every number a policy may read, with unit, range, source, staleness and rule for unknown.
+"""Feature table: every value that a policy may read, with unit, range, source, staleness and rule for unknown.
 
-The checker, the manual, the trace and the snapshot read this table; how values are read off an instance is in
-`smetric.fleet.fleet`.
+The checker, the manual, the trace and the snapshot read this table. `smetric.fleet.fleet` reads the values.
 """
 
 from __future__ import annotations
@@ -9,44 +8,48 @@ from __future__ import annotations
 from smetric.policy.vocabulary import Feature, Kind, RequestField, Unknown, Vocabulary
 
 _SCRAPED = "every second; the last value corrected by the ledger up to 30 s, then unknown"
+_METRICS = "every second; unknown after 30 s"
 _RATE = "the samples of ten minutes; unknown before there are 8"
 
+
+def _hits(name: str, doc: str, source: str, staleness: str = "`lmcache.answers_ttl`") -> Feature:
+    """A number of prompt tokens that a cache holds, looked up."""
+    return Feature(
+        name=name, doc=doc, unit="tokens", at_most="prompt_len", lookup=True, source=source, staleness=staleness
+    )
+
+
+def _label(name: str, doc: str, source: str = "configuration", default: str = "") -> Feature:
+    """A string of the instance."""
+    return Feature(name=name, doc=doc, kind=Kind.STRING, default=default, source=source)
+
+
+def _text(name: str, doc: str) -> RequestField:
+    """A string of the request."""
+    return RequestField(name=name, doc=doc, kind=Kind.STRING, default="")
+
+
 _FEATURES = (
-    Feature(
-        name="hit_len",
-        doc="Leading prompt tokens that the instance holds in its own KV cache.",
-        unit="tokens",
-        at_most="prompt_len",
-        lookup=True,
-        source="the engines' KV events, else the prefix index: what the router sent there, else LMCache",
-        staleness="none: looked up with the decision",
+    _hits(
+        "hit_len",
+        "Leading prompt tokens that the instance holds in its own KV cache.",
+        "the engines' KV events, else the prefix index: what the router sent there, else LMCache",
+        "none: looked up with the decision",
     ),
-    Feature(
-        name="host_hit_len",
-        doc="Leading prompt tokens that the instance holds in its host memory, those in its KV cache included or not.",
-        unit="tokens",
-        at_most="prompt_len",
-        lookup=True,
-        source="LMCache's coordinator (tier l1, not shared) or controller (LocalCPUBackend)",
-        staleness="`lmcache.answers_ttl`",
+    _hits(
+        "host_hit_len",
+        "Leading prompt tokens that the instance holds in its host memory, those in its KV cache included or not.",
+        "LMCache's coordinator (tier l1, not shared) or controller (LocalCPUBackend)",
     ),
-    Feature(
-        name="disk_hit_len",
-        doc="Leading prompt tokens that the instance holds in its host memory or on its own disk.",
-        unit="tokens",
-        at_most="prompt_len",
-        lookup=True,
-        source="LMCache's coordinator (tiers that are not shared) or controller (LocalCPUBackend, LocalDiskBackend)",
-        staleness="`lmcache.answers_ttl`",
+    _hits(
+        "disk_hit_len",
+        "Leading prompt tokens that the instance holds in its host memory or on its own disk.",
+        "LMCache's coordinator (tiers that are not shared) or controller (LocalCPUBackend, LocalDiskBackend)",
     ),
-    Feature(
-        name="store_hit_len",
-        doc="Leading prompt tokens in a store that every instance can fetch from; the same for all.",
-        unit="tokens",
-        at_most="prompt_len",
-        lookup=True,
-        source="LMCache's coordinator (tiers that are shared)",
-        staleness="`lmcache.answers_ttl`",
+    _hits(
+        "store_hit_len",
+        "Leading prompt tokens in a store that every instance can fetch from; the same for all.",
+        "LMCache's coordinator (tiers that are shared)",
     ),
     Feature(
         name="requests",
@@ -149,7 +152,7 @@ _FEATURES = (
         unknown=Unknown.MEAN,
         load=True,
         source="vllm:kv_cache_usage_perc (vllm:gpu_cache_usage_perc before 0.10), mean over the page's engines",
-        staleness="every second; unknown after 30 s",
+        staleness=_METRICS,
     ),
     Feature(
         name="loras",
@@ -157,7 +160,7 @@ _FEATURES = (
         kind=Kind.SET,
         default=frozenset(),
         source="vllm:lora_requests_info",
-        staleness="every second; unknown after 30 s",
+        staleness=_METRICS,
     ),
     Feature(
         name="lora_room",
@@ -165,7 +168,7 @@ _FEATURES = (
         kind=Kind.BOOL,
         default=False,
         source="vllm:lora_requests_info: its `max_lora`, and the adapters in use",
-        staleness="every second; unknown after 30 s",
+        staleness=_METRICS,
     ),
     Feature(
         name="healthy",
@@ -182,13 +185,7 @@ _FEATURES = (
         default=False,
         source="`smetric drain`; answers that say the engine is shutting down",
     ),
-    Feature(
-        name="id",
-        doc="The instance's id.",
-        kind=Kind.STRING,
-        default="",
-        source="configuration, else host:port",
-    ),
+    _label("id", "The instance's id.", "configuration, else host:port"),
     Feature(
         name="model",
         doc="The first, by name, of the models the instance serves; empty while unknown.",
@@ -197,27 +194,9 @@ _FEATURES = (
         source="configuration, else GET /v1/models",
         staleness="30 s",
     ),
-    Feature(
-        name="role",
-        doc="prefill, decode or both.",
-        kind=Kind.STRING,
-        default="both",
-        source="configuration",
-    ),
-    Feature(
-        name="pool",
-        doc="The instance's pool label.",
-        kind=Kind.STRING,
-        default="",
-        source="configuration",
-    ),
-    Feature(
-        name="zone",
-        doc="The instance's zone label.",
-        kind=Kind.STRING,
-        default="",
-        source="configuration",
-    ),
+    _label("role", "prefill, decode or both.", default="both"),
+    _label("pool", "The instance's pool label."),
+    _label("zone", "The instance's zone label."),
 )
 
 _REQUEST = (
@@ -245,27 +224,12 @@ _REQUEST = (
         doc="Higher is more urgent: the negative of vLLM's body field or header.",
         low=-1e15,
     ),
-    RequestField(name="model", doc="The model asked for, which may be an adapter.", kind=Kind.STRING, default=""),
-    RequestField(
-        name="lora",
-        doc="The model asked for, where instances say that it is an adapter; else empty.",
-        kind=Kind.STRING,
-        default="",
-    ),
-    RequestField(
-        name="tenant",
-        doc="Who asks, from the header that `tenant_header` names; empty without one.",
-        kind=Kind.STRING,
-        default="",
-    ),
-    RequestField(name="session", doc="The session id of known agent headers.", kind=Kind.STRING, default=""),
-    RequestField(name="id", doc="The request's id.", kind=Kind.STRING, default=""),
-    RequestField(
-        name="prefix",
-        doc="Key of the prompt's first 256 tokens (1 KiB of its text), or of all of a shorter one.",
-        kind=Kind.STRING,
-        default="",
-    ),
+    _text("model", "The model asked for, which may be an adapter."),
+    _text("lora", "The model asked for, where instances say that it is an adapter; else empty."),
+    _text("tenant", "Who asks, from the header that `tenant_header` names; empty without one."),
+    _text("session", "The session id of known agent headers."),
+    _text("id", "The request's id."),
+    _text("prefix", "Key of the prompt's first 256 tokens (1 KiB of its text), or of all of a shorter one."),
     RequestField(
         name="class_share",
         doc="Share of the last 1,000 requests, of ten minutes at most, whose prompts begin alike (`req.prefix`).",
@@ -278,18 +242,8 @@ _REQUEST = (
         unit="requests",
         on_demand=True,
     ),
-    RequestField(
-        name="prefill",
-        doc="In a decode decision, the id of the instance that prefilled it; else empty.",
-        kind=Kind.STRING,
-        default="",
-    ),
-    RequestField(
-        name="prefill_zone",
-        doc="In a decode decision, the zone of that instance; else empty.",
-        kind=Kind.STRING,
-        default="",
-    ),
+    _text("prefill", "In a decode decision, the id of the instance that prefilled it; else empty."),
+    _text("prefill_zone", "In a decode decision, the zone of that instance; else empty."),
     RequestField(name="held", doc="How long `hold` rules have held it so far.", unit="seconds"),
 )
 

@@ -1,4 +1,4 @@
-"""Cost of one decision on made-up fleets."""
+"""Cost of one decision on synthetic fleets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from smetric.policy import Decision, Feature, Kind, Policy, Snapshot, Vocabulary
 from smetric.request.request import InferenceRequest
 
-#: Fleets that are measured, in instances.
+#: The sizes of the fleets, in instances.
 SIZES = (8, 32, 128, 1024)
-#: What is measured of a size is measured in turns, so that a busy moment of the machine falls on all of it.
+#: The requests of one size are measured in this many turns, so that a busy moment of the machine affects all.
 ROUNDS = 20
 PROMPT = 8000
-#: Tokens that one instance of a fleet holds; the others hold none.
+#: The tokens that one instance of a fleet holds; the others hold none.
 HELD = 3500
-#: Requests by name: what distinguishes them is what they find.
+#: The requests, by name.
 REQUESTS: Mapping[str, InferenceRequest] = {
     "first turn": InferenceRequest(turn=0, prompt_len=PROMPT, session="a", id="1"),
     "later turn, cached": InferenceRequest(turn=3, prompt_len=PROMPT, est_hit=6000, session="a", id="2"),
@@ -28,7 +28,7 @@ REQUESTS: Mapping[str, InferenceRequest] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds per call, less what reading the clock costs: the median and the 99th percentile of single calls."""
+    """Median and 99th percentile of single calls in microseconds, without the cost of reading the clock."""
 
     p50: float
     p99: float
@@ -36,7 +36,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What deciding costs for one request on one fleet, and the label of the rule that decides."""
+    """Cost of a decision for one request on one fleet, and the label of its rule."""
 
     instances: int
     request: str
@@ -45,13 +45,7 @@ class Figure:
 
 
 def figures(policy: Policy, vocabulary: Vocabulary, calls: int) -> Iterator[Figure]:
-    """The figures of a policy, by size and request.
-
-    Args:
-        policy: what decides.
-        vocabulary: what it reads.
-        calls: calls per figure, at least `ROUNDS`.
-    """
+    """The figures of a policy by size and request, each from *calls* calls, at least `ROUNDS`."""
     cursors = dict.fromkeys(policy.plan.keys, id_of(3))
     for size in SIZES:
         snapshot = fleet(size, (vocabulary.features[name] for name in policy.reads))
@@ -72,7 +66,7 @@ def id_of(ordinal: int) -> str:
 
 
 def fleet(size: int, features: Iterable[Feature], *, equal: bool = False) -> Snapshot:
-    """*size* instances of which one holds `HELD` tokens; loads random, or all equal. The same whenever it is made."""
+    """A reproducible fleet of *size* instances, one of which holds `HELD` tokens; loads are random, or all *equal*."""
     rng = random.Random(size)
     ids = [id_of(ordinal) for ordinal in range(size)]
     loads = [4 if equal else rng.randint(3, 6) for _ in ids]
@@ -80,7 +74,7 @@ def fleet(size: int, features: Iterable[Feature], *, equal: bool = False) -> Sna
 
 
 def _column(feature: Feature, ids: list[str], loads: list[int]) -> list[Any]:
-    """Cells of a feature: hits of one instance, loads on the feature's own scale, the rest as on a good day."""
+    """Cells of a feature: hits on one instance, loads on the feature's own scale, all healthy."""
     if feature.name == "id":
         return list(ids)
     if feature.kind is not Kind.NUMBER:
@@ -92,7 +86,7 @@ def _column(feature: Feature, ids: list[str], loads: list[int]) -> list[Any]:
 
 
 def costs(cells: Mapping[str, Callable[[], Any]], calls: int) -> dict[str, Cost]:
-    """What each cell costs, measured *calls* times."""
+    """The cost of each call, measured *calls* times."""
     overhead = _percentile(_times({"": lambda: None}, 4000)[""], 0.5)
     found = {}
     for name, times in _times(cells, calls).items():

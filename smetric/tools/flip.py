@@ -143,7 +143,7 @@ def _ends(decision: Decision, vocabulary: Vocabulary, word: Feature | RequestFie
 def _nearest(
     ask: Callable[[float], str], value: float, word: Feature | RequestField, ends: tuple[float, float], told: str
 ) -> Iterator[tuple[float, str]]:
-    """The nearest value above and the nearest below *value* at which the answer of *ask* is not *told*, and that answer."""
+    """The nearest values above and below *value* at which the answer of *ask* is not *told*, and these answers."""
     step = _SHARE_STEP if word.high <= 1 else _STEP
     for sign, end in ((1, ends[1]), (-1, ends[0])):
         last = math.ceil((end - value) * sign / step)  # the number of steps to the end

@@ -12,14 +12,13 @@ import pytest
 if TYPE_CHECKING:
     from smetric.policy.testing import Case, Suite
 
-
 _POLICY = ".policy"
-#: What a test starts with, in no string and behind no comment.
+#: The start of a test, outside strings and comments.
 _TEST = re.compile(rb'^(?:[^#"\n]|"[^"\n]*")*\btest\s*"', re.MULTILINE)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """A collector for a policy that has tests, in its file or in `NAME.test.policy` beside it."""
+    """Return a collector for a policy file with tests, `NAME.test.policy` included."""
     if file_path.suffix != _POLICY or not _has_tests(file_path):
         return None
     collector: pytest.Collector = PolicyTests.from_parent(parent, path=file_path)
@@ -77,7 +76,7 @@ class PolicyTest(pytest.Item):
 
 
 def _has_tests(path: Path) -> bool:
-    """Whether the text of a file has what a test starts with, wherever that stands."""
+    """Whether a file has the start of a test."""
     try:
         return _TEST.search(path.read_bytes()) is not None
     except OSError:
