@@ -81,7 +81,7 @@ def allowed(room: str) -> set[str]:
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down(module: str) -> None:
     room = room_of(module)
-    for line, name in imported(MODULES[module]):
+    for line, name in imported(MODULES[module], for_types=bool(room)):
         if name.split(".")[0] != "smetric" or not room_of(name):
             continue
         assert room, f"{MODULES[module]}:{line}: smetric/__init__.py imports nothing of the package"
@@ -127,6 +127,18 @@ def test_serving_loads_neither_laboratory_nor_tools() -> None:
     code = "import sys, smetric.cli.serve; print(*[name for name in sys.modules if name.startswith('smetric.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert {room_of(name) for name in done.stdout.split()} & {"lab", "tools", "doctor"} == set()
+
+
+def test_package_offers_its_names_and_loads_them_at_their_first_use() -> None:
+    code = """
+import sys, smetric
+print(*[name for name in sys.modules if name.startswith("smetric.")])
+print(smetric.load_policy("load_only").name, "smetric.app" in sys.modules, smetric.Decision, smetric.create_app)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    nothing, loaded = done.stdout.split("\n", 1)
+    assert nothing == ""
+    assert loaded.startswith("load_only False <class 'smetric.policy.decision.Decision'> <function create_app at ")
 
 
 def test_back_edge_is_refused() -> None:

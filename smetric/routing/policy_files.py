@@ -18,7 +18,8 @@ import structlog
 
 from smetric import policy as language
 from smetric.errors import ConfigError
-from smetric.files import read_regular
+from smetric.features import VOCABULARY
+from smetric.files import policy_path, read_regular
 from smetric.policy import Policy, PolicyError, Reader, Source, Vocabulary
 from smetric.policy.parser import MAX_BYTES
 
@@ -93,6 +94,25 @@ def further_tests(policy: Path) -> Source | None:
 def policy_of(path: Path) -> Path:
     """Return the policy file that *path* is, or whose tests it holds."""
     return path.with_name(path.name.removesuffix(_TESTS) + ".policy") if path.name.endswith(_TESTS) else path
+
+
+def load_policy(name: str, settings: Mapping[str, float | str | bool] | None = None) -> Policy:
+    """Return a policy, ready to decide on snapshots of the feature table.
+
+    Args:
+        name: a shipped policy, or the path of a policy file.
+        settings: values of its parameters.
+
+    Raises:
+        ConfigError: there is no such policy, or its file cannot be used.
+        PolicyError: it does not check.
+    """
+    path = policy_path(name)
+    try:
+        text = read_policy(path)
+    except OSError as error:
+        raise ConfigError(f"policy {path}: cannot be read: {error.strerror}") from error
+    return language.load(text, VOCABULARY, path=str(path), settings=settings, libraries=libraries_beside(path))
 
 
 class Origin(enum.StrEnum):
