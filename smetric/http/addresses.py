@@ -1,4 +1,4 @@
-"""Host names resolved: looked up anew every few seconds; the last good answer is kept while look-ups fail."""
+"""Addresses of a host name: resolved anew every few seconds, kept while the resolver fails, tried in turn."""
 
 from __future__ import annotations
 
@@ -15,27 +15,23 @@ import structlog
 
 from smetric.log_limit import LogLimit
 
-# Errors of connecting that say nothing of the instance: what was lacking was this process's own.
+log = structlog.get_logger("smetric.addresses")
 
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+#: Seconds an answer of the resolver is used, and how long a new one is waited for while there is an old one.
+TTL_S = 10.0
+PATIENCE_S = 0.25
+#: Addresses of a name that are tried.
+MAX_ADDRESSES = 8
+#: Errors that say nothing of the other side.
+_LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+_Connection = TypeVar("_Connection")
 
 
 def is_own_fault(error: OSError) -> bool:
-    """Whether a connection failed for want of a file descriptor, of memory or of a local port."""
-    return error.errno in _OURS
-
-
-# Where a host name leads: looked up anew every few seconds, the last good answer kept while look-ups fail.
-#
-# A number needs no look-up. How is connected is who connects' to say: requests, probes, scrapes.
-
-log = structlog.get_logger("smetric.addresses")
-
-#: Seconds an answer holds, and how long a new one is waited for while there is an old one.
-TTL_S = 10.0
-PATIENCE_S = 0.25
-#: Of all addresses of a name, this many are tried.
-MAX_ADDRESSES = 8
+    """Return whether a connect error was caused by local resource exhaustion: no file, memory or port left."""
+    return error.errno in _LOCAL_ERRORS
 
 
 def port_of(parts: SplitResult) -> int:
@@ -43,27 +39,15 @@ def port_of(parts: SplitResult) -> int:
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-_Connection = TypeVar("_Connection")
-
-
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses of *host* as the system's resolver gives them.
+    """Return the addresses of *host* by the system's resolver.
 
     Raises:
-        OSError: there are none, or nobody could be asked.
+        OSError: there are none, or the resolver fails.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # no name could look like this
+    except UnicodeError as error:
         raise OSError("not a host name") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -74,7 +58,6 @@ def resolve_unless(unfit: Callable[[str], str]) -> Resolve:
     Args:
         unfit: returns the reason why an address is no place for an instance, or an empty text.
     """
-
     limit = LogLimit()
 
     async def guarded(host: str, port: int) -> Sequence[str]:
@@ -82,8 +65,7 @@ def resolve_unless(unfit: Callable[[str], str]) -> Resolve:
         fit = [address for address in found if not unfit(address)]
         if found and not fit:
             if (kept_back := limit.passes(host)) is not None:
-                reason = unfit(found[0])
-                log.warning("smetric.instance.odd_address", host=host, reason=reason, kept_back=kept_back)
+                log.warning("smetric.instance.odd_address", host=host, reason=unfit(found[0]), kept_back=kept_back)
             raise OSError("the host name leads to addresses that are no place for an instance")
         return fit
 
@@ -94,9 +76,9 @@ class Addresses:
     """The addresses of one host.
 
     Args:
-        host: name or number.
-        port: only told to the resolver.
-        resolve: how names are looked up.
+        host: name or IP address.
+        port: passed to the resolver.
+        resolve: the resolver.
     """
 
     def __init__(self, host: str, port: int, resolve: Resolve = resolve) -> None:
@@ -106,13 +88,18 @@ class Addresses:
         self._looked_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None
         self._patient_until = 0.0
-        #: Where somebody answered last.
+        #: The address that accepted a connection last.
         self._preferred = ""
-        self._is_number = _is_address(host)
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            self._is_number = False
+        else:
+            self._is_number = True
         self._known: Sequence[str] = (host,) if self._is_number else ()
 
     async def find(self) -> Sequence[str]:
-        """The addresses, best first; at least one.
+        """Return the addresses, the preferred one first; at least one.
 
         Raises:
             OSError: the name could not be resolved, now or before.
@@ -121,7 +108,7 @@ class Addresses:
             return self._known
         loop = asyncio.get_running_loop()
         if not self._known or loop.time() - self._looked_at >= TTL_S:
-            # One look-up at a time for all who wait; one that nobody waits for any more still brings its answer.
+            # One look-up serves all callers, and goes on if all of them are cancelled.
             if self._looking is None:
                 self._looking = loop.create_task(self._look_up(), name=f"look up {self._host}")
                 self._patient_until = loop.time() + PATIENCE_S
@@ -133,10 +120,10 @@ class Addresses:
         return self._known
 
     async def connect(self, to: Callable[[str], Awaitable[_Connection]], within_s: float) -> _Connection:
-        """What *to* makes of the first address where somebody answers, within *within_s* seconds.
+        """Return the connection that *to* makes to the first address that accepts one, within *within_s* seconds.
 
         Raises:
-            OSError: nobody does, or the name could not be resolved; TimeoutError is one.
+            OSError: none accepts, or the name could not be resolved; TimeoutError is one.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
@@ -144,27 +131,24 @@ class Addresses:
             async with asyncio.timeout(within_s):
                 addresses = await self.find()
                 for nth, address in enumerate(addresses, 1):
-                    # An address that swallows packets must not take the time of those behind it.
+                    # An address that drops packets must leave time for those after it.
                     share = (deadline - loop.time()) / (len(addresses) - nth + 1)
                     try:
                         async with asyncio.timeout(share):
                             made = await to(address)
-                        self._prefer(address)
-                        return made
                     except OSError:
                         if nth == len(addresses):
                             raise
+                    else:
+                        if address != self._known[0]:
+                            self._preferred = address
+                            self._known = self._in_order(self._known)
+                        return made
                 raise AssertionError("there is at least one address")
         except OSError as error:
             if not isinstance(error, ssl.SSLError) and not is_own_fault(error):
-                self._looked_at = float("-inf")  # nobody answered: look the name up before the next connection
+                self._looked_at = float("-inf")  # resolve the name before the next connection
             raise
-
-    def _prefer(self, address: str) -> None:
-        """Somebody answered at *address*: try it before the others, one of which may swallow what is sent there."""
-        if address != self._known[0]:
-            self._preferred = address
-            self._known = self._in_order(self._known)
 
     def _in_order(self, known: Sequence[str]) -> Sequence[str]:
         return tuple(sorted(known, key=lambda address: address != self._preferred))
@@ -173,13 +157,13 @@ class Addresses:
         try:
             known = await self._resolve(self._host, self._port)
         except OSError:
-            known = ()  # the last good answer, if any, is better than none
+            known = ()  # the last good answer stays
         finally:
             self._looking = None
         self._known = self._in_order(known[:MAX_ADDRESSES]) or self._known
         self._looked_at = asyncio.get_running_loop().time()
 
     def close(self) -> None:
-        """Give up a look-up that is running."""
+        """Cancel a look-up that is running."""
         if self._looking is not None:
             self._looking.cancel()

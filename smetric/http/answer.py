@@ -1,4 +1,8 @@
-"""Answers of an instance on one keep-alive connection."""
+"""Connection to an instance: a request goes out, its answer comes in.
+
+An answer that is not plainly HTTP/1.x, framed in one way and of a bounded head, is refused, and a connection that did
+anything odd is never used again. Deadlines are the caller's; connections come from `upstream`.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,52 @@ import httptools
 
 from smetric.http.headers import MOST_DIGITS, Headers
 
-# What an instance answers, as it arrives: the head, then the pieces of the body that nobody has taken yet.
-#
-# What is not unmistakably HTTP/1.x, framed in one way only and of a bounded head, is refused. httptools reads the
-# bytes; the connection they come over is `wire.py`'s.
-
-#: Most bytes of an answer's head, and most bytes within its body that bring none of it (chunk extensions, trailers).
+#: Limit on the bytes of a head, and on bytes within a body that are not of it (chunk extensions, trailers).
 MAX_HEAD_BYTES = 64 * 1024
-#: Most header fields of an answer, those of interim answers (1xx) and trailers included.
+#: Limit on header fields, those of interim answers (1xx) and trailers included.
 MAX_FIELDS = 256
-#: What a piece of a body costs as an object, whatever its size.
+#: Bytes that a piece of a body takes as an object, beside its content.
 PIECE_OVERHEAD = 64
+#: Bytes of an answer that wait for the reader from which reading pauses, and bytes that are read at a time. A client
+#: that never reads holds less than four times as much, on both sides together.
+HIGH_BYTES = 32 * 1024
+READ_BYTES = 64 * 1024
+#: A body is handed to the socket in pieces of this size, so that other requests are served in between.
+WRITE_BYTES = 256 * 1024
+#: A body of at most this size is copied behind the head.
+JOIN_BYTES = 16 * 1024
+
+
+class UpstreamFailed(Exception):
+    """A request failed before any byte of its answer could be passed on.
+
+    `reason` is one of: connect_error (refused, unreachable, no name, no trusted certificate), connect_timeout,
+    exhausted (this process can open no more connections), closed (the connection ended), protocol (the answer was not
+    HTTP). The text of the cause is never shown to clients: it can quote bytes.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Unreachable(UpstreamFailed):
+    """No server accepts a connection, for now."""
+
+
+class AnswerBroken(Exception):
+    """An answer ended before it was complete."""
 
 
 class _Refused(Exception):
-    """Raised within the parser's callbacks to stop it."""
+    """Stops the parser from within its callbacks."""
 
 
 class Answer:
-    """One answer: its head, then its body piece by piece. `close` or `finish` must be called, whatever happens.
+    """Answer of an instance: its head, then its body piece by piece. `close` or `finish` must be called in the end.
 
     Args:
-        wire: over which it comes.
+        wire: the connection.
         is_head: the request's method is HEAD, so that the answer has no body.
     """
 
@@ -58,36 +86,34 @@ class Answer:
         "status",
     )
 
-    def __init__(self, wire: Wire, is_head: bool) -> None:
+    def __init__(self, wire: UpstreamConnection, is_head: bool) -> None:
         self._wire = wire
         self._is_head = is_head
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._field_bytes = self._field_count = 0
         self._has_length = self._is_chunked = self._is_interim = False
-        #: Bytes received since the last that belonged to a body.
+        #: Bytes received since the last byte of the body.
         self._unspent = 0
-        #: Finished or closed: the connection may be somebody else's.
+        #: Finished or closed: the connection may serve another request.
         self._is_over = False
         self.status = 0
         #: As received: order, case and duplicates kept.
         self.headers: Headers = []
-        #: What has come of the body since it was last read.
+        #: Pieces of the body that have not been read.
         self.pieces: list[bytes] = []
-        #: The head has come; all of the answer has come.
+        #: The head has arrived; the whole answer has arrived.
         self.has_head = self.is_done = False
-        #: By its framing and fields, another answer may follow on its connection.
+        #: By its framing and fields, the connection may be used again.
         self.is_reusable = False
-        #: No byte has come.
+        #: No byte has arrived.
         self.is_silent = True
-        #: Why no more will come, though it is not done: closed or protocol; empty while more may.
+        #: Why no more will arrive though it is not done, closed or protocol; empty while more may.
         self.reason = ""
-        #: Bytes that wait to be read, the cost of their objects included.
+        #: Bytes of the pieces, the overhead of their objects included.
         self.size = 0
 
-    # What is done with it.
-
     def take(self) -> bytes:
-        """What has arrived of the body since the last time; empty if nothing has."""
+        """Return what has arrived of the body since the last call; empty if nothing has."""
         pieces = self.pieces
         self.pieces = []
         self.size = 0
@@ -95,10 +121,10 @@ class Answer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read(self) -> Coroutine[Any, Any, bytes]:
-        """Whatever has arrived of the body; empty at its end.
+        """Wait for the next piece of the body and return it; empty at its end.
 
         Raises:
-            AnswerBroken: the connection ended or spoke nonsense in the middle.
+            AnswerBroken: the connection ended or broke HTTP within the body.
         """
         return self._wire.read(self)
 
@@ -119,28 +145,28 @@ class Answer:
 
     @property
     def is_whole(self) -> bool:
-        """All of it has come and been read."""
+        """It has arrived and been read to its end."""
         return self.is_done and not self.pieces
 
     def finish(self) -> None:
-        """The body was read to its end: the connection may serve another request."""
+        """Give the connection back after the body was read to its end."""
         if not self._is_over:
             self._is_over = True
             self._wire.finish(self)
 
     def close(self) -> None:
-        """Give the answer up: the connection is closed, which tells the engine to stop."""
+        """Close the connection, which makes the engine stop."""
         if not self._is_over:
             self._is_over = True
             self._wire.abort()
 
-    # What its connection does.
+    # From the connection
 
     def feed(self, data: bytes | memoryview) -> bool:
-        """Take in what has arrived; False when nothing more may come over this connection."""
+        """Parse *data*; returns False when the connection must close."""
         parser = self._parser
         if self.is_done or self.reason or parser is None:
-            return False  # bytes that nobody asked for, or the rest of nonsense
+            return False  # bytes after an answer, or after malformed ones
         self.is_silent = False
         size = self.size
         try:
@@ -157,46 +183,46 @@ class Answer:
         return True
 
     def end(self) -> None:
-        """The instance has closed its side in good order: that ends a body without a length."""
+        """Note the end of the instance's side, which ends a body without a length."""
         if self.has_head and not (self._has_length or self._is_chunked or self.reason):
             self.is_done = True
 
     def cut(self) -> None:
-        """No more will come: the connection is gone, or another request's."""
+        """Note that no more will arrive."""
         self._parser = None  # it refers back to this
         self.is_reusable = False
         if not self.is_done and not self.reason:
             self.reason = "closed"
 
-    # What the parser calls.
+    # From the parser
 
     def on_message_begin(self) -> None:
-        """An answer begins; there is to be one."""
+        """Begin the answer; refuse a second one."""
         if self.is_done:
             raise _Refused
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head or of the trailer section."""
+        """Read a field; trailer fields are dropped."""
         length = len(name)
         self._field_count = count = self._field_count + 1
         self._field_bytes = size = self._field_bytes + length + len(value)
         if count > MAX_FIELDS or size > MAX_HEAD_BYTES:
             raise _Refused
         if self.has_head:
-            return  # a trailer; these are dropped
+            return
         self.headers.append((name, value))
         if length == 14 and name.lower() == b"content-length":
             if len(value) > MOST_DIGITS:
                 raise _Refused
             self._has_length = True
         elif length == 17 and name.lower() == b"transfer-encoding":
-            # Nobody asked for any other coding, and a second one would have to be undone.
+            # No other coding was asked for, and a second one would have to be undone.
             if self._is_chunked or value.strip().lower() != b"chunked":
                 raise _Refused
             self._is_chunked = True
 
     def on_headers_complete(self) -> None:
-        """The head has come, or that of an interim answer."""
+        """End the head, or that of an interim answer."""
         parser = self._parser
         assert parser is not None
         status, version = parser.get_status_code(), parser.get_http_version()
@@ -214,7 +240,7 @@ class Answer:
             self.is_reusable = parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
+        """Read a piece of the body."""
         if self.is_done:
             raise _Refused
         self.pieces.append(data)
@@ -222,7 +248,7 @@ class Answer:
         self._unspent = 0
 
     def on_message_complete(self) -> None:
-        """The answer, or an interim one, is complete."""
+        """End the answer, or an interim one."""
         if self._is_interim:
             self._is_interim = False
         elif not self.is_done:
@@ -231,52 +257,15 @@ class Answer:
             self.is_reusable = self._parser.should_keep_alive()
 
 
-# One keep-alive connection to an instance: a request goes out over it, in pieces, and its answer comes in.
-#
-# A connection that did anything odd is never used again. What comes is read by `answer.py`; where connections come from
-# and wait between requests is `pool.py`; deadlines are the caller's.
-
-#: Reading pauses while this much of an answer waits for its reader, and so much is read at a time: a client that never
-#: reads holds less than four times as much, on both sides together.
-HIGH_BYTES = 32 * 1024
-READ_BYTES = 64 * 1024
-#: A body is handed to the socket in pieces of this size, so that other requests are served in between.
-WRITE_BYTES = 256 * 1024
-#: A body of at most this size is cheaper to copy behind the head than to write apart.
-JOIN_BYTES = 16 * 1024
-
-
-class UpstreamFailed(Exception):
-    """A request to an instance failed before any byte of its answer could be passed on.
-
-    `reason` is one of: connect_error (refused, unreachable, no name, no trusted certificate), connect_timeout,
-    exhausted (this process can open no more connections), closed (the connection ended), protocol (what came was not
-    HTTP). The cause's text is never shown to clients: it can quote bytes.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Unreachable(UpstreamFailed):
-    """Nobody answers there, for now."""
-
-
-class AnswerBroken(Exception):
-    """An answer ended before it was complete."""
-
-
-class Wire(asyncio.BufferedProtocol):
-    """A connection that carries one request at a time.
+class UpstreamConnection(asyncio.BufferedProtocol):
+    """Keep-alive connection to an instance, with one request at a time.
 
     Args:
-        loop: where it lives.
-        just_read: `READ_BYTES` for what has just been read; all connections of a loop share them, as what has been read
-            is fed on before anything else is read.
-        on_made: told when it is established.
-        on_idle: told when it may carry another request.
-        on_lost: told when it has ended.
+        loop: the event loop.
+        just_read: buffer of `READ_BYTES`, shared by the connections of a loop: it is parsed before the next read.
+        on_made: called when the connection is established.
+        on_idle: called when it may serve another request.
+        on_lost: called when it has ended.
     """
 
     __slots__ = (
@@ -303,9 +292,9 @@ class Wire(asyncio.BufferedProtocol):
         self,
         loop: asyncio.AbstractEventLoop,
         just_read: memoryview,
-        on_made: Callable[[Wire], None],
-        on_idle: Callable[[Wire], None],
-        on_lost: Callable[[Wire], None],
+        on_made: Callable[[UpstreamConnection], None],
+        on_idle: Callable[[UpstreamConnection], None],
+        on_lost: Callable[[UpstreamConnection], None],
     ) -> None:
         self._loop = loop
         self._just_read = just_read
@@ -319,27 +308,25 @@ class Wire(asyncio.BufferedProtocol):
         self._poll = select.poll()
         self._unsent: memoryview | None = None
         self._is_congested = self._is_paused = self._is_lost = False
-        #: It must not carry another request.
+        #: It must not be used again.
         self._is_spoilt = False
-        #: To the request that is under way, None while there is none.
+        #: Answer to the request that is under way.
         self.answer: Answer | None = None
         #: Seconds on the loop's clock.
         self.born_at = loop.time()
         self.idle_since = 0.0
 
-    # What the pool and the answer do with it.
-
     def is_fresh(self) -> bool:
-        """Still open, and nothing has come that nobody asked for, neither bytes nor its end."""
+        """Return whether it is open and nothing has arrived since it was idle, neither bytes nor its end."""
         return not self._is_lost and not self._poll.poll(0)
 
     async def ask(self, answer: Answer, head: bytes, body: bytes | None) -> Answer:
-        """Send a request and wait for the head of its *answer*; the connection is given up where none comes.
+        """Send a request and wait for the head of its *answer*; without one the connection is closed.
 
         Args:
-            answer: what is to come.
+            answer: the answer.
             head: request line and fields, with the empty line.
-            body: what follows; None for nothing.
+            body: the body, or None.
 
         Raises:
             UpstreamFailed: closed or protocol.
@@ -371,11 +358,7 @@ class Wire(asyncio.BufferedProtocol):
         return answer
 
     async def read(self, answer: Answer) -> bytes:
-        """Whatever has arrived of the body; empty at its end.
-
-        Raises:
-            AnswerBroken: the connection ended or spoke nonsense in the middle.
-        """
+        """Wait for the next piece of the body and return it; as of `Answer.read`."""
         while not answer.pieces:
             if answer.is_done:
                 return b""
@@ -405,14 +388,14 @@ class Wire(asyncio.BufferedProtocol):
                 return False
 
     def taken(self) -> None:
-        """What had come of the answer has been taken."""
+        """Read on, now that the answer's pieces have been taken."""
         if self._is_paused and not self._is_lost:
             assert self._transport is not None
             self._is_paused = False
             self._transport.resume_reading()
 
     def finish(self, answer: Answer) -> None:
-        """The *answer* has been read to its end; keep the connection if it may be kept."""
+        """Keep the connection, after *answer* was read to its end, if it may be used again."""
         transport = self._transport
         assert transport is not None
         is_sent = self._unsent is None and not transport.get_write_buffer_size()
@@ -423,7 +406,7 @@ class Wire(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, whatever is still on its way."""
+        """Close at once."""
         self._unsent = None
         self._is_paused = False
         self._is_spoilt = True
@@ -432,7 +415,7 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _let_go(self) -> None:
-        """No more of an answer will come; it refers back to this."""
+        """Detach the answer, which refers back to this."""
         if self.answer is not None:
             self.answer.cut()
             self.answer = None
@@ -444,10 +427,10 @@ class Wire(asyncio.BufferedProtocol):
             if not waiter.done():
                 waiter.set_result(None)
 
-    # The way out.
+    # Writing
 
     def _push(self) -> None:
-        """Hand over what the socket takes of the body."""
+        """Write what the socket takes of the body."""
         assert self._transport is not None
         while self._unsent is not None and not self._is_congested:
             piece, rest = self._unsent[:WRITE_BYTES], self._unsent[WRITE_BYTES:]
@@ -455,28 +438,28 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.write(piece)
 
     def pause_writing(self) -> None:
-        """The transport holds enough."""
+        """Note that the transport takes no more."""
         self._is_congested = True
 
     def resume_writing(self) -> None:
-        """The transport takes more."""
+        """Note that the transport takes more."""
         self._is_congested = False
         self._push()
 
-    # The way in.
+    # Reading
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._on_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to read to."""
+        """Return the buffer to read into."""
         return self._just_read
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on what has arrived, and wake who waits."""
+        """Parse what has arrived and wake the task that waits for it."""
         answer = self.answer
         if answer is None or not answer.feed(self._just_read[:nbytes]):
             self.abort()
@@ -490,7 +473,7 @@ class Wire(asyncio.BufferedProtocol):
         if answer is None:
             return
         if answer.status >= 400 and self._unsent is not None:
-            # It has been refused: what is left need not be sent, and so no other request can follow.
+            # The request is refused: the rest of it is not sent, and no other request can follow.
             self._unsent = None
             self._is_spoilt = True
         if answer.has_head or answer.reason:
@@ -510,7 +493,7 @@ class Wire(asyncio.BufferedProtocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """The instance sends no more: nobody waits until it has taken what is still to be sent to it."""
+        """Close; what is still to be sent is dropped."""
         if self.answer is not None:
             self.answer.end()
         assert self._transport is not None

@@ -14,12 +14,12 @@ _FILES = "/proc/self/fd"
 _CGROUP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PAGE_BYTES = resource.getpagesize()
-#: Where version 1 of cgroups means "no limit" it says a number near 2**63.
+#: cgroups v1 writes a number near 2**63 for "no limit".
 _NO_LIMIT = 1 << 60
 
 
 def resident_bytes() -> int | None:
-    """Memory that this process has resident."""
+    """Return the resident memory of this process; None if unknown."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except OSError:
@@ -27,26 +27,26 @@ def resident_bytes() -> int | None:
 
 
 def open_files() -> int | None:
-    """How many files this process has open."""
+    """Return the number of open files; None if unknown."""
     try:
-        # Since Linux 6.2 the folder's size is their number; before, it is 0 and they must be counted.
+        # Since Linux 6.2 the size of the folder is their number; before it is 0.
         return os.stat(_FILES).st_size or len(os.listdir(_FILES))
     except OSError as error:
-        return most_files() if error.errno == errno.EMFILE else None  # none is left to count with
+        return most_files() if error.errno == errno.EMFILE else None  # no file is left to count with
 
 
 def most_files() -> int:
-    """How many files it may have open."""
+    """Return the limit on open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def memory_limit(root: Path = _CGROUPS, own: Path = _CGROUP) -> int | None:
-    """The memory that this process's container allows; None where there is no limit.
+    """Return the memory limit of this process's container; None if there is none.
 
     Args:
         root: where cgroups are mounted.
-        own: the file that says in which of them this process is.
+        own: the file that names the cgroups of this process.
     """
     limits = []
     for file in _limit_files(root, own):
@@ -60,7 +60,7 @@ def memory_limit(root: Path = _CGROUPS, own: Path = _CGROUP) -> int | None:
 
 
 def _limit_files(root: Path, own: Path) -> list[Path]:
-    """Where limits may stand: of this process's group, of those around it, and of the container's root."""
+    """Return the files of limits: of this process's cgroup, of those around it, and of the container's root."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def _limit_files(root: Path, own: Path) -> list[Path]:
 
 
 def give_back() -> None:
-    """Return memory that is free within this process to the system, where the C library can (glibc)."""
+    """Return free memory of this process to the system, if the C library can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,7 @@
-"""Header fields that pass, in either direction."""
+"""Header fields that pass, in either direction, and the types of ASGI.
+
+End-to-end fields pass as they came: in order, duplicates kept.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ from typing import Any
 
 from smetric.errors import HttpError
 
-# Which header fields pass, in either direction: end-to-end ones, as they came, in order, duplicates kept.
-
 Headers = list[tuple[bytes, bytes]]
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: RFC 9110 §7.6.1, and what belongs to one connection in practice.
+#: Fields of one connection: RFC 9110 §7.6.1, and others in practice.
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -27,26 +33,26 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-#: Set anew for the upstream request; trace context goes upstream as ours.
+#: Fields that the router sets itself in the upstream request; the trace context is its own.
 OURS = frozenset({b"host", b"content-length", b"traceparent", b"tracestate", b"baggage"})
 NOT_FORWARDED = HOP_BY_HOP | OURS
-#: What gateways and this router tell each other; from a client it is a forgery.
+#: Fields between gateways and this router; from a client they are forged.
 RESERVED = (b"x-smetric-", b"x-gateway-destination-endpoint")
-#: The routers that a request has passed, so that it does not go round in circles; most of them in a row.
+#: The field that lists the routers a request has passed, and the limit on their number: a loop is detected.
 VIA = b"x-smetric-via"
 MOST_ROUTERS = 8
-#: A Content-Length of more digits is no number: parsers skip zeros before it, and Python converts no thousands of them.
+#: Limit on the digits of a Content-Length: parsers skip leading zeros, and Python refuses thousands of digits.
 MOST_DIGITS = 20
 
 
 def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> Headers:
-    """The client's header fields that go to the instance; names are lower-case as ASGI gives them.
+    """Return the client's header fields that go to the instance, with the routers passed, *router* last.
 
-    Fields that only the router may set are dropped: `x-smetric-…`, with underscores too, which some servers take for
-    dashes. One is added: the routers passed, the one called *router* last.
+    Names are lower-case, as ASGI has them. Fields that only the router may set are dropped: `x-smetric-…`, also with
+    underscores, which some servers read as dashes.
 
     Raises:
-        HttpError: 508, the request has been here before, or has passed too many routers.
+        HttpError: 508, the request has passed this router before, or too many routers.
     """
     passed: Headers = []
     passed_by: list[bytes] = []
@@ -56,7 +62,7 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
         if name in NOT_FORWARDED:
             if name == b"connection":
                 named = {*named, *_named(value)}
-        elif name >= b"x" and name.replace(b"_", b"-").startswith(RESERVED):  # few names come so late
+        elif name >= b"x" and name.replace(b"_", b"-").startswith(RESERVED):
             if name == VIA:
                 passed_by += value.replace(b" ", b"").split(b",")
         else:
@@ -74,13 +80,13 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], router: bytes) -> H
 
 
 def with_key(headers: Headers, key: str) -> Headers:
-    """*headers* with the instance's own *key* in place of what the client showed."""
+    """Return *headers* with the instance's *key* in place of the client's credentials."""
     kept = [field for field in headers if field[0] not in (b"authorization", b"x-api-key")]
     return [*kept, (b"authorization", b"Bearer " + key.encode())]
 
 
 def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The instance's header fields that go to the client; names are lower-cased, values and order kept."""
+    """Return the instance's header fields that go to the client; names are lower-cased, values and order kept."""
     passed: Headers = []
     named: Collection[bytes] = ()
     for given, value in received:
@@ -94,7 +100,7 @@ def response_headers(received: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
-    """The first value of *name* (lower-case), or None."""
+    """Return the first value of *name*, in lower case, or None."""
     for key, value in headers:
         if key == name:
             return value
@@ -102,12 +108,12 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 
 def breaks_out(text: bytes) -> bool:
-    """Whether *text*, a line of a head or several put together, holds what would end a line or a string for others."""
-    return 10 in text or 13 in text or 0 in text  # numbers: a search for bytes costs ten times as much
+    """Return whether *text*, one or more lines of a head, holds a line break or a NUL."""
+    return 10 in text or 13 in text or 0 in text
 
 
 def _named(connection: bytes) -> Collection[bytes]:
-    """Fields that a Connection header names; keep-alive and close, by far the commonest, name none."""
+    """Return the fields that a Connection header names."""
     value = connection.lower()
     return () if value in (b"keep-alive", b"close") else {token.strip() for token in value.split(b",")}
 
@@ -121,12 +127,3 @@ def retry_fields(error: HttpError) -> list[tuple[bytes, bytes]]:
         return []
     seconds = max(0.0, error.retry_after_s)  # a policy may compute it: `retry 2s - req.held`
     return [(b"retry-after", b"%d" % max(1, round(seconds))), (b"retry-after-ms", b"%d" % round(1000 * seconds))]
-
-
-# The five shapes of ASGI, named once.
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""TLS of a listener."""
+"""TLS of a listener: certificate, its reload, handshakes under way."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = structlog.get_logger("smetric.tls")
 
 
 class Tls:
-    """How a listener speaks TLS: 1.2 and later, HTTP/1.1 only.
+    """Certificate of a listener that speaks TLS 1.2 or later and HTTP/1.1.
 
     Args:
-        cert_file: the certificate and those that vouch for it, in PEM.
-        key_file: its key; empty: that is in *cert_file* too.
+        cert_file: the certificate and its chain, in PEM.
+        key_file: its key; empty if *cert_file* holds that too.
 
     Raises:
         ConfigError: certificate or key cannot be used.
@@ -37,26 +37,26 @@ class Tls:
 
     @property
     def folders(self) -> set[Path]:
-        """Where the files are."""
+        """Folders of the files."""
         return {file.parent for file in self._files}
 
     def handshakes(self) -> int:
-        """How many connections have not shaken hands yet."""
+        """Return the number of handshakes under way."""
         return len(self._handshakes)
 
     def context(self, has_room: Callable[[], bool]) -> ssl.SSLContext:
-        """What an event loop is given; a connection for which *has_room* says no is closed before it shakes hands."""
+        """Return the context for an event loop; connections are closed before their handshake if not *has_room*."""
         return _Front(self, has_room)
 
     def begin(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
-        """A connection, by the certificate that is in force."""
+        """Begin a connection with the current certificate."""
         handshake = cast(Handshake, self._acting.wrap_bio(incoming, outgoing, server_side=True))
         handshake.under_way = self._handshakes
         self._handshakes.add(handshake)
         return handshake
 
     def refresh(self) -> None:
-        """Read the files again if they have changed. While they cannot be used, what was read before stays in force."""
+        """Read the files again if they have changed; the old certificate stays if they cannot be used."""
         state = self._state()
         if state == self._seen:
             return
@@ -69,7 +69,7 @@ class Tls:
             log.info("smetric.tls.reloaded", cert_file=self._cert_file)
 
     def _state(self) -> list[tuple[int, int, int]] | None:
-        """Of the files; None while one of them is not there."""
+        """Return the state of the files; None while one is missing."""
         try:
             return [state_of(file) for file in self._files]
         except OSError:
@@ -97,18 +97,18 @@ class Tls:
 
 
 class Handshake(ssl.SSLObject):
-    """The TLS of one connection. It is under way until it has succeeded, or the connection is no more."""
+    """TLS of one connection; its handshake is under way until it succeeds or the connection ends."""
 
     under_way: weakref.WeakSet[Handshake]
 
     def do_handshake(self) -> None:
-        """Go on with it as far as what has come allows; raises where more must come."""
+        """Continue with what has arrived; raises if more is needed."""
         super().do_handshake()
         self.under_way.discard(self)
 
 
 class _Front(ssl.SSLContext):
-    """What event loops take for the context of all connections: each is begun by the certificate in force then."""
+    """Context of an event loop that begins each connection with the certificate that is current then."""
 
     _tls: Tls
     _has_room: Callable[[], bool]
@@ -130,7 +130,7 @@ class _Front(ssl.SSLContext):
         """Begin a connection.
 
         Raises:
-            ssl.SSLError: there are too many; the event loop closes it without a word.
+            ssl.SSLError: there are too many; the event loop closes it.
         """
         if not self._has_room():
             raise ssl.SSLError("too many connections")
@@ -138,5 +138,5 @@ class _Front(ssl.SSLContext):
 
 
 def _no_password() -> str:
-    """Asked for where a key is encrypted; the library would ask the terminal."""
+    """Refuse an encrypted key; OpenSSL would ask the terminal."""
     raise ValueError("the key is encrypted")

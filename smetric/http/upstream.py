@@ -1,4 +1,8 @@
-"""Client side of the proxy: connections to one instance."""
+"""HTTP client for instances: pooled keep-alive connections, the request's framing, one safe resend.
+
+`Upstream.send` returns an `Answer`. Deadlines for it, and the choice of another instance, are the caller's. There are
+no redirects, cookies or proxies of the environment, and nothing is decoded.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +16,39 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from smetric.http.addresses import Addresses, Resolve, is_own_fault, port_of, resolve
-from smetric.http.answer import READ_BYTES, Answer, Unreachable, UpstreamFailed, Wire
+from smetric.http.answer import READ_BYTES, Answer, Unreachable, UpstreamConnection, UpstreamFailed
 from smetric.http.headers import Headers, breaks_out, with_key
 
-# The connections to one instance: made with a deadline, kept while idle for a few seconds, replaced when old.
-#
-# What goes over them is `wire.py`'s; when a request is sent once more is `upstream.py`'s.
-
-#: Seconds an idle connection is kept. Engines on uvicorn close theirs after exactly 5.
+#: Seconds an idle connection is kept. Engines on uvicorn close theirs after 5.
 KEEPALIVE_S = 3.0
-#: Seconds of silence after which the system asks whether the other host is there, seconds between two times it asks,
-#: and how many times: one that has lost its power or its network is as silent as one in a long prefill.
-ASKED_AFTER_S, ASKED_EVERY_S, ASKED_TIMES = 10, 5, 3
-#: Seconds after which a connection is replaced: it pins the address it was made to, whatever the name says by then.
+#: TCP keep-alive: seconds of silence before the first probe, seconds between probes, probes. A host without power or
+#: network is as silent as one in a long prefill.
+PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 10, 5, 3
+#: Seconds after which a connection is replaced, as its host name may lead elsewhere by then.
 LIFE_S = 300.0
+#: Methods that announce the lack of a body; some servers wait for one otherwise.
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_SPACE = 0x20
 
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """Seconds: how long a connection is kept idle, and after which it is replaced however busy."""
+    """Limits on the age of a connection in seconds: idle, and since it was made."""
 
     idle_s: float = KEEPALIVE_S
     life_s: float = LIFE_S
 
 
 class Pool:
-    """The connections to one instance. Made within the loop that uses it.
+    """Connections to one instance. Made within the event loop that uses it.
 
     Args:
-        url: the instance's base address.
-        connect_timeout_s: bound on looking up its name, connecting and TLS together.
-        ages: bounds on a connection's age.
-        resolve: how its name is looked up.
-        tls: the context for https; called once, for the first connection that needs it.
-        just_read: what all connections of the loop read into.
+        url: base address of the instance.
+        connect_timeout_s: timeout of the name's resolution, the connection and TLS together.
+        ages: limits on the age of connections.
+        resolve: resolver.
+        tls: returns the context for https; called for the first connection that needs it.
+        just_read: buffer that all connections of the loop read into.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Pool:
         self._host = parts.hostname
         self._is_tls = parts.scheme == "https"
         self._port = port_of(parts)
-        #: What the Host field says.
+        #: Value of the Host field.
         self.authority = parts.netloc.encode("ascii")
         self._connect_timeout_s = connect_timeout_s
         self._ages = ages
@@ -71,14 +74,14 @@ class Pool:
         self._just_read = just_read
         self._loop = asyncio.get_running_loop()
         self.addresses = Addresses(self._host, self._port, resolve)
-        self._wires: set[Wire] = set()
-        #: Those without a request, the longest idle first.
-        self._idle: list[Wire] = []
+        self._wires: set[UpstreamConnection] = set()
+        #: Connections without a request, the longest idle first.
+        self._idle: list[UpstreamConnection] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def reuse(self) -> Wire | None:
-        """The connection that was used last, if one is fit for another request."""
+    def reuse(self) -> UpstreamConnection | None:
+        """Return the connection that was used last, if any can serve another request."""
         now = self._loop.time()
         while self._idle:
             wire = self._idle.pop()
@@ -87,13 +90,13 @@ class Pool:
             wire.abort()
         return None
 
-    async def connect(self) -> Wire:
-        """A new connection.
+    async def connect(self) -> UpstreamConnection:
+        """Return a new connection.
 
         Raises:
             Unreachable: connect_error or connect_timeout.
-            UpstreamFailed: connect_error where TLS could not be agreed on; exhausted where this process can open no
-                more connections; closed if this pool is.
+            UpstreamFailed: connect_error if TLS fails; exhausted if this process can open no more connections; closed
+                if the pool is.
         """
         if self._is_closed:
             raise UpstreamFailed("closed")
@@ -102,13 +105,13 @@ class Pool:
         except TimeoutError as error:
             raise Unreachable("connect_timeout") from error
         except ssl.SSLError as error:
-            raise UpstreamFailed("connect_error") from error  # no matter of waiting
+            raise UpstreamFailed("connect_error") from error  # waiting does not help
         except OSError as error:
             if is_own_fault(error):
                 raise UpstreamFailed("exhausted") from error
             raise Unreachable("connect_error") from error
 
-    async def _connect(self, address: str) -> Wire:
+    async def _connect(self, address: str) -> UpstreamConnection:
         tls = self._tls() if self._is_tls else None
         name = self._host if self._is_tls else None
         transport, wire = await self._loop.create_connection(
@@ -117,13 +120,13 @@ class Pool:
         _notice_silence(transport.get_extra_info("socket"))
         return wire
 
-    def _wire(self) -> Wire:
-        return Wire(self._loop, self._just_read, self._made, self._idled, self._lost)
+    def _wire(self) -> UpstreamConnection:
+        return UpstreamConnection(self._loop, self._just_read, self._made, self._idled, self._lost)
 
-    def _made(self, wire: Wire) -> None:
+    def _made(self, wire: UpstreamConnection) -> None:
         self._wires.add(wire)
 
-    def _idled(self, wire: Wire) -> None:
+    def _idled(self, wire: UpstreamConnection) -> None:
         now = self._loop.time()
         if now - wire.born_at >= self._ages.life_s:
             wire.abort()
@@ -133,7 +136,7 @@ class Pool:
         if self._sweep is None:
             self._sweep = self._loop.call_at(now + self._ages.idle_s, self._drop_old)
 
-    def _lost(self, wire: Wire) -> None:
+    def _lost(self, wire: UpstreamConnection) -> None:
         self._wires.discard(wire)
         if wire in self._idle:
             self._idle.remove(wire)
@@ -147,7 +150,7 @@ class Pool:
             self._sweep = self._loop.call_at(self._idle[0].idle_since + self._ages.idle_s, self._drop_old)
 
     def close(self) -> None:
-        """Close all connections, busy ones too, and make no more."""
+        """Close all connections, and make no more."""
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -157,28 +160,17 @@ class Pool:
 
 
 def _notice_silence(sock: socket.socket) -> None:
-    """Have the system end the connection of *sock* when its other end acknowledges nothing any more."""
+    """Have the system end the connection of *sock* when the other host acknowledges nothing any more."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    longest_ms = 1000 * (ASKED_AFTER_S + ASKED_EVERY_S * ASKED_TIMES)
+    longest_ms = 1000 * (PROBE_AFTER_S + PROBE_EVERY_S * PROBES)
     for name, value in (
-        ("TCP_KEEPIDLE", ASKED_AFTER_S),
-        ("TCP_KEEPINTVL", ASKED_EVERY_S),
-        ("TCP_KEEPCNT", ASKED_TIMES),
-        ("TCP_USER_TIMEOUT", longest_ms),  # while what was sent is not acknowledged, nothing is asked
+        ("TCP_KEEPIDLE", PROBE_AFTER_S),
+        ("TCP_KEEPINTVL", PROBE_EVERY_S),
+        ("TCP_KEEPCNT", PROBES),
+        ("TCP_USER_TIMEOUT", longest_ms),  # there are no probes while data is unacknowledged
     ):
-        if (option := getattr(socket, name, None)) is not None:  # not all systems have all of them
+        if (option := getattr(socket, name, None)) is not None:  # some systems lack some
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-# The client side of the proxy, behind a seam of two classes: `Upstream.send` gives an `Answer`.
-#
-# The one safe resend and the request's framing are here; connections are `pool.py`'s and what comes over them
-# `wire.py`'s. Deadlines for the first byte and between pieces are the caller's, as is the choice of another instance.
-# Nothing is followed or remembered: no redirects, no cookies, no proxies of the environment, no decoding.
-
-#: Methods whose lack of a body is told: some servers wait for one otherwise.
-WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_SPACE = 0x20
 
 
 class Secret(Protocol):
@@ -202,12 +194,12 @@ class Destination(Protocol):
 
 
 class Upstream:
-    """Sends requests to instances over pooled connections.
+    """HTTP client with a pool of connections to each instance.
 
     Args:
-        connect_timeout_s: bound on establishing a connection.
-        ages: how long connections are kept.
-        resolve: how names are looked up.
+        connect_timeout_s: timeout of establishing a connection.
+        ages: limits on the age of connections.
+        resolve: resolver.
     """
 
     def __init__(self, *, connect_timeout_s: float = 2.0, ages: Ages | None = None, resolve: Resolve = resolve) -> None:
@@ -215,7 +207,7 @@ class Upstream:
         self._ages = ages or Ages()
         self._resolve = resolve
         self._tls = cache(_tls)
-        #: By base address; as many as there are instances.
+        #: By base address.
         self._pools: dict[str, Pool] = {}
         self._just_read = memoryview(bytearray(READ_BYTES))
 
@@ -230,19 +222,19 @@ class Upstream:
     ) -> Answer:
         """Send a request and wait for the head of its answer.
 
-        A reused connection that dies before any byte of the answer is the race every keep-alive client loses now and
-        then; the request is sent once more, on a fresh connection.
+        If a reused connection ends before any byte of the answer, the server had closed it at the same time. The
+        request is then sent once more, on a new connection.
 
         Args:
-            destination: where to.
+            destination: the instance.
             method: HTTP method.
-            target: path and query as they came, still encoded.
-            headers: end-to-end headers; Host and Content-Length are set here.
+            target: path and query, still encoded.
+            headers: end-to-end fields; Host and Content-Length are set here.
             body: the whole body, or None.
-            on_resend: told when the request is sent once more.
+            on_resend: called when the request is sent once more.
 
         Raises:
-            UpstreamFailed: no answer came.
+            UpstreamFailed: there is no answer.
         """
         pool = self._pools.get(destination.url) or self._open(destination.url)
         if destination.key is not None:
@@ -283,11 +275,10 @@ class Upstream:
 
 
 def request_head(authority: bytes, method: str, target: bytes, headers: Headers, body: bytes | None) -> bytes:
-    """The head of a request, the empty line included.
+    """Return the head of a request, with the empty line.
 
     Raises:
-        UpstreamFailed: protocol: a value holds a line break or the target a space, which would let it say more than it
-            may. Servers refuse such requests; this does not rely on it.
+        UpstreamFailed: protocol: a field holds a line break, or the target a space.
     """
     lines = [b"%b %b HTTP/1.1" % (method.encode("ascii"), target), b"Host: " + authority]
     lines += map(b": ".join, headers)
@@ -302,7 +293,7 @@ def request_head(authority: bytes, method: str, target: bytes, headers: Headers,
 
 
 def _tls() -> ssl.SSLContext:
-    """Certificates and names are verified, against the system's authorities or those of SSL_CERT_FILE."""
+    """Return a context that verifies certificates and names, by the system's authorities or those of SSL_CERT_FILE."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

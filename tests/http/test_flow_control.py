@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smetric.http.answer import HIGH_BYTES, READ_BYTES, WRITE_BYTES, Answer, AnswerBroken, Wire
+from smetric.http.answer import HIGH_BYTES, READ_BYTES, WRITE_BYTES, Answer, AnswerBroken, UpstreamConnection
 from smetric.http.connection import HIGH_WATER, Connection
 from smetric.http.headers import App, Receive, Scope, Send
 from smetric.http.transaction import Timer
@@ -40,7 +40,7 @@ class Pipe:
         self._held = 0
         self._protocol: Any = None
 
-    def join(self, protocol: Connection | Wire) -> None:
+    def join(self, protocol: Connection | UpstreamConnection) -> None:
         self._protocol = protocol
         protocol.connection_made(cast(asyncio.Transport, self))
 
@@ -170,7 +170,7 @@ def test_every_answer_of_an_instance_ends_for_its_reader(
     async def run() -> None:
         pipe = Pipe()
         just_read = memoryview(bytearray(READ_BYTES))
-        wire = Wire(asyncio.get_running_loop(), just_read, lambda _: None, lambda _: None, lambda _: None)
+        wire = UpstreamConnection(asyncio.get_running_loop(), just_read, lambda _: None, lambda _: None, lambda _: None)
         pipe.join(wire)
         expected = b"".join(b"%c" % (65 + nth) * size for nth, size in enumerate(pieces))
 

@@ -18,7 +18,7 @@ from smetric.fleet.instance import Instance
 from smetric.http import addresses
 from smetric.http.answer import HIGH_BYTES, Answer, AnswerBroken, Unreachable, UpstreamFailed
 from smetric.http.headers import Headers
-from smetric.http.upstream import ASKED_AFTER_S, Ages, Upstream, request_head
+from smetric.http.upstream import PROBE_AFTER_S, Ages, Upstream, request_head
 from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
 from tests.resolver import Resolver
 
@@ -516,7 +516,7 @@ async def test_a_host_that_has_gone_dark_is_found_out_while_its_answer_is_waited
         asking = asyncio.create_task(client.ask())
         port = urlsplit(client.engine.url).port or 0
         await until(lambda: asked_in(port) is not None)
-        assert (asked_in(port) or 0.0) <= ASKED_AFTER_S
+        assert (asked_in(port) or 0.0) <= PROBE_AFTER_S
         asking.cancel()
 
 
