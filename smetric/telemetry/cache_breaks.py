@@ -1,24 +1,47 @@
-"""Breaks of prefix caches."""
+"""Breaks of prefix caches: the first part of a prompt that its client did not continue as it was.
+
+Each answered request is compared with the one before it in its conversation, by hashes of parts. A difference counts
+only where the cache hit fell short of the carried history because of it. So parallel conversations, evictions and
+requests served elsewhere are no breaks.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import xxhash
+from cachetools import LRUCache
 
 from smetric.fleet.instance import Instance
 from smetric.request.parts import Kind, Parts, divergence
 from smetric.request.request import InferenceRequest
 
-# Kinds of clients, from a closed list, by the product that a User-Agent begins with.
+#: Conversations remembered, those of one session or with one beginning, and parts of all of them together (29 bytes
+#: each). The conversation served longest ago is forgotten.
+MAX_TRAILS = 4096
+MAX_ALIKE = 8
+MAX_PARTS = 1 << 19
+#: Causes told apart; the cause seen longest ago is forgotten. Messages beyond this place are one place.
+MAX_CAUSES = 256
+MAX_PLACES = 16
+#: A hit falls short by more than this share of what was expected, and by more than this share of the prompt.
+SHORT_OF_EXPECTED = 0.05
+SHORT_OF_PROMPT = 0.02
+#: A hit may end this share of the prompt behind the part that broke it: lengths are estimated, caches hold blocks.
+SLACK = 0.1
 
-#: What every client becomes that is not in the list, and one that does not say.
+#: Kinds of messages by which a conversation without a session is found.
+_FIRSTS = (Kind.USER, Kind.ASSISTANT)
+_TEMPLATE = ("template", "template arguments")
+_SALT = ("cache_salt", "cache_salt")
+
+#: Kind of a client that is not in the list, or that sends no User-Agent.
 OTHER = "other"
-#: Beginnings of User-Agents, in lower case; the first that fits.
+#: Prefixes of User-Agents, in lower case, and their kinds; the first match counts.
 _PRODUCTS: tuple[tuple[bytes, str], ...] = (
     (b"claude-cli", "claude-code"),
     (b"claude-code", "claude-code"),
@@ -42,12 +65,11 @@ _PRODUCTS: tuple[tuple[bytes, str], ...] = (
     (b"python/", "python"),
     (b"curl/", "curl"),
 )
-#: All kinds there are.
 KINDS = (*dict.fromkeys(kind for _, kind in _PRODUCTS), OTHER)
 
 
 def client_kind(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """One of `KINDS` for a request with these *headers*, whose names are in lower case."""
+    """Return the kind, one of `KINDS`, of a client with these *headers*, whose names are in lower case."""
     for name, value in headers:
         if name == b"user-agent":
             return _kind_of(value[:32])
@@ -56,40 +78,13 @@ def client_kind(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 @lru_cache(1024)
 def _kind_of(product: bytes) -> str:
-    """Most requests come from a few kinds of clients."""
     product = product.lower()
     return next((kind for beginning, kind in _PRODUCTS if product.startswith(beginning)), OTHER)
 
 
-# Names what breaks the engines' prefix caches: the first part of a prompt that its client did not continue as it was.
-#
-# Each answered request is compared with the one before it in its session, by hashes of parts (`smetric.reading.parts`).
-# A difference counts only where the cache hit fell short of the carried history because of it, so that parallel
-# conversations, evictions and requests that were served elsewhere are no breaks.
-
-#: Conversations remembered, those of one session or with one beginning, and parts of all of them together (29 bytes
-#: each); the one served longest ago goes first.
-MOST_TRAILS = 4096
-MOST_ALIKE = 8
-MOST_PARTS = 1 << 19
-#: Causes told apart; the one seen longest ago goes first. Messages beyond this place are one.
-MOST_CAUSES = 256
-MOST_PLACES = 16
-#: A hit falls short by more than this share of what was expected, and by more than this share of the prompt.
-SHORT_OF_EXPECTED = 0.05
-SHORT_OF_PROMPT = 0.02
-#: A hit may end this share of the prompt behind the part that broke it: lengths are estimated, caches hold blocks.
-SLACK = 0.1
-
-#: Kinds of messages that a conversation without a name is known by.
-_FIRSTS = (Kind.USER, Kind.ASSISTANT)
-_TEMPLATE = ("template", "template arguments")
-_SALT = ("cache_salt", "cache_salt")
-
-
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What broke: who sent it, what kind of part (`names.BROKEN_PARTS`), where it stands, what became of it."""
+    """Cause of breaks: kind of client, part (`names.BROKEN_PARTS`), its place, and its change (`names.CHANGES`)."""
 
     client: str
     part: str
@@ -97,16 +92,16 @@ class Cause:
     change: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Breaks:
-    """How often one cause was seen.
+    """Breaks by one cause.
 
     Args:
-        count: follow-ups it broke.
-        sessions: conversations it was seen in.
+        count: follow-ups that it broke.
+        sessions: conversations in which it was seen.
         follow_ups: follow-ups of these conversations since it was first seen in them.
-        lost_tokens: tokens that had to be computed again, as far as the hits fell short.
-        last_at: when it was last seen, monotonic seconds.
+        lost_tokens: tokens computed again, as far as the hits fell short.
+        last_at: last time it was seen, monotonic seconds.
     """
 
     count: int = 0
@@ -117,64 +112,65 @@ class Breaks:
 
     @property
     def each_request(self) -> bool:
-        """Whether it breaks (almost) every request of its sessions."""
+        """Whether the cause breaks (almost) every request of its conversations."""
         return self.count >= 3 and self.count >= 0.9 * self.follow_ups
 
 
 @dataclass(slots=True, eq=False)
 class _Trail:
-    """The last request of one conversation, and where it was served."""
+    """Last request of a conversation, where it was served, and the breaks seen in the conversation."""
 
     parts: Parts
     instance: Instance
     incarnation: int
     keys: tuple[int, ...] = ()
-    #: Grows with every request; the smaller the longer ago.
+    #: Sequence number of its last request.
     used: int = 0
-    causes: set[Cause] = field(default_factory=set)
+    breaks: set[Breaks] = field(default_factory=set)
 
 
 class CacheBreaks:
-    """Remembers the last request of each conversation and compares the next one with it.
+    """Comparison of each request with the one before it in its conversation.
 
     Args:
-        on_break: called with the part and the change of each break.
+        on_break: called with part and change of each break.
         clock: monotonic seconds.
     """
 
     def __init__(self, on_break: Callable[[str, str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._on_break = on_break
         self._clock = clock
-        self._trails: OrderedDict[int, _Trail] = OrderedDict()
+        #: By identity, the one served longest ago first.
+        self._trails: dict[int, _Trail] = {}
         self._by_key: dict[int, list[_Trail]] = {}
-        #: Parts of all of them together.
+        #: Parts of all conversations together.
         self.parts = 0
         self._answered = 0
-        self._causes: OrderedDict[Cause, Breaks] = OrderedDict()
-        #: Follow-ups compared; those whose hit fell short; those of them whose prompt continued the last one as it was.
+        self._causes: LRUCache[Cause, Breaks] = LRUCache(MAX_CAUSES)
+        #: Follow-ups compared; those whose hit fell short; and those of them that continued the last prompt as it was.
         self.follow_ups = 0
         self.short = 0
         self.unbroken = 0
 
     @property
     def conversations(self) -> int:
-        """How many are remembered."""
+        """Number of conversations remembered."""
         return len(self._trails)
 
     @property
     def causes(self) -> list[tuple[Cause, Breaks]]:
-        """What broke caches, the costliest first."""
+        """Causes and their breaks, the costliest first."""
         return sorted(self._causes.items(), key=lambda each: -each[1].lost_tokens)
 
     def answered(self, request: InferenceRequest, instance: Instance, hit_share: float | None, client: str) -> None:
-        """*instance* has answered *request* to the end.
+        """Compare *request*, which *instance* has answered to the end.
 
         Args:
             request: with the hashes of its parts.
             instance: where it was served.
             hit_share: share of the prompt that was cached, as reported or as the best instance was believed to hold;
-                None where neither is known.
-            client: what kind of client sent it, from a bounded set.
+                None if neither is known.
+            client: kind of the client, one of `KINDS`.
         """
         parts = request.parts
         if parts is None:
@@ -189,27 +185,27 @@ class CacheBreaks:
                 trail = None  # another conversation with the same beginning, which has its own place in the cache
         if trail is None:
             trail = _Trail(parts, instance, instance.incarnation)
-            self._trails[id(trail)] = trail
         else:
+            del self._trails[id(trail)]
             self.parts -= len(trail.parts.hashes)
             trail.parts, trail.instance, trail.incarnation = parts, instance, instance.incarnation
+        self._trails[id(trail)] = trail
         self.parts += len(parts.hashes)
-        self._trails.move_to_end(id(trail))
         self._answered += 1
         trail.used = self._answered
         self._file(trail, keys)
-        while len(self._trails) > MOST_TRAILS or self.parts > MOST_PARTS:
+        while len(self._trails) > MAX_TRAILS or self.parts > MAX_PARTS:
             self._drop(next(iter(self._trails.values())))
 
     def _previous(self, keys: tuple[int, ...], parts: Parts, turn: int) -> tuple[_Trail | None, bool]:
-        """The conversation that *parts* share most messages with, then the cache salt, then the longest beginning.
+        """Return the conversation that shares most messages, then the cache salt, then the longest prefix with *parts*.
 
-        A second turn may share none, if the first message was edited: then the one that shares its tools or system.
-        Returns also whether they go on where it ended.
+        A second turn may share no message, if the first was edited: then its tools or system decide. The second value
+        is whether *parts* go on where the conversation ended.
         """
         longest = -1
         for key in keys:
-            # As a rule the last request of the conversation is found at once, and this one goes on where it ended.
+            # As a rule the request goes on where the last one of its conversation ended.
             going_on = None
             for trail in self._by_key.get(key, ()):
                 theirs = trail.parts
@@ -231,13 +227,13 @@ class CacheBreaks:
         return best, best is not None and best.parts.is_beginning_of(parts)
 
     def _compare(self, trail: _Trail, request: InferenceRequest, parts: Parts, hit_share: float, client: str) -> bool:
-        """Blame the first difference to the last request, if the hit fell short and ended there; whether it fell short.
+        """Return whether the hit fell short; if so, count the first difference to the last request as its cause.
 
-        The last prompt is expected to be held, but not the reply to it: it may be rendered otherwise than it was made.
+        The last prompt is expected to be cached, but not its reply, which may be rendered otherwise than it was made.
         """
         self.follow_ups += 1
-        for cause in trail.causes:
-            self._causes[cause].follow_ups += 1
+        for breaks in trail.breaks:
+            breaks.follow_ups += 1
         expected = min((request.est_hit or 0) / request.prompt_len, trail.parts.size / max(1, parts.size))
         missing = expected - hit_share
         if missing <= max(SHORT_OF_EXPECTED * expected, SHORT_OF_PROMPT):
@@ -247,24 +243,21 @@ class CacheBreaks:
         if found is None:
             self.unbroken += 1
             return True
-        breaks = self._causes.setdefault(found, Breaks())
-        self._causes.move_to_end(found)
-        if found not in trail.causes:
-            trail.causes.add(found)
-            breaks.sessions += 1
-            breaks.follow_ups += 1
-        breaks.count += 1
-        breaks.lost_tokens += round(missing * request.prompt_len)
-        breaks.last_at = self._clock()
-        if len(self._causes) > MOST_CAUSES:
-            gone, _ = self._causes.popitem(last=False)
-            for each in self._trails.values():
-                each.causes.discard(gone)
+        known = self._causes.get(found)
+        if known is None:
+            known = self._causes[found] = Breaks()
+        if known not in trail.breaks:
+            trail.breaks.add(known)
+            known.sessions += 1
+            known.follow_ups += 1
+        known.count += 1
+        known.lost_tokens += round(missing * request.prompt_len)
+        known.last_at = self._clock()
         self._on_break(found.part, found.change)
         return True
 
     def _cause(self, trail: _Trail, parts: Parts, hit_share: float, client: str) -> Cause | None:
-        """What the hit of *hit_share* fell short for; None if the prompt goes on as it was, or the cache was lost."""
+        """Return why the hit fell short; None if the prompt goes on as it was, or the cache was lost."""
         if trail.incarnation != trail.instance.incarnation:
             return None
         if parts.salt != trail.parts.salt:
@@ -277,7 +270,7 @@ class CacheBreaks:
         return None
 
     def _file(self, trail: _Trail, keys: tuple[int, ...]) -> None:
-        """Let *trail* be found under *keys* and no others."""
+        """Let *trail* be found by *keys* only."""
         if trail.keys == keys:
             return
         self._unfile(trail)
@@ -285,7 +278,7 @@ class CacheBreaks:
         for key in keys:
             alike = self._by_key.setdefault(key, [])
             alike.append(trail)
-            if len(alike) > MOST_ALIKE:
+            if len(alike) > MAX_ALIKE:
                 self._drop(min(alike, key=lambda each: each.used))
 
     def _unfile(self, trail: _Trail) -> None:
@@ -303,19 +296,47 @@ class CacheBreaks:
 
 
 def _keys(request: InferenceRequest, parts: Parts) -> tuple[int, ...]:
-    """What the conversation is found by: its session if the client names one, else the messages it began with.
+    """Return the keys of the conversation: its session if the client names one, else the messages it began with.
 
-    Either of the first messages may be edited: the other one still finds it.
+    One of the first messages may be edited: the other one still finds it.
     """
     served = request.served.encode()
     if request.session:
         return (xxhash.xxh3_64_intdigest(request.session.encode(), xxhash.xxh3_64_intdigest(served)),)
     seed = xxhash.xxh3_64_intdigest(served, 1)
-    # What is a hash already is only told apart by the model.
     return tuple([seed ^ first for kind in _FIRSTS if (first := parts.first(kind)) is not None])
 
 
 def _bounded(place: str) -> str:
-    """*place*, with far messages as one: a cause must come up again to be seen as one."""
+    """Return *place*, with far messages as one place: a cause is counted by its place."""
     name, bracket, number = place.partition("[")
-    return place if not bracket or int(number[:-1]) < MOST_PLACES else f"{name}[{MOST_PLACES}…]"
+    return place if not bracket or int(number[:-1]) < MAX_PLACES else f"{name}[{MAX_PLACES}…]"
+
+
+def report_of(cause: Cause, breaks: Breaks, now: float) -> dict[str, Any]:
+    """Return a cause as `/admin/cache` shows it at *now*, monotonic seconds."""
+    return {
+        "summary": summary(cause, breaks),
+        "client": cause.client,
+        "part": cause.part,
+        "place": cause.place,
+        "change": cause.change,
+        "count": breaks.count,
+        "follow_ups": breaks.follow_ups,
+        "sessions": breaks.sessions,
+        "lost_tokens": breaks.lost_tokens,
+        "age_s": round(now - breaks.last_at, 1),
+    }
+
+
+def summary(cause: Cause, breaks: Breaks) -> str:
+    """Return a line for people, e.g. `claude-code: system[0] changes each request, 14 sessions`."""
+    is_each = breaks.each_request
+    if cause.change == "changed":
+        done = "changes" if is_each else "changed"
+    else:
+        done = f"{'is' if is_each else 'was'} {cause.change}"
+    often = "each request" if is_each else f"{breaks.count} time{'s' if breaks.count != 1 else ''}"
+    kind = f" ({cause.part})" if cause.place.endswith("]") and cause.part not in cause.place else ""
+    sessions = f"{breaks.sessions} session{'s' if breaks.sessions != 1 else ''}"
+    return f"{cause.client}: {cause.place}{kind} {done} {often}, {sessions}"

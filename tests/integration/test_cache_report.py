@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from smetric.telemetry.cache_breaks import Breaks, Cause
-from smetric.telemetry.hit_truth import summary
 from tests.fakes import Call, FakeEngine
 from tests.faults.harness import CANARY, Running, running
 
@@ -55,7 +53,7 @@ async def report(router: Running) -> dict[str, Any]:
     return found
 
 
-async def test_a_time_in_the_system_prompt_is_named_for_its_client() -> None:
+async def test_cache_report_names_a_time_in_the_system_prompt() -> None:
     async with running(reporting(lambda: 0), policy="smetric") as router:
         for turn in range(5):
             await follow_up(router, turn, f"{CANARY} it is 12:0{turn}. ")
@@ -71,7 +69,7 @@ async def test_a_time_in_the_system_prompt_is_named_for_its_client() -> None:
         assert CANARY not in json.dumps(found)
 
 
-async def test_predictions_are_held_against_reports_and_first_turns_predict_nothing() -> None:
+async def test_cache_report_compares_predictions_with_reports() -> None:
     async with running(reporting(lambda: 0), policy="smetric") as router:
         await follow_up(router, 0, "")
         assert (await report(router))["predictions"] == []
@@ -88,14 +86,14 @@ async def test_predictions_are_held_against_reports_and_first_turns_predict_noth
         assert read("smetric_prefix_disagreement", {"instance": "e0", "source": "prefix_index"}) == 0
 
 
-async def test_tokens_found_in_caches_are_shown_for_each_instance() -> None:
+async def test_cache_report_shows_tokens_found_by_each_instance() -> None:
     async with running(reporting(lambda: 0)) as router:
         assert (await report(router))["instances"] == [{"id": "e0", "local": 60, "external": 30, "missed": 10}]
         read = router.application.metrics.registry.get_sample_value
         assert read("smetric_instance_prefix_tokens_total", {"instance": "e0", "found": "missed"}) == 10
 
 
-async def test_the_prefix_index_learns_from_what_answers_report() -> None:
+async def test_prefix_index_clears_a_cache_that_answers_report_as_empty() -> None:
     """It is told of whole answers: three without a hit where one was believed, and the cache counts as cleared."""
     cached = 900
     async with running(reporting(lambda: cached), policy="smetric") as router:
@@ -105,18 +103,3 @@ async def test_the_prefix_index_learns_from_what_answers_report() -> None:
         for turn in range(2, 5):
             await follow_up(router, turn, LONG)
         assert len(router.lines("smetric.index.cleared")) == 1
-
-
-@pytest.mark.parametrize(
-    ("cause", "breaks", "line"),
-    [
-        (Cause("codex", "tools", "tools", "reordered"), Breaks(5, 2, 5), "codex: tools is reordered each request"),
-        (Cause("codex", "tools", "tools", "added"), Breaks(1, 1, 4), "codex: tools was added 1 time"),
-        (Cause("o", "user", "messages[3]", "changed"), Breaks(2, 2, 9), "o: messages[3] (user) changed 2 times"),
-        (Cause("o", "system", "system[0]", "changed"), Breaks(9, 2, 9), "o: system[0] changes each request"),
-        (Cause("o", "cache_salt", "cache_salt", "changed"), Breaks(9, 2, 9), "o: cache_salt changes each request"),
-    ],
-)
-def test_a_break_is_told_in_a_line(cause: Cause, breaks: Breaks, line: str) -> None:
-    sessions = "2 sessions" if breaks.sessions == 2 else "1 session"
-    assert summary(cause, breaks) == f"{line}, {sessions}"

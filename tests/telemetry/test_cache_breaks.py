@@ -1,5 +1,3 @@
-"""Breakers planted in the bodies of sessions are located; what is none is not called one."""
-
 from __future__ import annotations
 
 import copy
@@ -14,7 +12,7 @@ from smetric.fleet.instance import Instance
 from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
 from smetric.telemetry import cache_breaks
-from smetric.telemetry.cache_breaks import Breaks, CacheBreaks, Cause
+from smetric.telemetry.cache_breaks import KINDS, Breaks, CacheBreaks, Cause, client_kind, summary
 
 Body = dict[str, Any]
 SESSION = [(b"x-claude-code-session-id", b"s-1")]
@@ -186,7 +184,7 @@ PLANTED = [
 @pytest.mark.parametrize(
     ("plant", "part", "place", "change"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_planted_breakers_are_located(
+def test_breaks_locate_planted_causes(
     plant: Callable[[Body, int], None], part: str, place: str, change: str, headers: list[tuple[bytes, bytes]]
 ) -> None:
     engine = Engine()
@@ -202,7 +200,7 @@ def test_planted_breakers_are_located(
 
 
 @pytest.mark.parametrize("headers", [SESSION, []])
-def test_a_session_that_goes_on_as_it_was_breaks_nothing(headers: list[tuple[bytes, bytes]]) -> None:
+def test_breaks_ignore_a_session_that_goes_on(headers: list[tuple[bytes, bytes]]) -> None:
     engine = Engine()
     for turn in range(6):
         engine.ask(body(turn), headers)
@@ -210,7 +208,7 @@ def test_a_session_that_goes_on_as_it_was_breaks_nothing(headers: list[tuple[byt
     assert (engine.breaks.follow_ups, engine.breaks.short) == (5, 0)
 
 
-def test_what_engines_do_not_render_breaks_nothing() -> None:
+def test_breaks_ignore_what_engines_do_not_render() -> None:
     engine = Engine()
     for turn in range(4):
         agents = body(turn)
@@ -221,7 +219,7 @@ def test_what_engines_do_not_render_breaks_nothing() -> None:
     assert (engine.causes(), engine.breaks.follow_ups, engine.breaks.short) == ([], 3, 0)
 
 
-def test_places_count_what_the_client_sent_not_what_is_rendered() -> None:
+def test_breaks_number_places_as_the_client_sent_them() -> None:
     engine = Engine()
     for turn in range(4):
         agents = body(turn)
@@ -232,7 +230,7 @@ def test_places_count_what_the_client_sent_not_what_is_rendered() -> None:
     assert engine.causes() == [("system", "system[2]", "changed")]
 
 
-def test_a_cause_of_each_request_is_told_from_one_of_a_single_one() -> None:
+def test_breaks_distinguish_each_request_from_a_single_one() -> None:
     engine = Engine()
     for number, session in enumerate("abcd"):
         for turn in range(5):
@@ -254,7 +252,7 @@ def test_a_cause_of_each_request_is_told_from_one_of_a_single_one() -> None:
     assert (breaks.count, breaks.each_request) == (1, False)
 
 
-def test_a_chat_in_openai_form_is_located_too() -> None:
+def test_breaks_locate_causes_in_chat_completions() -> None:
     engine = Engine()
     for turn in range(4):
         messages: list[Body] = [{"role": "system", "content": f"Now: {turn}. " + words("rules")}]
@@ -266,7 +264,7 @@ def test_a_chat_in_openai_form_is_located_too() -> None:
     assert engine.causes() == [("system", "messages[0]", "changed")]
 
 
-def test_an_eviction_is_no_break() -> None:
+def test_breaks_ignore_evictions() -> None:
     engine = Engine()
     for turn in range(4):
         engine.answer(engine.read(body(turn), SESSION), 0.0)
@@ -274,7 +272,7 @@ def test_an_eviction_is_no_break() -> None:
     assert (engine.breaks.short, engine.breaks.unbroken) == (3, 3)
 
 
-def test_an_edit_behind_the_end_of_the_hit_is_not_blamed() -> None:
+def test_breaks_ignore_an_edit_before_the_end_of_the_hit() -> None:
     """The hit goes on far behind the part that differs: it was another conversation's."""
     engine = Engine()
     for turn in range(4):
@@ -284,7 +282,7 @@ def test_an_edit_behind_the_end_of_the_hit_is_not_blamed() -> None:
     assert engine.causes() == []
 
 
-def test_a_hit_that_nobody_knows_is_no_break() -> None:
+def test_breaks_ignore_unknown_hits() -> None:
     engine = Engine()
     for turn in range(4):
         planted = body(turn)
@@ -293,7 +291,7 @@ def test_a_hit_that_nobody_knows_is_no_break() -> None:
     assert (engine.causes(), engine.breaks.follow_ups) == ([], 0)
 
 
-def test_a_restart_of_the_engine_is_no_break() -> None:
+def test_breaks_ignore_restarts_of_the_engine() -> None:
     engine = Engine()
     for turn in range(4):
         planted = body(turn)
@@ -303,7 +301,7 @@ def test_a_restart_of_the_engine_is_no_break() -> None:
     assert engine.causes() == []
 
 
-def test_parallel_conversations_of_one_session_are_kept_apart() -> None:
+def test_breaks_separate_parallel_conversations_of_a_session() -> None:
     """An agent and its sub-agents share a session id; so do a main model's title requests."""
     engine = Engine()
     for turn in range(5):
@@ -314,7 +312,7 @@ def test_parallel_conversations_of_one_session_are_kept_apart() -> None:
     assert (engine.breaks.follow_ups, engine.breaks.short) == (12, 0)
 
 
-def test_conversations_that_begin_alike_are_kept_apart() -> None:
+def test_breaks_separate_conversations_that_begin_alike() -> None:
     engine = Engine()
     for turn in range(4):
         for session in "ab":
@@ -325,26 +323,26 @@ def test_conversations_that_begin_alike_are_kept_apart() -> None:
     assert engine.breaks.conversations == 2
 
 
-def test_going_back_and_trying_again_breaks_nothing() -> None:
+def test_breaks_ignore_going_back_and_trying_again() -> None:
     engine = Engine()
     for turn in (0, 1, 2, 2, 1, 2, 3):
         engine.ask(body(turn), SESSION)
     assert engine.causes() == []
 
 
-def test_memory_is_bounded_in_conversations_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_breaks, "MOST_TRAILS", 5)
+def test_breaks_bound_conversations_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_breaks, "MAX_TRAILS", 5)
     engine = Engine()
     for number in range(20):
         engine.ask(body(1, f"s{number}-"))
     kept = engine.breaks
     assert kept.conversations == 5
     assert kept.parts == 5 * len(engine_parts(body(1)))
-    monkeypatch.setattr(cache_breaks, "MOST_PARTS", 20)
+    monkeypatch.setattr(cache_breaks, "MAX_PARTS", 20)
     engine.ask(body(1, "last-"))
     assert 0 < kept.conversations < 3
     assert kept.parts <= 20
-    monkeypatch.setattr(cache_breaks, "MOST_PARTS", 2)
+    monkeypatch.setattr(cache_breaks, "MAX_PARTS", 2)
     engine.ask(body(1, "none-"))
     assert (kept.conversations, kept.parts) == (0, 0)
 
@@ -356,15 +354,15 @@ def engine_parts(asked: Body) -> list[int]:
     return list(request.parts.hashes)
 
 
-def test_one_session_id_for_everybody_is_bounded_too() -> None:
+def test_breaks_bound_conversations_of_one_session() -> None:
     engine = Engine()
     for number in range(50):
         engine.ask(body(1, f"s{number}-"), SESSION)
-    assert engine.breaks.conversations == cache_breaks.MOST_ALIKE
+    assert engine.breaks.conversations == cache_breaks.MAX_ALIKE
 
 
-def test_causes_are_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_breaks, "MOST_CAUSES", 2)
+def test_breaks_bound_causes_and_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_breaks, "MAX_CAUSES", 2)
     engine = Engine()
     for number, client in enumerate("xyz"):
         for turn in range(3):
@@ -374,17 +372,17 @@ def test_causes_are_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch)
     assert {cause.client for cause, _ in engine.breaks.causes} == {"y", "z"}
 
 
-def test_far_messages_are_one_place() -> None:
+def test_breaks_count_far_messages_as_one_place() -> None:
     engine = Engine()
     long = body(40)
     engine.ask(long, SESSION)
     edited = copy.deepcopy(body(41))
     edited["messages"][20]["content"][0]["content"] = "cleared"
     engine.ask(edited, SESSION)
-    assert engine.causes() == [("tool_result", f"messages[{cache_breaks.MOST_PLACES}…]", "changed")]
+    assert engine.causes() == [("tool_result", f"messages[{cache_breaks.MAX_PLACES}…]", "changed")]
 
 
-def test_requests_that_are_no_conversation_are_left_alone() -> None:
+def test_breaks_ignore_requests_without_conversation() -> None:
     engine = Engine()
     completion = parse(Api.COMPLETIONS, b'{"model":"m","prompt":"x"}', [], TokenRatio(), Reading())
     engine.answer(completion, 0.0)
@@ -392,7 +390,41 @@ def test_requests_that_are_no_conversation_are_left_alone() -> None:
     assert engine.breaks.conversations == 0
 
 
-def test_breaks_of_a_few_follow_ups_are_not_called_each_request() -> None:
+def test_breaks_of_few_follow_ups_are_not_each_request() -> None:
     assert not Breaks(count=2, follow_ups=2).each_request
     assert Breaks(count=9, follow_ups=10).each_request
     assert not Breaks(count=8, follow_ups=10).each_request
+
+
+@pytest.mark.parametrize(
+    ("cause", "breaks", "line"),
+    [
+        (Cause("codex", "tools", "tools", "reordered"), Breaks(5, 2, 5), "codex: tools is reordered each request"),
+        (Cause("codex", "tools", "tools", "added"), Breaks(1, 1, 4), "codex: tools was added 1 time"),
+        (Cause("o", "user", "messages[3]", "changed"), Breaks(2, 2, 9), "o: messages[3] (user) changed 2 times"),
+        (Cause("o", "system", "system[0]", "changed"), Breaks(9, 2, 9), "o: system[0] changes each request"),
+        (Cause("o", "cache_salt", "cache_salt", "changed"), Breaks(9, 2, 9), "o: cache_salt changes each request"),
+    ],
+)
+def test_summary_of_a_break_is_one_line(cause: Cause, breaks: Breaks, line: str) -> None:
+    sessions = "2 sessions" if breaks.sessions == 2 else "1 session"
+    assert summary(cause, breaks) == f"{line}, {sessions}"
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind"),
+    [
+        (b"claude-cli/2.0.1 (external, cli)", "claude-code"),
+        (b"codex_cli_rs/0.46.0 (Mac OS 15.6.1; arm64) iTerm", "codex"),
+        (b"OpenAI/Python 1.99.0", "openai-sdk"),
+        (b"AsyncAnthropic/Python 0.60.0", "anthropic-sdk"),
+        (b"curl/8.5.0", "curl"),
+        (b"Mozilla/5.0 claude-cli/2", "other"),
+        (b"", "other"),
+        (b"\xff" * 4000, "other"),
+    ],
+)
+def test_client_kind_is_that_of_the_product(agent: bytes, kind: str) -> None:
+    assert client_kind([(b"accept", b"*/*"), (b"user-agent", agent)]) == kind
+    assert kind in KINDS
+    assert client_kind([]) == "other"

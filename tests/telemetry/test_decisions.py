@@ -9,12 +9,12 @@ from smetric import names
 from smetric.fleet.record import decision_id
 from smetric.request.prompt import Prompt
 from smetric.request.request import Usage
-from smetric.telemetry.decisions import DecisionLog, brief, full
+from smetric.telemetry.decisions import Activity, DecisionLog, brief, full
 from tests.fakes import exchange_of
 from tests.telemetry.samples import record, run_one, telemetry
 
 
-def test_ids_are_ulids_in_order_of_time() -> None:
+def test_decision_ids_are_ulids_in_order_of_time() -> None:
     ids = [decision_id(ms * 1_000_000) for ms in range(1_700_000_000_000, 1_700_000_000_050)]
     assert ids == sorted(ids)
     assert all(len(each) == 26 and set(each) <= set("0123456789ABCDEFGHJKMNPQRSTVWXYZ") for each in ids)
@@ -23,7 +23,7 @@ def test_ids_are_ulids_in_order_of_time() -> None:
     assert decision_id(1_469_918_176_385 * 1_000_000)[:10] == "01ARYZ6S41"
 
 
-def test_the_log_keeps_the_newest_and_finds_by_id() -> None:
+def test_decision_log_keeps_the_newest_and_finds_by_id() -> None:
     log = DecisionLog(kept=3)
     made = [record() for _ in range(5)]
     for each in made:
@@ -36,7 +36,7 @@ def test_the_log_keeps_the_newest_and_finds_by_id() -> None:
     assert len(log) == 3
 
 
-def test_a_routed_decision_is_rendered_with_its_table_and_result() -> None:
+def test_full_shows_table_and_result() -> None:
     app = telemetry()
     made = record(loads=(2, 30, 1), time_ns=1_700_000_000_123_000_000)
     run_one(app, made)
@@ -59,7 +59,7 @@ def test_a_routed_decision_is_rendered_with_its_table_and_result() -> None:
     assert set(brief(made)) <= set(shown)
 
 
-def test_decisions_without_a_policy_are_rendered_too() -> None:
+def test_full_shows_outcomes_without_a_policy() -> None:
     for outcome in (names.PINNED, names.NO_CANDIDATE, names.ERROR):
         shown = orjson.loads(orjson.dumps(full(record(outcome))))
         assert shown["outcome"] == outcome
@@ -67,7 +67,7 @@ def test_decisions_without_a_policy_are_rendered_too() -> None:
         assert "explanation" not in shown
 
 
-def test_a_rejected_decision_is_rendered() -> None:
+def test_full_shows_a_rejection() -> None:
     shown = orjson.loads(orjson.dumps(full(record(names.REJECTED))))
     assert shown["instance"] is None
     assert shown["rule"] == "full"
@@ -78,7 +78,7 @@ class Body(Prompt):
     """A prompt that can be referred to weakly."""
 
 
-def test_no_body_outlives_its_request() -> None:
+def test_decision_log_keeps_no_body_alive() -> None:
     app = telemetry()
     made = record()
     body = Body([b"how are you"], 4.0)
@@ -89,3 +89,21 @@ def test_no_body_outlives_its_request() -> None:
     gc.collect()
     assert gone() is None
     assert len(app.decisions) == 1
+
+
+def test_activity_returns_each_record_once_in_order() -> None:
+    activity = Activity()
+    first, second = record(), record()
+    activity.decided(exchange_of(), first)
+    activity.decided(exchange_of(), second)
+    activity.ended(exchange_of(first))
+    assert activity.take() == ([first, second], [first])
+    assert activity.take() == ([], [])
+
+
+def test_activity_keeps_the_latest_records() -> None:
+    activity = Activity(most=2)
+    records = [record() for _ in range(3)]
+    for one in records:
+        activity.decided(exchange_of(), one)
+    assert activity.take() == (records[1:], [])

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from smetric import names
 from smetric.fleet.instance import CacheConfig, Instance
 from smetric.request.request import Usage
-from smetric.telemetry.hit_truth import LEAST_ANSWERS, MARK_S, HitTruth
+from smetric.telemetry.hit_truth import MARK_S, MIN_ANSWERS, HitTruth
 from tests.telemetry.samples import fleet, record
 
 SOURCE = "prefix_index"
@@ -54,7 +54,7 @@ class Watched:
         (897, names.HIT_UNDER, 17),
     ],
 )
-def test_a_reported_hit_is_compared_with_the_predicted_one(actual: int, result: str, wrong: int) -> None:
+def test_hit_truth_compares_reported_with_predicted_hits(actual: int, result: str, wrong: int) -> None:
     watched = Watched()
     watched.answer(880, actual)
     assert watched.counted == [("gpu-1", SOURCE, result, wrong)]
@@ -62,7 +62,7 @@ def test_a_reported_hit_is_compared_with_the_predicted_one(actual: int, result: 
     assert (total.predicted, total.actual, total.prompt, total.answers) == (880, actual, 1000, 1)
 
 
-def test_a_block_is_the_engines_or_the_sources_whichever_is_larger() -> None:
+def test_hit_truth_takes_the_larger_block_of_engine_and_source() -> None:
     watched = Watched(grains={SOURCE: 256})
     watched.answer(880, 640)
     watched.chosen.cache = CacheConfig(block_size=512)
@@ -70,7 +70,7 @@ def test_a_block_is_the_engines_or_the_sources_whichever_is_larger() -> None:
     assert [told[2] for told in watched.counted] == [names.HIT_EQUAL, names.HIT_EQUAL]
 
 
-def test_nothing_is_made_up_where_nothing_was_predicted_or_reported() -> None:
+def test_hit_truth_ignores_answers_without_prediction_or_report() -> None:
     watched = Watched()
     watched.answer(880, None)
     watched.answer(880, 100, prompts=2)
@@ -82,16 +82,16 @@ def test_nothing_is_made_up_where_nothing_was_predicted_or_reported() -> None:
     assert watched.truth.agreements == {}
 
 
-def test_an_estimated_prompt_is_compared_by_shares() -> None:
+def test_hit_truth_compares_estimated_prompts_by_share() -> None:
     watched = Watched()
     made = record(hits=(0, 500, 0), instances=watched.instances)
     watched.truth.answered(made, Usage(1400, 5, 700))
     assert watched.counted == [("gpu-1", SOURCE, names.HIT_EQUAL, 0)]
 
 
-def test_a_sustained_disagreement_is_said_once_and_ends() -> None:
+def test_disagreement_is_logged_once_when_it_begins_and_ends() -> None:
     watched = Watched()
-    assert watched.answers(LEAST_ANSWERS - 1, 880, 0) == []
+    assert watched.answers(MIN_ANSWERS - 1, 880, 0) == []
     lines = watched.answers(200, 880, 0)
     assert [(line["event"], line["log_level"]) for line in lines] == [("smetric.hits.disagree", "warning")]
     assert lines[0]["instance"] == "gpu-1"
@@ -104,24 +104,24 @@ def test_a_sustained_disagreement_is_said_once_and_ends() -> None:
     assert not watched.disagree()
 
 
-def test_many_wrong_answers_within_a_moment_are_not_sustained() -> None:
+def test_disagreement_needs_a_minute() -> None:
     watched = Watched()
     assert watched.answers(500, 880, 0, step_s=0.01) == []
     assert not watched.disagree()
 
 
-def test_a_single_wrong_answer_among_right_ones_says_nothing() -> None:
+def test_disagreement_ignores_a_few_wrong_answers() -> None:
     watched = Watched()
     lines = watched.answers(60, 880, 880) + watched.answers(5, 880, 0) + watched.answers(60, 880, 880)
     assert lines == []
 
 
-def test_wrong_by_no_more_than_a_block_each_is_right() -> None:
+def test_disagreement_ignores_errors_within_a_block() -> None:
     watched = Watched(grains={SOURCE: 256})
     assert watched.answers(100, 400, 150) == []
 
 
-def test_between_beginning_and_end_it_stays_as_it_was() -> None:
+def test_disagreement_ends_at_half_the_share_that_begins_it() -> None:
     watched = Watched()
     assert watched.answers(100, 500, 350) == []
     watched.answers(100, 500, 0)
@@ -129,7 +129,7 @@ def test_between_beginning_and_end_it_stays_as_it_was() -> None:
     assert watched.disagree()
 
 
-def test_a_new_process_is_judged_anew() -> None:
+def test_disagreement_ends_with_the_process() -> None:
     watched = Watched()
     watched.answers(100, 880, 0)
     assert watched.disagree()
@@ -139,12 +139,12 @@ def test_a_new_process_is_judged_anew() -> None:
     assert watched.truth.agreements["gpu-1", SOURCE].latest.answers == 1
 
 
-def test_memory_does_not_grow_with_the_answers() -> None:
+def test_agreement_keeps_a_bounded_number_of_marks() -> None:
     watched = Watched()
     watched.answers(3000, 880, 880, step_s=0.1)
     agreement = watched.truth.agreements["gpu-1", SOURCE]
     assert len(agreement.marks) <= 60 / MARK_S + 2
     assert agreement.latest.answers <= 700
     watched.answers(500, 880, 880, step_s=30.0)
-    assert len(agreement.marks) <= LEAST_ANSWERS + 1
+    assert len(agreement.marks) <= MIN_ANSWERS + 1
     assert agreement.all.answers == 3500
