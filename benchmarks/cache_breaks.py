@@ -21,7 +21,7 @@ from smetric.request.memo import Memory
 from smetric.request.prompt import BLOCK_BYTES
 from smetric.request.reader import Reading, parse
 from smetric.request.request import Api, InferenceRequest, TokenRatio
-from smetric.telemetry.cache_breaks import MOST_PARTS, CacheBreaks
+from smetric.telemetry.cache_breaks import MAX_PARTS, CacheBreaks
 
 
 def body(session: int, turn: int, result_bytes: int = 3500) -> bytes:
@@ -84,7 +84,7 @@ def main() -> None:
     tracemalloc.start()
     breaks = CacheBreaks(lambda part, change: None)
     session = 0
-    while breaks.parts < MOST_PARTS / 10:
+    while breaks.parts < MAX_PARTS / 10:
         request, _ = read(session, 55, 0)
         request.answering()
         breaks.answered(request, instance, 0.9, "other")
@@ -94,7 +94,7 @@ def main() -> None:
     held = tracemalloc.get_traced_memory()[0]
     each = held / breaks.parts
     print(f"{breaks.conversations} conversations of {breaks.parts} parts: {each:.0f} bytes for each part")
-    print(f"at most {MOST_PARTS} parts: {MOST_PARTS * each / 2**20:.1f} MiB")
+    print(f"at most {MAX_PARTS} parts: {MAX_PARTS * each / 2**20:.1f} MiB")
 
 
 if __name__ == "__main__":
