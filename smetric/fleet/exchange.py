@@ -157,7 +157,7 @@ class Attempt:
         self.number = number
         #: Start, monotonic seconds.
         self.started = time.perf_counter()
-        #: Headers to send; they replace headers of the client with these names.
+        #: Trace headers to send.
         self.headers: Headers = []
         #: Number of times that the request was sent again to the same instance, on a new connection.
         self.resends = 0
@@ -175,6 +175,11 @@ class Attempt:
     def is_recorded(self) -> bool:
         """Whether the attempt has a span."""
         return self.span is not None
+
+    def replacing(self, headers: Headers) -> Headers:
+        """Return the client's *headers* with the trace headers in place of those of the same names."""
+        names = {name for name, _ in self.headers}
+        return [*(header for header in headers if header[0] not in names), *self.headers]
 
     def first_byte(self) -> float:
         """Note the first byte of the answer's body; return the seconds since the attempt began."""
@@ -337,6 +342,7 @@ class Exchange:
                 record.ttft_s = self.ttft_s
             record.usage, record.error_type = usage, error_type
         self.listeners.tell(self.listeners.ended, self)
+        self.attempts.clear()  # they refer to this exchange: a cycle would keep both until a garbage collection
         if record is not None:
             # The record outlives the request in the decision log, and must not keep its body alive.
             record.request.let_go()

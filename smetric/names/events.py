@@ -152,6 +152,10 @@ EVENTS = {
     "smetric.supervisor.not_told": "Warning: the supervisor that asks to be told cannot be reached.",
     "smetric.stopped": "Info: everything has ended.",
     "smetric.tracing": "Info: at start, whether traces are exported and where to.",
+    "smetric.tracing.lost": (
+        "Warning: a batch of `spans` could not be delivered, with the last `problem`, such as a status. Once a minute; "
+        "`kept_back` counts the rest."
+    ),
     "smetric.tracing.rejected": (
         "Warning: the collector took an export but rejected so many of its `spans`, maybe none, and says why "
         "(`problem`). Once a minute; `kept_back` counts the rest."

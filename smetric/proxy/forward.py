@@ -196,7 +196,7 @@ class Forwarding:
                 lease.instance,
                 scope["method"],
                 target,
-                [*self.headers, *attempt.headers],
+                attempt.replacing(self.headers) if attempt.headers else self.headers,
                 self.body,
                 attempt.resent,
             )

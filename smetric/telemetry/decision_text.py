@@ -218,58 +218,6 @@ def note_of(shadowed: Shadowed) -> str:
     return f"{name} would choose {choice}{regret}"
 
 
-def attributes_of(all_shadowed: Sequence[Shadowed]) -> dict[str, Any]:
-    """All of them in the attributes of the acting decision's span; several are separated by commas."""
-    if not all_shadowed:
-        return {}
-    result: dict[str, Any] = {
-        names.SHADOW_POLICY.name: ", ".join(one.policy.name for one in all_shadowed)[:_TEXT_MAX],
-        names.SHADOW_INSTANCE.name: ", ".join(one.choice for one in all_shadowed)[:_TEXT_MAX],
-    }
-    answers = [one.agrees for one in all_shadowed]
-    if None not in answers:
-        result[names.SHADOW_AGREES.name] = all(answers)
-    regrets = [one.regret for one in all_shadowed if one.regret is not None]
-    if regrets:
-        result[names.SHADOW_REGRET.name] = max(regrets)
-    had_diverged = [one.had_diverged for one in all_shadowed if one.had_diverged is not None]
-    if had_diverged:
-        result[names.SHADOW_DIVERGED.name] = any(had_diverged)
-    return result
-
-
-def span_of(shadowed: Shadowed, *, top: int, limit: int, ui_hints: bool) -> dict[str, Any]:
-    """The attributes of a shadow's own span."""
-    policy, decision = shadowed.policy, shadowed.decision
-    result: dict[str, Any] = {
-        names.ORIGIN.name: names.SHADOW,
-        names.POLICY_NAME.name: policy.name,
-        names.POLICY_HASH.name: policy.digest,
-        names.POLICY_GENERATION.name: shadowed.generation,
-        names.DURATION.name: shadowed.evaluate_s,
-    }
-    if shadowed.agrees is not None:
-        result[names.SHADOW_AGREES.name] = shadowed.agrees
-    if decision is None:
-        sentence = f"{policy.name} (shadow): {shadowed.choice}"
-    else:
-        sentence = f"{policy.name} (shadow): {summary(decision)}"
-        result[names.RULE.name] = decision.rule
-        result[names.CANDIDATES_JSON.name] = as_json(decision, top, limit)
-        if decision.instance is not None:
-            result[names.INSTANCE_ID.name] = decision.instance
-        if decision.score is not None and decision.index >= 0:
-            result[names.SCORE_CHOSEN.name] = float(decision.score[decision.index])
-        if (margin := decision.margin) is not None:
-            result[names.SCORE_MARGIN.name] = float(margin)
-    result[names.SUMMARY.name] = sentence
-    if ui_hints:
-        result[names.UI_KIND.name] = "CHAIN"
-        result[names.UI_OUTPUT.name] = sentence if decision is None else as_text(decision, sentence, top, limit)
-        result[names.UI_OUTPUT_TYPE.name] = "text/plain"
-    return result
-
-
 # A decision in words: its summary, and what else is to be told of it.
 #
 # The words of what a policy decided are `candidates.py`'s.

@@ -130,6 +130,14 @@ def test_log_that_fails_as_well_does_not_break_the_request(monkeypatch: pytest.M
     assert notes.seen == EVENTS
 
 
+def test_trace_headers_replace_the_clients() -> None:
+    exchange = Exchanges([]).begin(scope(), ROUTE, trusted=True)
+    exchange.decided(record())
+    attempt = exchange.attempt(ROUTE)
+    attempt.headers = [(b"b3", b"ours")]
+    assert attempt.replacing([(b"b3", b"theirs"), (b"a", b"1")]) == [(b"a", b"1"), (b"b3", b"ours")]
+
+
 def test_exchange_without_a_decision_ends_with_its_duration() -> None:
     exchange = Exchanges([]).begin(scope(), ROUTE, trusted=True)
     exchange.answering()

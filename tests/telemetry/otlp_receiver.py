@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,9 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+#: By content coding.
+_OPEN: dict[str, Callable[[bytes], bytes]] = {"": bytes, "gzip": gzip.decompress, "deflate": zlib.decompress}
 
 
 @dataclass
@@ -49,7 +54,8 @@ def receiving(status: int = 200, after_s: float = 0.0, answer: bytes = b"") -> I
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            sent = self.rfile.read(int(self.headers["content-length"]))
+            body = _OPEN[self.headers.get("content-encoding", "")](sent)
             receiver.paths.append(self.path)
             receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
             request = ExportTraceServiceRequest.FromString(body)

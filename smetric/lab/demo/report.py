@@ -13,7 +13,7 @@ from smetric.lab.demo import play as stage
 from smetric.lab.demo.play import WINDOW_S, Answer, Play, with_homes
 from smetric.policy import Decision
 from smetric.policy.explain import explain, summary
-from smetric.telemetry.exporter import ENDPOINTS
+from smetric.telemetry.tracing import ENDPOINTS
 
 if TYPE_CHECKING:
     from smetric.policy.decision import Decision
