@@ -530,7 +530,7 @@ class Admission:
         return Permit(self, min(length, STEP_BYTES))
 
     def _check_overload(self, *, is_retry: bool) -> None:
-        """Refuse what the router's own load forbids. One request is let in if none is under way."""
+        """Refuse what the router's own load forbids; if no request is under way, a first one is let in."""
         overload = self.overload
         if self._overload_number != overload.times:
             self._overload_number, self._most_under_way = overload.times, self.under_way

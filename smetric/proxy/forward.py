@@ -30,7 +30,7 @@ from smetric.routing.router import Routing
 ELSEWHERE = frozenset({429, 500, 502, 503})
 #: Largest body of such an answer that is held back while another instance is tried, bytes.
 HELD_BYTES = 16 * 1024
-#: Messages that an engine sends with 500 from the moment it is told to stop. A client could have sent a part of one.
+#: Messages that an engine sends with 500 as soon as it stops. A client could have sent a part of one.
 SHUTTING_DOWN = tuple(b'"message":%b"cannot schedule new futures after shutdown"' % gap for gap in (b"", b" "))
 #: Results of an attempt on an instance that has died: the connection ended, or a new one failed.
 _DIED = frozenset({names.CLOSED, names.CONNECT_ERROR, names.CONNECT_TIMEOUT})
@@ -60,7 +60,7 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """One request on its way: `run` sends it and streams the answer back.
+    """Forwarding of a request: `run` sends it and streams the answer back.
 
     Args:
         context: shared context of all requests.
@@ -95,8 +95,9 @@ class Forwarding:
 
     async def run(self) -> None:
         """Route, send, stream back; answer errors in the API's own shape."""
-        self.client.watch()
         self.context.retries.arrived()
+        self.client.watch()
+        self.client.watchdog.disarm()  # waits in admission have bounds of their own
         try:
             await self._attempts()
         except HttpError as error:
@@ -112,7 +113,6 @@ class Forwarding:
         failure: Failure | None = None
         tried: list[Instance] = []
         while True:
-            self.client.watchdog.disarm()  # waits in admission have bounds of their own
             try:
                 routing = await permit.route(router, self.request, exclude=tried, leased=self.leased)
             except (asyncio.CancelledError, Overloaded) as error:
@@ -150,6 +150,7 @@ class Forwarding:
                 self._give_up(names.BUDGET)
                 break
             tried.append(lease.instance)
+            self.client.watchdog.disarm()
         # Without a second instance the first one's own answer says more than an error of the router.
         await self._give(failure)
 

@@ -411,25 +411,6 @@ async def test_end_of_the_router_bounds_all_waits() -> None:
     assert (late.is_served, late.request.held) == (True, FAR)
 
 
-@virtual_time
-async def test_request_that_leaves_leaves_nothing_behind() -> None:
-    lobby = Lobby(slots=1)
-    held = lobby.client(FAR, size=10)
-    await settled()
-    await held.leave()
-    assert lobby.counts() == (0, 0, 0)
-    lobby.room.load_changed()
-
-
-@virtual_time
-async def test_error_of_a_decision_leaves_nothing_behind() -> None:
-    lobby = Lobby(slots=1)
-    client = lobby.client(0.1, ValueError("a source has failed"))
-    await asyncio.sleep(0.2)
-    assert isinstance(client.error, ValueError)
-    assert lobby.counts() == (0, 0, 0)
-
-
 # Slots
 
 
