@@ -1,4 +1,10 @@
-"""Lines of a record, and the situation of a recorded decision."""
+"""Lines of a record of decisions: JSON, one object a line, its `kind` first.
+
+A file begins with a header. A policy stands before the first decision of each of its generations, so that a file is
+complete in itself. Numbers of a request are always recorded, and so is the model. Other strings come from clients
+(sessions, tenants, request ids): they are recorded only if a loaded policy reads them, and then as pseudonyms, except
+strings that a policy names.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +19,28 @@ from smetric.policy import Kind, Policy
 from smetric.policy.plan import Const, walk
 from smetric.request.request import Usage
 
-# Which fields of a request a record holds, and which of them as stand-ins.
-#
-# Numbers are always recorded, but for those that are filled on demand, and so is the model. Other strings come from
-# clients (sessions, tenants, request ids): they are recorded only where a loaded policy reads them, and then as
-# stand-ins (`smetric.policy.pseudonym`), except where a policy names the very string.
-
 #: All fields, in the order of the table.
 FIELDS = tuple(VOCABULARY.request)
-#: Those that are recorded whatever policies are loaded.
+#: Fields recorded whatever policies are loaded.
 ALWAYS = frozenset(name for name, field in VOCABULARY.request.items() if field.kind is not Kind.STRING) - ON_DEMAND
-#: Those whose strings are replaced by stand-ins; of models only names that are no names.
+#: Fields whose strings are replaced by pseudonyms; of models, only unsafe names.
 HIDDEN = tuple(name for name, field in VOCABULARY.request.items() if field.kind is Kind.STRING)
 MODEL = "model"
 
 
 def fields_recorded(policies: Collection[Policy]) -> list[str]:
-    """What is recorded of a request while *policies* are loaded."""
+    """Return the request fields that are recorded while *policies* are loaded."""
     read = {name for policy in policies for name in fields_read(policy)}
     return [name for name in FIELDS if name in ALWAYS or name == MODEL or name in read]
 
 
 def fields_read(policy: Policy) -> set[str]:
-    """The request's fields that *policy* may read; its id stands for an empty key of `hrw` and `bucket`."""
+    """Return the request fields that *policy* may read; the id stands in for an empty key of `hrw` and `bucket`."""
     return {*policy.fields, *(("id",) if policy.plan.keyed else ())}
 
 
 def strings_named(policy: Policy) -> set[str]:
-    """The strings that stand in *policy*, which a request's may be compared with."""
+    """Return the strings in the text of *policy*, with which those of a request may be compared."""
     found: set[str] = set()
     for term in policy.plan.terms:
         for part in walk(term):
@@ -55,12 +55,7 @@ def _strings_in(value: Any) -> set[str]:
     return {item for item in value if isinstance(item, str)} if isinstance(value, Collection) else set()
 
 
-# The lines of a record of decisions: JSON, one object a line, its `kind` first.
-#
-# A file begins with a header. Before the first decision of each generation of the policy stands the policy itself, so
-# that a file needs nothing else to be evaluated again. Writing is `recorder.py`, reading `reader.py`.
-
-#: Version of these lines. A reader refuses larger ones; what a newer writer of the same version adds is passed over.
+#: Version of these lines. A reader refuses larger ones, and ignores fields that a newer writer adds.
 VERSION = 1
 
 
@@ -70,7 +65,7 @@ class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
     Args:
         version: of the lines.
         smetric: version of the router that wrote it.
-        time_ns: when the file was begun, Unix nanoseconds.
+        time_ns: begin of the file, Unix nanoseconds.
     """
 
     version: int
@@ -82,14 +77,14 @@ class PolicyLine(msgspec.Struct, tag_field="kind", tag="policy", kw_only=True):
     """A policy that decides from here on.
 
     Args:
-        generation: what decisions refer to it by; 1 for the policy loaded at start, +1 a reload.
-        name: as the file says.
+        generation: number by which decisions refer to it: 1 for the policy loaded at start, +1 for each reload.
+        name: as in the file.
         digest: as in traces.
-        file: the file's name, without the folder.
+        file: name of the file, without its folder.
         text: the whole file.
-        libraries: those of its libraries, by name.
-        params: the values of its parameters, defaults included.
-        fields: the request's fields that are recorded while it decides.
+        libraries: texts of its libraries, by name.
+        params: values of its parameters, defaults included.
+        fields: request fields that are recorded while it decides.
     """
 
     generation: int
@@ -103,14 +98,14 @@ class PolicyLine(msgspec.Struct, tag_field="kind", tag="policy", kw_only=True):
 
 
 class ColumnLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One feature over the candidates.
+    """A feature over the candidates.
 
     Args:
         values: as the policy saw them, unknown cells filled in.
-        unknown: which of them were, as indices.
-        age: seconds since each was measured, None for never; None where the feature is as old as the decision.
-        origin: who knew it: one name for all cells, or one each.
-        lag: seconds after the decision at which it was looked up, for an observed policy; None for the decision's own.
+        unknown: indices of the unknown cells.
+        age: seconds since each was measured, None for never; None if the feature is as old as the decision.
+        origin: source of the cells: one name for all, or one each.
+        lag: seconds after the decision at which it was looked up for an observed policy; None for the decision's own.
     """
 
     values: list[Any]
@@ -121,11 +116,11 @@ class ColumnLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class HitLine(msgspec.Struct, kw_only=True):
-    """What was believed of the chosen instance's cache.
+    """Expected hit on the chosen instance.
 
     Args:
-        tokens: of the prompt, believed to be there.
-        source: who said so.
+        tokens: prompt tokens expected to be cached.
+        source: where the expectation comes from.
     """
 
     tokens: int
@@ -135,8 +130,8 @@ class HitLine(msgspec.Struct, kw_only=True):
 if TYPE_CHECKING:
     RequestLine = Any
 else:
-    #: The request's fields as a policy reads them; those that `PolicyLine.fields` does not name mean nothing. What is
-    #: filled on demand is UNSET where it was not.
+    #: Request fields as a policy reads them; only those in `PolicyLine.fields` count. A field filled on demand is UNSET
+    #: otherwise.
     RequestLine = msgspec.defstruct(
         "RequestLine",
         [
@@ -148,43 +143,42 @@ else:
 
 
 class DecisionLine(msgspec.Struct, tag_field="kind", tag="decision", kw_only=True):
-    """One decision and what became of it.
+    """A decision and its outcome.
 
     Args:
         id: as in the response's `x-smetric-decision-id`.
-        time_ns: when it was made, Unix nanoseconds.
-        trace_id: of its trace; empty without one.
+        time_ns: time of the decision, Unix nanoseconds.
+        trace_id: its trace; empty without one.
         generation: of the policy.
-        rank: how many decisions of the same request came before it.
+        rank: number of earlier decisions on the same request.
         outcome: as in traces: routed, pinned, held, rejected, no_candidate, error.
         reason: what settled it.
-        origin: where the decision comes from: `live` for a request that was served.
-        route: the entry of `routes` that the request fell under.
-        arm: `control` or `canary` where the route has a canary; empty elsewhere.
-        instance: who was chosen; None for nobody.
-        rule: the label of the rule that fired; empty where no policy ran.
-        api: the wire format of the request.
-        request: what policies read of it: what the policy's `fields` name.
+        origin: `live` for a request that was served.
+        route: matching entry of `routes`.
+        arm: `control` or `canary` if the route has a canary; otherwise empty.
+        instance: the chosen one, or None.
+        rule: label of the rule that fired; empty if no policy ran.
+        api: wire format of the request.
+        request: the request's fields, those in the policy line's `fields`.
         tokens_source: how the prompt's length is known.
-        ids: the candidates; empty where no policy ran, as `columns` are then.
-        columns: what was read of them, by feature.
-        cursors: of the picks that rotate, as they were given.
+        ids: the candidates; empty if no policy ran, as are `columns`.
+        columns: features that were read, by name.
+        cursors: of rotating picks, as given.
         seed: of its draws.
-        guards: for each rule visited, its guards: true, false, or None for not reached.
-        score: of the chosen one; None where none was chosen by a score.
-        reject: the status that the rule rejects with; None where it rejects nobody. The client is sent another where an
-            instance has failed the request before.
-        margin: how far the score of the best of the others is from it; None where there is none.
-        evaluate_s: seconds the policy took.
+        guards: for each visited rule, its guards: true, false, or None for not reached.
+        score: of the chosen instance; None if none was chosen by a score.
+        reject: status of the reject rule. The client gets another one if an instance has failed the request before.
+        margin: distance to the score of the best other candidate; None without one.
+        evaluate_s: seconds spent on evaluating the policy.
         lookup_s: seconds spent on look-ups before.
-        status: what the client was sent; None where another decision of the same request follows.
-        ttft_s: seconds from arrival to the first byte of the answer; None where nothing was to be computed.
+        status: the client's status; None if another decision on the same request follows.
+        ttft_s: seconds from arrival to the first byte of the answer; None if nothing was to be computed.
         duration_s: seconds from arrival to its end.
-        error_type: what went wrong; empty for nothing.
-        usage: tokens as the instance counted them; None where it did not say.
-        hit: tokens believed cached on the chosen instance; None where none were looked up.
-        forecast: times that were expected; None where nothing could be said.
-        migration: where it was taken away from; None where it is no later turn that went elsewhere.
+        error_type: empty without an error.
+        usage: tokens as the instance counted them, or None.
+        hit: expected hit; None if none was looked up.
+        forecast: expected times; None if none could be computed.
+        migration: where a later turn was moved from; None otherwise.
     """
 
     id: str

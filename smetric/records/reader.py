@@ -1,4 +1,9 @@
-"""Reads records."""
+"""Reader of records: the lines of one or several files, with the policy of each decision.
+
+A file may end in the middle of a line or of a frame, while it is written or after its writer died; everything before is
+read. Files are plain, gzip (`.gz`) or Zstandard (`.zst`, before Python 3.14 with the extra `zstd`), in frames that are
+each complete in themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +21,21 @@ import msgspec
 from smetric.errors import UNREADABLE, ConfigError
 from smetric.records.format import VERSION, DecisionLine, Header, Line, PolicyLine
 
-# How a record is packed, by the end of its name: as it is, `.gz`, or `.zst`; and its lines, unpacked.
-#
-# Python has Zstandard from 3.14 on; before that it needs the extra `zstd`.
-#
-# A file is a row of frames, each whole in itself, so that one cut off at the end of a frame is a good file.
-
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-#: Levels: both pack a record to about a sixth at a few microseconds a line.
+#: Both levels compress a record to about a sixth, at a few microseconds a line.
 _GZIP_LEVEL = 3
 _ZSTD_LEVEL = 3
-#: Bytes unpacked in one go.
+#: Bytes read at once.
 _PIECE = 256 << 10
-#: Longest line that is read: a policy of the greatest size, or a decision over some ten thousand instances.
+#: Longest line: a policy of the largest size, or a decision over some ten thousand instances.
 MAX_LINE = 16 << 20
 
 Pack = Callable[[bytes], bytes]
 
 
 class _Frame(Protocol):
-    """What unpacks one frame."""
+    """Decompressor of one frame."""
 
     @property
     def eof(self) -> bool:
@@ -44,14 +43,14 @@ class _Frame(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """The bytes that came after its end."""
+        """Bytes after its end."""
 
     def decompress(self, data: bytes, /) -> bytes:
-        """What *data*, the next bytes, unpacks to."""
+        """Return the decompressed next bytes."""
 
 
 def packer(path: Path) -> Pack:
-    """What makes a frame of lines, for the file *path*.
+    """Return a function that compresses lines into a frame of the file *path*.
 
     Raises:
         ConfigError: the name ends in `.zst` and the extra is not installed.
@@ -69,15 +68,15 @@ def whole_lines(
     progressed: Callable[[int], None] = lambda _: None,
     cut_short: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[bytes]:
-    """The whole lines of *path*, whichever way it is packed.
+    """Yield the complete lines of *path*, decompressed.
 
     Args:
         path: the file.
-        progressed: told of bytes read from disk.
-        cut_short: told of *path* if it ends in the middle of a line or of a frame.
+        progressed: called with bytes read from disk.
+        cut_short: called with *path* if it ends in the middle of a line or of a frame.
 
     Raises:
-        ConfigError: it cannot be read, or is damaged, or packed by something that is not installed.
+        ConfigError: it cannot be read, is damaged, or needs a package that is not installed.
     """
     rest = b""
     seen = 0
@@ -102,7 +101,7 @@ def whole_lines(
 
 
 def unpacked(file: IO[bytes], name: str) -> Iterator[bytes | None]:
-    """What *file* holds, piece by piece, whichever way it is packed; None at last if it ends in the middle of a frame.
+    """Yield the decompressed content of *file* in pieces, then None if it ends in the middle of a frame.
 
     Raises:
         ConfigError: it is damaged, or packed with Zstandard and the extra is not installed.
@@ -142,18 +141,13 @@ def _zstd(place: str) -> Any:  # the extra may be absent
         ) from error
 
 
-# Reads records: the lines of one or several files, with the policy that each decision was made by.
-#
-# A file that is being written, or was when its writer died, may end in the middle of a line or of a frame; what is
-# whole is read. How lines are evaluated again is in `situation.py`.
-
 _EXPECTED = "expected a file that the setting `record` made"
 _DECODE = msgspec.json.Decoder(Line).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A decision, and the policy that made it."""
+    """A decision and the policy that made it."""
 
     line: DecisionLine
     policy: PolicyLine
@@ -161,13 +155,13 @@ class Recorded:
 
 @dataclass(slots=True)
 class Reading:
-    """Reads files in turn.
+    """Iterable over the decisions of several files.
 
-    Iterating raises a ConfigError where a file cannot be read or is no record, and where none holds a decision.
+    Iterating raises ConfigError if a file cannot be read or is no record, and if none holds a decision.
 
     Args:
         paths: the files, oldest first.
-        progressed: told of bytes read from disk.
+        progressed: called with bytes read from disk.
     """
 
     paths: Sequence[Path]
@@ -178,7 +172,7 @@ class Reading:
     def __iter__(self) -> Iterator[Recorded]:
         is_empty = True
         for path in self.paths:
-            # A single file may be empty: that is what a full disk leaves.
+            # A single file may be empty: a full disk leaves such files.
             for recorded in self._file(path):
                 is_empty = False
                 yield recorded
@@ -214,7 +208,7 @@ class Reading:
 
 
 class _Alone(msgspec.Struct):
-    """A decision that is no file's."""
+    """A decision outside of a file."""
 
     header: Header
     policy: PolicyLine
@@ -222,11 +216,11 @@ class _Alone(msgspec.Struct):
 
 
 def read_alone(document: Any, place: str) -> Recorded:
-    """The decision in *document*, the JSON values that the router at *place* made of it.
+    """Return the decision in *document*, JSON values from the router at *place*.
 
     Raises:
-        ValueError: it is none.
-        ConfigError: it is of a version that is not known here.
+        ValueError: it is not a decision.
+        ConfigError: its version is not supported.
     """
     alone = msgspec.convert(document, _Alone)
     _check_version(alone.header, place)
@@ -234,10 +228,10 @@ def read_alone(document: Any, place: str) -> Recorded:
 
 
 def find(paths: Iterable[Path], id: str) -> Recorded | None:
-    """The decision called *id*, or None.
+    """Return the decision with *id*, or None.
 
     Raises:
-        ConfigError: a file cannot be read, or is no record, or none holds a decision.
+        ConfigError: a file cannot be read or is no record, or none holds a decision.
     """
     for recorded in Reading(list(paths)):
         if recorded.line.id == id:
@@ -251,7 +245,7 @@ def _check_version(header: Header, place: str) -> None:
 
 
 def _is_whole(line: DecisionLine) -> bool:
-    """Whether each column has one value for each candidate."""
+    """Return whether each column has one value for each candidate."""
     count = len(line.ids)
     for column in line.columns.values():
         age, origin = column.age, column.origin

@@ -1,4 +1,8 @@
-"""Decisions to record lines."""
+"""Decisions as lines of a record, made on the event loop once the outcome is known.
+
+A line holds all that the policy saw, so that it can be evaluated again, and how the request ended. It holds no text of
+a prompt; of a request's strings, see `smetric.records.format`.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +47,13 @@ if TYPE_CHECKING:
     from smetric.policy import Decision
 
 
-# Turns decisions into lines of a record, on the event loop, once it is known what became of them.
-#
-# What is written: all that the policy saw, so that it can be evaluated again, and how the request ended. No text of a
-# prompt; of the strings of a request the model, and others only where a loaded policy reads them, then as stand-ins.
-
-#: What a policy reads of a request, in one call.
+#: Reads all request fields in one call.
 _read = operator.attrgetter(*FIELDS)
 _MODEL = FIELDS.index(MODEL)
 _ON_DEMAND = tuple(map(FIELDS.index, sorted(ON_DEMAND)))
-#: Sets of observed policies remembered, for decisions made before they changed.
+#: Sets of observed policies that are remembered, for decisions made before they changed.
 _MOST_OBSERVED = 16
-#: Generations remembered: those of the latest requests, and some of those that end late.
+#: Generations that are remembered, for requests that end late.
 _MOST_GENERATIONS = 256
 _encode = msgspec.json.Encoder().encode
 
@@ -63,14 +62,14 @@ log = structlog.get_logger("smetric.records")
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """What all lines of one generation of the policy have in common.
+    """What the lines of one generation of a policy have in common.
 
     Args:
-        number: what lines refer to it by.
+        number: by which lines refer to it.
         policy: the policy's own line.
-        left_out: places in `FIELDS` of what is not recorded.
-        hidden: places of the strings that are replaced by stand-ins.
-        plain: strings that the policies themselves name, which are recorded as they are.
+        left_out: indices in `FIELDS` of fields that are not recorded.
+        hidden: indices of strings that are replaced by pseudonyms.
+        plain: strings that the policies name, which are recorded as they are.
     """
 
     number: int
@@ -81,37 +80,37 @@ class _Generation:
 
 
 class Lines(Protocol):
-    """Takes the lines, as `smetric.records.writer.Writer` does."""
+    """Receiver of lines, such as `smetric.records.writer.Writer`."""
 
     def put(self, key: int, preamble: bytes, line: bytes) -> None:
-        """Take *line*; where there is no preamble *key* yet, *preamble* before it."""
+        """Take *line*, after *preamble* if there is no preamble *key* yet."""
 
-    def spoilt(self) -> int | None:
-        """A line could not be made; returns how many were kept back from the log, if this one is to be logged."""
+    def record_failure(self) -> int | None:
+        """Count a line that could not be made; return the suppressed count, or None if this one is suppressed too."""
 
 
 class Recorder(Listener):
-    """Writes one line for each decision.
+    """Listener that writes one line per decision.
 
     Args:
-        writer: where to.
-        observed: policies that the record is to be evaluated with too: what they read of a request is recorded.
+        writer: receiver of the lines.
+        observed: policies that the record will be replayed with; the request fields they read are recorded.
     """
 
     def __init__(self, writer: Lines, observed: Sequence[Policy] = ()) -> None:
         self._writer = writer
-        #: The observed policies, and since when, Unix nanoseconds; the last few, for decisions that end later.
+        #: Observed policies with their start, Unix nanoseconds; the last few, for decisions that end later.
         self._observed: deque[tuple[int, Sequence[Policy]]] = deque([(0, observed)], _MOST_OBSERVED)
-        #: By policy, reload counter, and since when the policies observed then are: several may act at once.
+        #: By policy, generation and start of the observed policies; several may act at once.
         self._generations: dict[tuple[Policy, int, int], _Generation] = {}
         self._numbers = 0
 
     def follow(self, observed: Sequence[Policy]) -> None:
-        """The record is to be evaluated with *observed*, too, from now on."""
+        """Record from now on for *observed*."""
         self._observed.append((time.time_ns(), observed))
 
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
-        """Note what the policy has read of the request; write the decision before, whose attempt has failed."""
+        """Note the request fields; write the previous decision, whose attempt has failed."""
         if exchange.previous is not None:
             self.write(exchange.previous)
         record.asked = _read(record.request)
@@ -125,7 +124,7 @@ class Recorder(Listener):
             self.write(exchange.record)
 
     def write(self, record: DecisionRecord) -> None:
-        """Write *record*, which changes no more. A line that cannot be made is counted and logged."""
+        """Write *record*, which no longer changes. A line that cannot be made is counted and logged."""
         try:
             since, observed = self._observed_at(record.time_ns)
             key = record.policy, record.generation, since
@@ -134,20 +133,20 @@ class Recorder(Listener):
                 generation = self._generations[key] = self._remember(record, observed)
             line = _encode(_line(record, generation)) + b"\n"
         except Exception:
-            if (kept_back := self._writer.spoilt()) is not None:
+            if (kept_back := self._writer.record_failure()) is not None:
                 log.exception("smetric.record.failed", record="decisions", kept_back=kept_back)
             return
         self._writer.put(generation.number, generation.policy, line)
 
     def _observed_at(self, time_ns: int) -> tuple[int, Sequence[Policy]]:
-        """The observed policies of that time: what was filled on demand of a request was filled for them."""
+        """Return the observed policies of that time, for which fields were filled on demand."""
         for since in reversed(self._observed):
             if since[0] <= time_ns:
                 return since
         return self._observed[0]
 
     def _remember(self, record: DecisionRecord, observed: Sequence[Policy]) -> _Generation:
-        """What lines of this generation have in common, made anew."""
+        """Return a new `_Generation`."""
         if len(self._generations) == _MOST_GENERATIONS:
             del self._generations[next(iter(self._generations))]
         number = self._numbers = max(self._numbers + 1, record.generation)
@@ -155,7 +154,7 @@ class Recorder(Listener):
 
 
 def header() -> bytes:
-    """The first line of a file that begins now."""
+    """Return the first line of a new file."""
     return _encode(Header(version=VERSION, smetric=__version__, time_ns=time.time_ns())) + b"\n"
 
 
@@ -236,7 +235,7 @@ def _add_decision(line: DecisionLine, decision: Decision) -> None:
 
 
 def _request(record: DecisionRecord, generation: _Generation) -> Any:
-    """What the policy read of the request."""
+    """Return the request fields to record."""
     values = list(record.asked if record.asked is not None else _read(record.request))
     for i in generation.left_out if record.request.is_described else (*generation.left_out, *_ON_DEMAND):
         values[i] = msgspec.UNSET
@@ -245,14 +244,14 @@ def _request(record: DecisionRecord, generation: _Generation) -> Any:
         model = ""
     for i in generation.hidden:
         text = values[i]
-        # The model is recorded, and so is what equals it: its own name as that of an adapter.
+        # Strings equal to the model, such as the name of an adapter, are recorded like it.
         if text and text != model and text not in generation.plain and not _is_cell(text, record):
             values[i] = pseudonym(text)
     return RequestLine(*values)
 
 
 def _is_cell(text: str, record: DecisionRecord) -> bool:
-    """Whether *text* stands in a snapshot of the record, so that it is recorded anyway."""
+    """Return whether *text* stands in a snapshot of the record, and is recorded anyway."""
     if record.decision is None:
         return False
     snapshot = record.decision.snapshot
@@ -261,7 +260,7 @@ def _is_cell(text: str, record: DecisionRecord) -> bool:
 
 
 def _holds(column: Sequence[Any], text: str) -> bool:
-    """Whether one of the strings, or of the sets of strings, of a column is *text*."""
+    """Return whether *text* is one of the strings, or in one of the sets, of a column."""
     first = column[0] if column else None
     if isinstance(first, str):
         return text in column
@@ -269,7 +268,7 @@ def _holds(column: Sequence[Any], text: str) -> bool:
 
 
 def _columns(snapshot: Snapshot, lag: float | None) -> dict[str, ColumnLine]:
-    """The columns of *snapshot*; those measured together share one list of ages."""
+    """Return the columns of *snapshot*; those measured together share one list of ages."""
     now = snapshot.now
     aged: dict[int, list[float | None]] = {}
     columns = {}
@@ -291,14 +290,12 @@ def _columns(snapshot: Snapshot, lag: float | None) -> dict[str, ColumnLine]:
     return columns
 
 
-# The last decisions in memory, as a record would have them: what can be asked of a record can be asked of them.
-
 _decision = msgspec.json.Decoder(DecisionLine).decode
 _policy = msgspec.json.Decoder(PolicyLine).decode
 
 
 class _Last:
-    """Takes the lines of a recorder and keeps the last."""
+    """Receiver that keeps the last line."""
 
     def __init__(self) -> None:
         self._line: tuple[int, bytes, bytes] | None = None
@@ -306,19 +303,19 @@ class _Last:
     def put(self, key: int, preamble: bytes, line: bytes) -> None:
         self._line = key, preamble, line
 
-    def spoilt(self) -> int | None:
+    def record_failure(self) -> int | None:
         return 0
 
     def take(self) -> tuple[int, bytes, bytes] | None:
-        """Number and line of the policy, and the decision's line; once."""
+        """Return number and line of the policy, and the line of the decision, once."""
         line, self._line = self._line, None
         return line
 
 
 def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> Iterator[Recorded]:
-    """*records* as a record would have them, with what *observed* policies read of requests.
+    """Yield *records* as a record would hold them, with what *observed* policies read.
 
-    A record goes through its text and back, so that nothing here can be decided otherwise than it would be from a file.
+    Each goes through its text and back, so that it is decided exactly as from a file.
     """
     last = _Last()
     recorder = Recorder(last, observed)
@@ -334,26 +331,23 @@ def recorded(records: Sequence[DecisionRecord], observed: Sequence[Policy]) -> I
 
 
 def alone(record: DecisionRecord) -> bytes | None:
-    """*record* by itself as JSON, for `smetric.records.reader.read_alone`; None where it cannot be written down."""
+    """Return *record* alone as JSON, for `smetric.records.reader.read_alone`; None if it cannot be written."""
     last = _Last()
     Recorder(last).write(record)
     taken = last.take()
     return b'{"header":%b,"policy":%b,"decision":%b}' % (header(), *taken[1:]) if taken is not None else None
 
 
-# What the settings say is recorded, put together: writers, and what makes their lines.
-
-
 class RecordStack:
-    """The records of one router.
+    """Records of one router.
 
     Args:
-        settings: which, and where: the section `record`.
-        observed: policies that the record of decisions is to be replayed with.
-        on_lines: told the record, what became of lines (`names.RECORD_RESULTS`), and how many. From any thread.
+        settings: the section `record`.
+        observed: policies that the record of decisions will be replayed with.
+        on_lines: called with the record, a result (`names.RECORD_RESULTS`) and a number of lines, from any thread.
 
     Raises:
-        ConfigError: a file is to be packed by something that is not installed.
+        ConfigError: a file needs a package that is not installed.
     """
 
     def __init__(
@@ -361,19 +355,17 @@ class RecordStack:
     ) -> None:
         self._settings = settings
         self._on_lines = on_lines
-        #: What is started and stopped with the router.
+        #: Started and stopped with the router.
         self.writers: list[Writer] = []
-        #: Writes decisions; None for not at all.
         self.decisions: Recorder | None = None
         if settings.record.path:
             self.decisions = Recorder(self._writer("decisions", Path(settings.record.path), header), observed)
-        #: Writes the traffic; None for not at all.
         self.traffic: Traffic | None = None
         if settings.record.trace:
             self.traffic = Traffic(self._writer("trace", Path(settings.record.trace), lambda: b""))
 
     def follow(self, observed: Sequence[Policy]) -> None:
-        """The record of decisions is to be replayed with *observed* from now on."""
+        """Record from now on for *observed*."""
         if self.decisions is not None:
             self.decisions.follow(observed)
 

@@ -1,4 +1,9 @@
-"""Replay of recorded decisions."""
+"""Replay: recorded decisions made again by another policy, or by the one that made them, and compared.
+
+Each decision is taken as it stood: loads and caches are those of the record, which the recorded choices have caused.
+What another choice would have caused later is a question for the simulator. Nothing that was not recorded is made up: a
+decision that needs it is not answerable.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +25,12 @@ from smetric.policy.vocabulary import pseudonym
 from smetric.records.format import HIDDEN, DecisionLine, PolicyLine, fields_read, strings_named
 from smetric.records.reader import Recorded
 
-# A recorded decision as the policy saw it: snapshot, request, cursors and seed, for any policy to decide on again.
-#
-# What was not recorded is never made up: a policy that gets to read it learns that it is not there.
-
 _SETS = frozenset(name for name, feature in VOCABULARY.features.items() if feature.kind is Kind.SET)
 
 
 @dataclass(frozen=True, slots=True)
 class NotRecorded:
-    """Why a decision cannot be made again: what a policy read that the record does not hold."""
+    """Features that a policy reads and that the record does not hold."""
 
     names: frozenset[str]
 
@@ -38,11 +39,11 @@ class NotRecorded:
 
 
 class _Unread(Exception):
-    """A policy got to a feature that was not recorded."""
+    """A policy reads a feature that was not recorded."""
 
 
 class _Columns(dict[str, list[Any]]):
-    """Features by name; asking for one that was not recorded ends the evaluation."""
+    """Features by name; reading one that was not recorded ends the evaluation."""
 
     __slots__ = ()
 
@@ -51,11 +52,11 @@ class _Columns(dict[str, list[Any]]):
 
 
 class Judge:
-    """Decides recorded decisions by one policy.
+    """A policy that decides recorded decisions again.
 
     Args:
         policy: the policy.
-        is_recorded: it is the one that made them, so it sees what it saw then and not what was looked up later.
+        is_recorded: whether it made them; it then sees only what it saw, without later look-ups.
     """
 
     def __init__(self, policy: Policy, *, is_recorded: bool = False) -> None:
@@ -63,19 +64,19 @@ class Judge:
         self._is_recorded = is_recorded
         self._fields = frozenset(fields_read(policy))
         self._on_demand = self._fields & ON_DEMAND
-        #: Strings that the policy names, by the stand-ins they would have in a record.
+        #: Strings that the policy names, by their pseudonyms.
         self._named = {pseudonym(text): text for text in strings_named(policy)}
-        #: The last winner of picks that the record says nothing of, as this policy decided them.
+        #: Last winners of picks that are not in the record, as this policy decided them.
         self._cursors: dict[str, str] = {}
         self._last: PolicyLine | None = None
         self._absent: NotRecorded | None = None
 
     def decide(self, recorded: Recorded) -> Decision | NotRecorded:
-        """What the policy decides on *recorded*, or what is missing for that.
+        """Return its decision on *recorded*, or what is missing for one.
 
-        Picks that rotate go on from where the record says they stood, those that the recorded policy does not have
-        from the last decision here. The recorded policy has all of its own, and one that it was not given had not
-        turned yet: lines stand in the order in which requests ended, so such a decision need not come first.
+        Rotating picks continue from the recorded cursors; picks that the recorded policy does not have continue from
+        the last decision here. A pick of the recorded policy without a cursor had not turned yet: lines are in the
+        order in which requests ended, so such a decision need not be the first.
         """
         if recorded.policy is not self._last:
             self._last = recorded.policy
@@ -85,7 +86,7 @@ class Judge:
             return self._absent
         line = recorded.line
         request = line.request
-        # Those of other routes, or of a time when nobody asked, were not filled.
+        # They were not filled for other routes, or while no policy read them.
         missing = {name for name in self._on_demand if getattr(request, name) is UNSET}
         if missing:
             return NotRecorded(frozenset(f"req.{name}" for name in missing))
@@ -109,7 +110,7 @@ class Judge:
         return decided
 
     def _unveil(self, request: Any) -> None:
-        """Put the strings that the policy names in the place of their stand-ins."""
+        """Replace pseudonyms of strings that the policy names by these strings."""
         for name in HIDDEN:
             text = getattr(request, name)
             if text and text in self._named:
@@ -117,7 +118,7 @@ class Judge:
 
 
 def _snapshot(line: DecisionLine, *, is_recorded: bool) -> Snapshot:
-    """The snapshot that *line* was decided on; with what was looked up later, unless *is_recorded*."""
+    """Return the snapshot of *line*, with later look-ups unless *is_recorded*."""
     columns = _Columns(id=line.ids)
     known: dict[str, list[bool] | None] = {}
     stamps: dict[str, list[float | None]] = {}
@@ -132,7 +133,7 @@ def _snapshot(line: DecisionLine, *, is_recorded: bool) -> Snapshot:
             for i in column.unknown:
                 cells[i] = False
         if column.age is not None:
-            # An age becomes a stamp before the moment 0, at which the snapshot was taken.
+            # The snapshot was taken at time 0; an age becomes a stamp before it.
             stamps[name] = [None if age is None else -age for age in column.age]
         if column.origin:
             origins[name] = column.origin
@@ -140,7 +141,7 @@ def _snapshot(line: DecisionLine, *, is_recorded: bool) -> Snapshot:
 
 
 def policy_of(recorded: PolicyLine, settings: Mapping[str, float | str | bool] | None = None) -> Policy:
-    """The policy that made a decision, as the record has it, with *settings* instead of its own where they are given.
+    """Return the policy that made a decision, with *settings* over its own values.
 
     Raises:
         PolicyError: this version cannot run it, or *settings* do not fit.
@@ -156,7 +157,7 @@ def policy_of(recorded: PolicyLine, settings: Mapping[str, float | str | bool] |
 
 
 def lag_of(line: DecisionLine, *decisions: Decision) -> float | None:
-    """How much later than the recorded one what *decisions* rest on was looked up, seconds; None where none was."""
+    """Return how many seconds later than the recorded one the look-ups of *decisions* were made; None without any."""
     lags = {name: column.lag for name, column in line.columns.items() if column.lag is not None}
     if not lags:
         return None
@@ -164,30 +165,27 @@ def lag_of(line: DecisionLine, *decisions: Decision) -> float | None:
     return max((lag for name, lag in lags.items() if name in read), default=None)
 
 
-# What a replay finds: how often two sides agree, which rules requests moved between, and how load would be spread.
-#
-# Filled decision by decision (`replay.py`); printed by `report.py` and `html_report.py`.
-
-#: Kinds of moves of which an example is kept; the rest are only counted.
+#: Kinds of moves with an example; the rest are only counted.
 MOST_EXAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side's decision: the rule that fired, and what it came to: the id of an instance, or an outcome in words."""
+    """Decision of one side: the rule that fired, and its choice: an instance id, or an outcome in words."""
 
     rule: str
     choice: str
 
 
 @dataclass(slots=True)
-class Spread:
-    """How one side spreads requests over the instances.
+class LoadSpread:
+    """Distribution of requests over instances by one side.
 
     Args:
         requests: by instance.
         tokens: prompt tokens, by instance.
-        hit_tokens: of those with a known hit, tokens found cached there; and their prompt tokens.
+        hit_tokens: cached tokens over the decisions with known hits.
+        hit_prompt_tokens: their prompt tokens.
     """
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -196,24 +194,24 @@ class Spread:
     hit_prompt_tokens: float = 0.0
 
     def imbalance(self, instances: int) -> float | None:
-        """Most requests of an instance over the mean of all *instances*; None without any."""
+        """Return most requests of an instance over the mean of all *instances*; None without requests."""
         total = self.requests.total()
         return max(self.requests.values()) * instances / total if total else None
 
     def token_imbalance(self, instances: int) -> float | None:
-        """The same for prompt tokens."""
+        """Return the same for prompt tokens."""
         total = self.tokens.total()
         return max(self.tokens.values()) * instances / total if total else None
 
     @property
     def hit_share(self) -> float | None:
-        """Share of the prompt tokens found cached, over the decisions that say so of both sides' picks."""
+        """Share of prompt tokens found cached, over the decisions with known hits of both picks."""
         return self.hit_tokens / self.hit_prompt_tokens if self.hit_prompt_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A kind of move: the rule that one side fired, and the one that the other did."""
+    """A kind of difference: the rule that one side fired, and the rule of the other."""
 
     before: str
     after: str
@@ -225,24 +223,24 @@ class Example:
 
     recorded: Recorded
     choice: str
-    #: The one side's decision, None where it is what was recorded; and the new one.
+    #: Decision of the one side, None for the recorded one; and the new one.
     before: Decision | None
     after: Decision
     is_tie: bool
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The higher, the more it tells."""
+        """Order of examples; higher is more telling."""
         return not self.is_tie, self.recorded.line.request.prompt_len
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What was found so far.
+    """Result of a replay so far.
 
     Args:
-        before: what is compared with: `recorded`, or a policy's name.
-        after: the policy that decides anew.
+        before: the one side: `recorded`, or a policy's name.
+        after: the policy that decides again.
     """
 
     before: str
@@ -250,23 +248,23 @@ class Comparison:
     #: Decisions read, and those of them where no policy ran.
     read: int = 0
     without_policy: int = 0
-    #: Decisions that both sides made, and how often they chose the same.
+    #: Decisions that both sides made, and those with equal choices.
     compared: int = 0
     agreed: int = 0
-    #: Of those that chose differently, where the other's choice was as good: a tie fell the other way.
+    #: Of those with different choices, the ties.
     ties: int = 0
-    #: Of those compared, decisions that rest on what was looked up later, and by how much in all.
+    #: Of those compared, decisions with later look-ups, and their total lag.
     late: int = 0
     late_s: float = 0.0
     #: Why decisions could not be made again, and how often.
     unanswered: Counter[str] = field(default_factory=Counter)
-    #: How often each pair of rules chose differently, and how often rules changed though the choice did not.
+    #: Pairs of rules with different choices, and with equal ones.
     moves: Counter[Move] = field(default_factory=Counter)
     renamed: Counter[Move] = field(default_factory=Counter)
     rules_before: Counter[str] = field(default_factory=Counter)
     rules_after: Counter[str] = field(default_factory=Counter)
-    spread_before: Spread = field(default_factory=Spread)
-    spread_after: Spread = field(default_factory=Spread)
+    spread_before: LoadSpread = field(default_factory=LoadSpread)
+    spread_after: LoadSpread = field(default_factory=LoadSpread)
     instances: set[str] = field(default_factory=set)
     examples: dict[Move, Example] = field(default_factory=dict)
     #: First and last decision, Unix nanoseconds.
@@ -275,21 +273,21 @@ class Comparison:
 
     @property
     def agreement(self) -> float | None:
-        """Share of the compared decisions in which both sides chose the same; None where none was compared."""
+        """Share of the compared decisions with equal choices; None if none was compared."""
         return self.agreed / self.compared if self.compared else None
 
     def add(
         self, recorded: Recorded, was: Side, now: Side, decision: Decision, other: Decision | None, lag: float | None
     ) -> None:
-        """Both sides have decided on *recorded*.
+        """Add a decision that both sides have made.
 
         Args:
             recorded: the decision.
-            was: what it is compared with.
-            now: what *decision* comes to.
-            decision: the new one.
-            other: what *was* comes from, None for the record itself.
-            lag: seconds by which what they read was looked up later.
+            was: the one side.
+            now: the result of *decision*.
+            decision: the new decision.
+            other: the decision of *was*; None for the record itself.
+            lag: seconds by which their look-ups were later.
         """
         self.compared += 1
         self.instances.update(recorded.line.ids)
@@ -328,7 +326,7 @@ class Comparison:
                 spread.hit_prompt_tokens += prompt
 
     def _keep(self, move: Move, example: Example) -> None:
-        """Keep *example* if it is the most telling of its kind: no tie, and then the largest request."""
+        """Keep *example* if it is the most telling of its kind: no tie, then the largest request."""
         kept = self.examples.get(move)
         if kept is None:
             if len(self.examples) < MOST_EXAMPLES:
@@ -338,7 +336,7 @@ class Comparison:
 
 
 def _is_tie(decision: Decision, other: str) -> bool:
-    """Whether *decision* might as well have chosen *other*."""
+    """Return whether *decision* could equally have chosen *other*."""
     score, ids = decision.score, decision.snapshot.ids
     if decision.index < 0 or other not in ids:
         return False
@@ -346,12 +344,7 @@ def _is_tie(decision: Decision, other: str) -> bool:
     return at in decision.candidates and (score is None or score[at] == score[decision.index])
 
 
-# Decides recorded decisions again by another policy, or by the very one that made them, and compares.
-#
-# Each decision is taken as it stood: loads and caches are those of the record, as they came about by what was really
-# chosen. What would have come of it later is the simulator's question.
-
-#: What the record calls outcomes at which nobody was chosen, in the words of decisions.
+#: Recorded outcomes without a choice, in the words of decisions.
 _OUTCOMES = {
     names.REJECTED: Outcome.REJECT.value,
     names.NO_CANDIDATE: Outcome.NOBODY.value,
@@ -363,27 +356,27 @@ Settings = Mapping[str, float | str | bool]
 
 
 class Judges:
-    """One judge for all decisions, or for each policy in the record one of its own.
+    """Judges of a replay: one policy for all decisions, or each recorded policy for its own.
 
     Args:
         policy: the policy; None for those of the record.
-        settings: of parameters, over those of the record, for each of its policies that has them; those of *policy* are
+        settings: parameter values over those of the record, for each policy that has them. Those of *policy* are
             settled.
     """
 
     def __init__(self, policy: Policy | None, settings: Settings | None = None) -> None:
         self._only = Judge(policy) if policy is not None else None
         self._settings = settings or {}
-        #: Names among them that no policy had so far.
+        #: Settings that no policy had so far.
         self._unused = set(self._settings)
         self._by_policy: dict[str, Judge] = {}
         self._last: tuple[PolicyLine, Judge] | None = None
 
     def of(self, policy: PolicyLine) -> Judge:
-        """Who decides what *policy* decided.
+        """Return the judge of decisions that *policy* made.
 
         Raises:
-            PolicyError: a policy of the record cannot be loaded, or a setting does not fit it.
+            PolicyError: a recorded policy cannot be loaded, or a setting does not fit it.
         """
         if self._only is not None:
             return self._only
@@ -399,17 +392,17 @@ class Judges:
         return self._last[1]
 
     def require_used(self) -> None:
-        """Once all is decided: refuse a setting that no policy of the record has.
+        """Refuse a setting that no recorded policy has; called at the end.
 
         Raises:
-            PolicyError: by the last of them.
+            PolicyError: from the last policy.
         """
         if self._unused and self._last is not None:
             policy_of(self._last[0], {name: self._settings[name] for name in self._unused})
 
 
 def replay(decisions: Iterable[Recorded], after: Judges, before: Judges | None, found: Comparison) -> None:
-    """Decide all *decisions* by *after* and add to *found* how that compares with *before*; None: with the record."""
+    """Decide all *decisions* by *after*, and add to *found* how that compares with *before*; None: with the record."""
     for recorded in decisions:
         line = recorded.line
         found.read += 1
@@ -431,12 +424,12 @@ def replay(decisions: Iterable[Recorded], after: Judges, before: Judges | None, 
 
 
 def side(decision: Decision) -> Side:
-    """What *decision* comes to."""
+    """Return the side of *decision*."""
     return Side(decision.rule, decision.choice)
 
 
 def recorded_side(line: DecisionLine) -> Side:
-    """What the recorded decision came to."""
+    """Return the side of the recorded decision."""
     if line.instance is not None:
         return Side(line.rule, line.instance)
     outcome = _OUTCOMES.get(line.outcome, line.outcome)

@@ -1,4 +1,4 @@
-"""Reports of a replay."""
+"""Reports: one recorded decision in words, and a replay as text, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from smetric.policy import PolicyError, explain
 from smetric.policy.types import clipped
 from smetric.records.format import DecisionLine
 from smetric.records.reader import Recorded
-from smetric.records.replay import RECORDED, Comparison, Example, Judge, Move, NotRecorded, Spread, policy_of, side
-
-# One recorded decision for people: why it was made, by the policy in its record, and what became of it.
+from smetric.records.replay import RECORDED, Comparison, Example, Judge, LoadSpread, Move, NotRecorded, policy_of, side
 
 
 def account(recorded: Recorded) -> str:
-    """The explanation of *recorded*, and how its request ended."""
+    """Return the explanation of *recorded*, and how its request ended."""
     return f"{why(recorded)}\n{ending(recorded.line)}"
 
 
 def why(recorded: Recorded) -> str:
-    """The explanation of *recorded*."""
+    """Return the explanation of *recorded*."""
     line = recorded.line
     if not line.ids:
         return f"{line.outcome}: no policy was asked ({line.reason})"
@@ -36,7 +34,7 @@ def why(recorded: Recorded) -> str:
 
 
 def ending(line: DecisionLine, *, is_over: bool = True) -> str:
-    """How the request of *line* ended; unless *is_over* it may be that it has not."""
+    """Return how the request of *line* ended; it may be unfinished unless *is_over*."""
     if line.status is None:
         followed = "another decision of the same request followed"
         return f"not answered: {followed}" if is_over else f"not answered yet, or {followed}"
@@ -51,7 +49,7 @@ def ending(line: DecisionLine, *, is_over: bool = True) -> str:
         said.append(f"first byte after {line.ttft_s:.3g} s{expected}")
     usage = line.usage
     if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens is not None:
-        believed = f", {line.hit.tokens:,} were believed to be" if line.hit is not None else ""
+        believed = f", {line.hit.tokens:,} were expected" if line.hit is not None else ""
         said.append(f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens were cached{believed}")
     if line.migration is not None:
         left = line.migration.left_tokens
@@ -60,15 +58,13 @@ def ending(line: DecisionLine, *, is_over: bool = True) -> str:
     return "; ".join(said)
 
 
-# A comparison for people on a terminal, and as JSON values; the page for browsers is `html_report.py`.
-
 #: Rows of a table on a terminal.
 _ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """An example in words: what was chosen by either side, and each one's explanation."""
+class ExampleText:
+    """An example in words: the choices of both sides, and their explanations."""
 
     id: str
     move: Move
@@ -80,15 +76,15 @@ class Told:
     why_after: str
 
 
-def examples(found: Comparison, most: int) -> list[Told]:
-    """At most *most* examples, those of the commonest moves."""
+def examples(found: Comparison, most: int) -> list[ExampleText]:
+    """Return at most *most* examples, of the most frequent moves."""
     kept = [(move, count, found.examples[move]) for move, count in found.moves.most_common() if move in found.examples]
-    return [_told(move, count, example) for move, count, example in kept[:most]]
+    return [_in_words(move, count, example) for move, count, example in kept[:most]]
 
 
-def _told(move: Move, count: int, example: Example) -> Told:
+def _in_words(move: Move, count: int, example: Example) -> ExampleText:
     line, after = example.recorded.line, example.after
-    return Told(
+    return ExampleText(
         id=line.id,
         move=move,
         count=count,
@@ -100,8 +96,8 @@ def _told(move: Move, count: int, example: Example) -> Told:
     )
 
 
-def as_json(found: Comparison, told: Sequence[Told]) -> dict[str, Any]:
-    """All of it as JSON values; shares are 0..1, None where there is nothing to divide by."""
+def as_json(found: Comparison, told: Sequence[ExampleText]) -> dict[str, Any]:
+    """Return the comparison as JSON values; shares are 0..1, None if there is nothing to divide by."""
     instances = len(found.instances)
     return {
         "origin": names.REPLAY,
@@ -150,8 +146,8 @@ def as_json(found: Comparison, told: Sequence[Told]) -> dict[str, Any]:
     }
 
 
-def as_text(found: Comparison, told: Sequence[Told]) -> str:
-    """All of it for a terminal."""
+def as_text(found: Comparison, told: Sequence[ExampleText]) -> str:
+    """Return the comparison for a terminal."""
     parts = [headline(found), *notes(found), ""]
     if found.moves:
         width = max(len(f"{count:,}") for count in found.moves.values())
@@ -177,7 +173,7 @@ def as_text(found: Comparison, told: Sequence[Told]) -> str:
 
 
 def headline(found: Comparison) -> str:
-    """What it comes to, in one sentence."""
+    """Return the result in one sentence."""
     against = "what was recorded" if found.before == RECORDED else found.before
     if found.agreement is None:
         return f"{found.after}: none of {found.read:,} decisions can be compared with {against}"
@@ -190,7 +186,7 @@ def headline(found: Comparison) -> str:
 
 
 def notes(found: Comparison) -> list[str]:
-    """What else must be known to read it, a sentence each."""
+    """Return what else a reader must know, a sentence each."""
     said = []
     if found.first_ns:
         said.append(f"made from {_time(found.first_ns)} to {_time(found.last_ns)}")
@@ -198,7 +194,7 @@ def notes(found: Comparison) -> list[str]:
     if found.unanswered:
         said[-1] += "; name the policy in the setting `observe` to have recorded what it reads"
     if found.without_policy:
-        said.append(f"{found.without_policy:,} had no policy to ask (pinned, or nobody to choose from)")
+        said.append(f"{found.without_policy:,} had no policy to ask (pinned, or no candidate)")
     if found.late:
         said.append(f"{found.late:,} rest on look-ups made {found.late_s / found.late * 1000:.1f} ms later on average")
     if found.renamed:
@@ -207,14 +203,14 @@ def notes(found: Comparison) -> list[str]:
 
 
 def figures(found: Comparison) -> list[tuple[str, str, str]]:
-    """Rows of the load's spread: what, of the one side, of the other."""
+    """Return the rows of the table of load: name, one side, other side."""
     count, sides = len(found.instances), (found.spread_before, found.spread_after)
 
     def row(what: str, of: Any) -> tuple[str, str, str]:
         before, after = map(of, sides)
         return what, before, after
 
-    def share(spread: Spread) -> str:
+    def share(spread: LoadSpread) -> str:
         return "–" if spread.hit_share is None else percent(spread.hit_share)
 
     return [
@@ -224,8 +220,8 @@ def figures(found: Comparison) -> list[tuple[str, str, str]]:
     ]
 
 
-def title(one: Told) -> str:
-    """An example in one line."""
+def title(one: ExampleText) -> str:
+    """Return an example in one line."""
     like = f", as {one.count - 1:,} more" if one.count > 1 else ""
     return (
         f"{one.id}: {clipped(one.before)} → {clipped(one.after)}, {name(one.move)}, "
@@ -234,12 +230,12 @@ def title(one: Told) -> str:
 
 
 def name(move: Move) -> str:
-    """A move in words."""
+    """Return a move in words."""
     return f"{move.before} → {move.after}"
 
 
 def percent(share: float) -> str:
-    """A share; 100 % is said only of all."""
+    """Return a share as text; only a share of 1 is shown as 100 %."""
     text = f"{share * 100:.2f}"
     return "100 %" if share == 1 else "99.99 %" if text == "100.00" else f"{text} %"
 
@@ -268,8 +264,6 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
-# A comparison as one HTML page that needs nothing else: styles, bars (SVG) and explanations inside, light and dark.
-
 #: Instances with bars of their own.
 _BARS = 256
 _ROW, _WIDTH, _LABEL = 34, 420, 190
@@ -295,8 +289,8 @@ svg text { fill: var(--ink); font: 13px system-ui, sans-serif; } .b { fill: var(
 """
 
 
-def page(found: Comparison, told: Sequence[Told]) -> str:
-    """The page."""
+def page(found: Comparison, told: Sequence[ExampleText]) -> str:
+    """Return the comparison as one self-contained HTML page, light and dark."""
     sentence = headline(found)
     body = [
         f"<h1>{escape(sentence)}</h1>",
@@ -304,7 +298,7 @@ def page(found: Comparison, told: Sequence[Told]) -> str:
         *_moves(found),
         *_load(found),
         *_examples(found, told),
-        "<p>Each decision is taken as it stood: loads and caches are those that what was really chosen had led to.</p>",
+        "<p>Each decision is taken as it stood: loads and caches are those that the recorded choices had caused.</p>",
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -347,7 +341,7 @@ def _load(found: Comparison) -> list[str]:
 
 
 def _bars(found: Comparison) -> str:
-    """Two bars for each instance: what it was sent, and what it would have been."""
+    """Return two bars for each instance: recorded and replayed requests."""
     instances = sorted(found.instances)
     shown = instances[:_BARS]
     one, other = found.spread_before.requests, found.spread_after.requests
@@ -374,7 +368,7 @@ def _short(instance: str) -> str:
     return instance if len(instance) <= 24 else instance[:23] + "…"
 
 
-def _examples(found: Comparison, told: Sequence[Told]) -> list[str]:
+def _examples(found: Comparison, told: Sequence[ExampleText]) -> list[str]:
     parts = ["<h2>The most telling ones</h2>"] if told else []
     for one in told:
         sides = "".join(

@@ -1,4 +1,10 @@
-"""Trace of the traffic."""
+"""Trace of the traffic, for studies and simulators: the data of the paper's section 3 for each request.
+
+Prompts appear as chained hashes of their blocks, sessions as a hash. Both are keyed with a secret of this process, so
+they can be compared with each other and with nothing else. Field names are those of public traces where they mean the
+same: Mooncake's (`timestamp`, `input_length`, `output_length`, `hash_ids`) and Bailian's (`chat_id`, `parent_chat_id`,
+`turn`).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,13 @@ import asyncio
 import enum
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 
 from smetric.fleet.exchange import Exchange, Listener
 from smetric.records.writer import Writer
@@ -25,12 +31,7 @@ if TYPE_CHECKING:
     from smetric.request.request import InferenceRequest
 
 
-# What made a client send a request: a person, an agent that has run its tools, or the compaction of a session.
-#
-# Judged by the last message alone (the paper's Figure 7 tells the same three apart). Its text is looked at and not
-# kept.
-
-#: With what agents ask for a summary of the session: Claude Code and Cline, Codex, OpenCode, Gemini CLI.
+#: Phrases of agents that ask for a summary of the session: Claude Code and Cline, Codex, OpenCode, Gemini CLI.
 _COMPACTIONS = (
     b"create a detailed summary of the conversation",
     b"CONTEXT CHECKPOINT COMPACTION",
@@ -40,17 +41,17 @@ _COMPACTIONS = (
 
 
 class Trigger(enum.Enum):
-    """Who or what sent a request."""
+    """Cause of a request, judged by its last message (the classes of the paper's Figure 7). Its text is not kept."""
 
     USER = "user"
-    #: The results of tools came back.
+    #: An agent returns the results of tools.
     AGENT = "agent"
-    #: The agent has its context summarised.
+    #: An agent asks for a summary of its context.
     COMPACTION = "compaction"
 
 
 def trigger_of(last: Iterable[tuple[Kind, bytes]]) -> Trigger:
-    """What *last*, the parts of a request's last message with the beginning of each one's text, was sent for."""
+    """Return the cause of a request from *last*: the parts of its last message with the beginning of each text."""
     trigger = Trigger.USER
     for kind, text in last:
         if kind is Kind.TOOL_RESULT:
@@ -60,18 +61,11 @@ def trigger_of(last: Iterable[tuple[Kind, bytes]]) -> Trigger:
     return trigger
 
 
-# A trace of the traffic itself, for studies and simulators: what the paper's section 3 collected of each request.
-#
-# Prompts appear as chained hashes of their blocks, sessions as a hash; both are keyed with a secret that this process
-# alone has, so that they can be compared with each other and with nothing else. Field names are those of public traces
-# where they mean the same: Mooncake's (`timestamp`, `input_length`, `output_length`, `hash_ids`) and Bailian's
-# (`chat_id`, `parent_chat_id`, `turn`).
-
 #: Rendered bytes of a block of the trace: about 512 tokens, the blocks of Mooncake's traces.
 TRACE_BLOCK_BYTES = 2 * BLOCK_BYTES
-#: Requests remembered so that a later one is known to follow them.
+#: Requests that are remembered as possible parents.
 MOST_PARENTS = 65_536
-#: Hashes kept, so that what a follow-up repeats is not hashed again.
+#: Block ids that are cached.
 _MOST_HASHES = 1 << 16
 _encode = msgspec.json.Encoder().encode
 
@@ -82,29 +76,28 @@ class TrafficLine(msgspec.Struct, kw_only=True):
     """One request.
 
     Args:
-        timestamp: its arrival, milliseconds since that of the first request that this process decided; less than 0
-            where its body took longer.
-        unix_ms: the same since 1970.
-        input_length: tokens of the prompt, as the instance counted them, else as the router did.
-        output_length: tokens generated; None for a stream without usage, which clients ask for by
+        timestamp: arrival, milliseconds after the first request that this process decided; below 0 if that one's body
+            took longer.
+        unix_ms: arrival since 1970.
+        input_length: prompt tokens as the instance counted them, else as the router estimated them.
+        output_length: generated tokens; None for a stream without usage, which clients ask for by
             `stream_options: {"include_usage": true}`.
         hash_ids: one for each full block of the prompt, each covering all before it: equal ids, equal beginnings.
         block_tokens: tokens of a block: 2,048 rendered bytes, about 512.
-        chat_id: the id of its decision, as in traces and the record of decisions.
-        parent_chat_id: the request that it follows, by its history, else by its session's header; None where there is
-            none or it is not known.
-        session: hash of the session, that of the client's header or that of the first request.
+        chat_id: id of its decision, as in traces and the record of decisions.
+        parent_chat_id: the request that it follows, by its history, else by its session header; None if there is none
+            or it is unknown.
+        session: hash of the session: that of the client's header, else that of the first request.
         turn: assistant turns in the carried history.
-        trigger: `user`, `agent` (tools' results came back) or `compaction` (the agent has its context summarised), by
-            the last message.
-        api: the wire format.
-        model: hash of the model asked for.
-        instance: where it was served; None for nowhere.
-        status: what the client was sent; 200 also for a stream that broke off.
-        error_type: what went wrong; empty for nothing.
-        ttft_ms: milliseconds from arrival to the first byte of the answer; None where there was none.
+        trigger: `user`, `agent` (results of tools) or `compaction` (a summary of the context), by the last message.
+        api: wire format.
+        model: hash of the requested model.
+        instance: where it was served, or None.
+        status: the client's status; 200 also for a broken stream.
+        error_type: empty without an error.
+        ttft_ms: milliseconds from arrival to the first byte of the answer; None without one.
         duration_ms: milliseconds from arrival to its end.
-        cached_tokens: prompt tokens the instance says it had cached; None where it did not say.
+        cached_tokens: cached prompt tokens as the instance reported them, or None.
     """
 
     timestamp: int
@@ -129,7 +122,7 @@ class TrafficLine(msgspec.Struct, kw_only=True):
 
 
 class _Glance(msgspec.Struct):
-    """What is taken of a prompt while its text is there."""
+    """What is kept of a prompt while its text is available."""
 
     hash_ids: list[int]
     block_tokens: int
@@ -139,24 +132,25 @@ class _Glance(msgspec.Struct):
 
 
 class Traffic(Listener):
-    """Writes one line for each inference request.
+    """Listener that writes one line per inference request.
 
     Args:
-        writer: where to.
+        writer: receiver of the lines.
+        most_parents: requests that are remembered as possible parents.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, most_parents: int = MOST_PARENTS) -> None:
         self._writer = writer
         self._secret = os.urandom(32)
-        self._first_ms = 0  # not that of the first line: lines stand in the order in which requests end
+        self._first_ms = 0  # not of the first line: lines are in the order in which requests end
         #: By the identity of the request, from its first decision to its end.
         self._glances: dict[int, _Glance] = {}
-        #: A whole prompt's hash, or a session's, to the last request with it: its id and its session.
-        self._followed: OrderedDict[int | str, tuple[str, str]] = OrderedDict()
+        #: Hash of a whole prompt, or of a session, to id and session of the last request with it.
+        self._followed: LRUCache[int | str, tuple[str, str]] = LRUCache(2 * most_parents)
         self._hash_id = lru_cache(_MOST_HASHES)(self._keyed)
 
     def decided(self, exchange: Exchange, record: DecisionRecord) -> None:
-        """Look at the prompt of a request decided for the first time, as soon as it has been sent."""
+        """Read the prompt of a new request, as soon as it has been sent."""
         if exchange.previous is not None or not record.is_inference:
             return
         request, arrival_ns = record.request, exchange.arrival_ns
@@ -168,7 +162,7 @@ class Traffic(Listener):
     def _look(self, request: InferenceRequest) -> None:
         prompt = request.prompt
         if prompt is None or request.body is None:
-            return  # it ended, or was answered, in the same tick
+            return  # it has ended, or was answered, in the same tick
         hashes = prompt.hashes
         self._glances[id(request)] = _Glance(
             [self._hash_id(block) for block in hashes.blocks[1::2]],
@@ -179,15 +173,15 @@ class Traffic(Listener):
         )
 
     def ended(self, exchange: Exchange) -> None:
-        """Write the line of a request whose prompt was looked at."""
+        """Write the line of a request whose prompt was read."""
         record = exchange.record
         glance = self._glances.pop(id(record.request), None) if record is not None else None
         if record is None or glance is None:
             return
         try:
             line = self._line(record, glance, exchange.arrival_ns)
-        except Exception:  # a request must not fail because it cannot be recorded
-            if (kept_back := self._writer.spoilt()) is not None:
+        except Exception:  # a request must not fail because its line cannot be made
+            if (kept_back := self._writer.record_failure()) is not None:
                 log.exception("smetric.record.failed", record="trace", kept_back=kept_back)
             return
         self._writer.put(0, b"", line)
@@ -220,10 +214,10 @@ class Traffic(Listener):
         return _encode(line) + b"\n"
 
     def _place(self, record: DecisionRecord, glance: _Glance) -> tuple[str | None, str]:
-        """The request that this one follows, and the session of both.
+        """Return the request that this one follows, and the session of both.
 
-        It follows the one whose whole prompt is its own up to the last assistant turn; where a client has edited its
-        history, the last one of the session that a header names.
+        It follows the request whose whole prompt is its own up to the last assistant turn. If a client has edited its
+        history, it follows the last request of the session in its header.
         """
         named = self._name(f"session {record.request.session}") if record.request.session else ""
         found = self._followed.get(glance.question) if glance.question else None
@@ -233,13 +227,10 @@ class Traffic(Listener):
         session = named or session or self._name(f"request {record.id}")
         for key in (glance.whole, session):
             self._followed[key] = record.id, session
-            self._followed.move_to_end(key)
-        while len(self._followed) > 2 * MOST_PARENTS:
-            self._followed.popitem(last=False)
         return parent, session
 
     def _keyed(self, block: int) -> int:
-        """The id of a block's hash: 53 bits, which every reader of JSON holds exactly."""
+        """Return the id of a block: 53 bits, which every JSON reader holds exactly."""
         digest = hashlib.blake2b(block.to_bytes(8, "big"), key=self._secret, digest_size=7).digest()
         return int.from_bytes(digest, "big") >> 3
 

@@ -1,4 +1,8 @@
-"""Writes record files."""
+"""Writer of record files, in a thread of its own, so that no request waits for a disk.
+
+The file being written has the configured name. A full one is renamed with its time:
+`decisions-20260529T100000.123Z.jsonl` beside `decisions.jsonl`, so that the order of names is the order of files.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +24,21 @@ from smetric.files import require_regular
 from smetric.log_limit import CHANGES_TOLD, LogLimit
 from smetric.records.reader import Pack
 
-# A record's file on disk: frames appended whole, a new file begun when it is large, the oldest deleted.
-#
-# The file being written has the name that was configured; full ones have the time at which they were put aside in
-# theirs, `decisions-20260529T100000.123Z.jsonl` beside `decisions.jsonl`, so that names in order are files in order.
-
 _STAMP = r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z"
 _STEP = timedelta(milliseconds=1)
 
 
 class RotatedFile:
-    """Appends to a file; opens it with the first frame, so a start that writes nothing leaves no file.
+    """A file to append to. It is opened with the first frame, so a start that writes nothing leaves no file.
 
-    Two processes may have the same name, as while one takes over from the other: each puts the other's file aside and
-    both go on with their own.
+    Two processes may use the same name, as while one takes over from the other: each renames the other's file, and both
+    go on with their own.
 
     Args:
         path: the file being written.
-        max_bytes: size from which on it is put aside.
-        keep: how many files put aside are kept.
-        now: the time, for their names.
+        max_bytes: size at which it is rotated.
+        keep: rotated files that are kept.
+        now: time for their names.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class RotatedFile:
         self._now = now
         self._fd = -1
         self._size = 0
-        # `decisions.jsonl.gz`: what stands before the first dot is the stem, the rest the suffix.
+        # `decisions.jsonl.gz`: the stem ends at the first dot.
         self._stem, _, suffix = path.name.partition(".")
         self._suffix = f".{suffix}" if suffix else ""
         self._aside = re.compile(rf"{re.escape(self._stem)}-{_STAMP}{re.escape(self._suffix)}\Z")
@@ -62,12 +61,12 @@ class RotatedFile:
         return self._fd < 0 or self._size == 0 or self._size >= self._max_bytes
 
     def let_go(self) -> None:
-        """Let go of what is not as this has left it, so that the next frame begins a file that can be read.
+        """Close the file if it is not as this process left it, so that the next frame begins a readable file.
 
-        Somebody has deleted, cut or moved it, or half a frame that the disk had no room for could not be taken back.
+        It may have been deleted, truncated or moved, or have half a frame that a full disk could not take back.
 
         Raises:
-            OSError: nobody can tell, as where a server that kept it has forgotten it; it is let go of then too.
+            OSError: its state cannot be read, as on a server that has forgotten it. It is closed then too.
         """
         if self._fd < 0:
             return
@@ -82,7 +81,7 @@ class RotatedFile:
             self._size = min(self._size, state.st_size)
 
     def _was_moved(self, state: os.stat_result) -> bool:
-        """Whether the file that is open has another name now, but one that a process like this one has given it."""
+        """Return whether the open file was renamed, other than by rotation."""
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self.path), state):
                 return False
@@ -91,16 +90,16 @@ class RotatedFile:
         return True
 
     def require_file(self) -> None:
-        """Refuse what is no file: a folder, a pipe or a device of our name is not to be renamed.
+        """Refuse a folder, pipe or device of this name, which must not be renamed.
 
         Raises:
-            OSError: it is none.
+            OSError: it is not a regular file.
         """
-        with contextlib.suppress(FileNotFoundError):  # nothing there yet, or a link to nothing
+        with contextlib.suppress(FileNotFoundError):  # absent, or a dangling link
             require_regular(self.path)
 
     def append(self, frame: bytes) -> None:
-        """Append *frame*, whole or not at all; begins a new file where the last one is full.
+        """Append *frame*, completely or not at all; begin a new file if the current one is full.
 
         Raises:
             OSError: it could not be written.
@@ -113,13 +112,13 @@ class RotatedFile:
             while written < len(frame):
                 written += os.write(self._fd, frame[written:])
         except OSError:
-            with contextlib.suppress(OSError):  # what matters is the first error; a reader copes with half a frame
+            with contextlib.suppress(OSError):  # the first error counts; a reader copes with half a frame
                 os.ftruncate(self._fd, self._size)
             raise
         self._size += len(frame)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the file."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -127,32 +126,32 @@ class RotatedFile:
     def _open(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
-            self._put_aside()
+            self._rotate()
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
                 self._fd = os.open(self.path, flags, 0o600)
             except FileExistsError:
-                continue  # another process was faster: put its file aside too
+                continue  # another process was faster: rotate its file too
             self._size = 0
             return
 
-    def _put_aside(self) -> None:
-        """Rename the file that has our name, if there is one, and delete the oldest of those put aside."""
+    def _rotate(self) -> None:
+        """Rename the file with this name, if there is one, and delete the oldest rotated files."""
         if not os.path.lexists(self.path):
             return
         self.require_file()
-        # Where the clock was set back, the newest must not look like the oldest.
-        times = [time for each in self._those_put_aside() if (time := _time(each.name)) is not None]
+        # After the clock was set back, the newest must not look like the oldest.
+        times = [time for each in self._rotated() if (time := _time(each.name)) is not None]
         at = max([self._now(), *(time + _STEP for time in times)])
         while (name := self.path.with_name(f"{self._stem}-{_stamp(at)}{self._suffix}")).exists():
             at += _STEP
-        with contextlib.suppress(FileNotFoundError):  # another process has just done so
+        with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
             os.rename(self.path, name)
-        aside = self._those_put_aside()
+        aside = self._rotated()
         for old in aside[: max(0, len(aside) - self._keep)]:
             old.unlink(missing_ok=True)
 
-    def _those_put_aside(self) -> list[Path]:
+    def _rotated(self) -> list[Path]:
         return sorted(each for each in self.path.parent.iterdir() if self._aside.match(each.name))
 
 
@@ -161,7 +160,7 @@ def _stamp(at: datetime) -> str:
 
 
 def _time(name: str) -> datetime | None:
-    """The time in *name*; None where there is no such time."""
+    """Return the time in *name*, or None."""
     stamp = re.search(_STAMP, name)
     try:
         return datetime.strptime(stamp[0], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC) if stamp else None
@@ -169,30 +168,27 @@ def _time(name: str) -> datetime | None:
         return None
 
 
-# Writes lines to a file from a thread of its own, so that no request ever waits for a disk.
-#
-# What does not fit into the queue is dropped and counted, and so is what cannot be written. What the lines say is the
-# callers' business.
-
-#: Seconds for which lines are gathered before they are written, and bytes of them that make a frame.
+#: Seconds for which lines are gathered before they are written, and bytes of a frame.
 GATHER_S = 0.25
 FRAME_BYTES = 256 << 10
-#: Seconds that the end waits for the disk.
+#: Seconds that stopping waits for the disk.
 END_S = 2.0
 
 log = structlog.get_logger("smetric.records")
 
 
 class Writer:
-    """A bounded queue of lines and the thread that empties it.
+    """Bounded queue of lines, and the thread that empties it.
+
+    Lines that do not fit, and lines that cannot be written, are dropped and counted.
 
     Args:
-        name: what is written, `decisions` or `trace`, for metric and log.
-        file: where to.
-        pack: makes a frame of lines.
-        header: makes the first line of a file.
-        max_queued: bytes that may wait to be written.
-        on_lines: told what became of lines: one of `names.RECORD_RESULTS`, and how many. Called from both threads.
+        name: `decisions` or `trace`, for metric and log.
+        file: the file.
+        pack: compresses lines into a frame.
+        header: returns the first line of a file.
+        max_queued: bytes that may wait.
+        on_lines: called with a result, one of `names.RECORD_RESULTS`, and a number of lines; from both threads.
     """
 
     def __init__(
@@ -212,16 +208,16 @@ class Writer:
         self._max_queued = max_queued
         self._on_lines = on_lines
         self._queue: deque[tuple[int, bytes, bytes]] = deque()
-        # Each of the two is written by one thread alone: no increment is lost.
+        # Each is written by one thread only, so no increment is lost.
         self._put_bytes = 0
         self._taken_bytes = 0
         self._is_stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        #: What stands in the file before the lines that refer to it.
+        #: Preambles in the file.
         self._preambles: set[int] = set()
         self._is_failing = False
         self._log_limit = LogLimit()
-        #: A disk that is nearly full takes the small frames and not the large ones.
+        #: A nearly full disk takes small frames and refuses large ones.
         self._change_limit = LogLimit(lines=CHANGES_TOLD)
 
     @property
@@ -230,26 +226,26 @@ class Writer:
         return self._put_bytes - self._taken_bytes
 
     def put(self, key: int, preamble: bytes, line: bytes) -> None:
-        """Write *line*, in the order of these calls; where the file has no preamble *key* yet, *preamble* before it."""
+        """Write *line*, in the order of calls, after *preamble* if the file has no preamble *key* yet."""
         if self.queued_bytes + len(line) > self._max_queued:
             self._on_lines(names.RECORD_DROPPED, 1)
             return
         self._put_bytes += len(line)
         self._queue.append((key, preamble, line))
 
-    def spoilt(self) -> int | None:
-        """A line could not be made, which is a fault of ours: count it.
+    def record_failure(self) -> int | None:
+        """Count a line that could not be made.
 
         Returns:
-            How many were kept back from the log since, if this one is to be logged.
+            The suppressed count since the last log line, or None if this failure is to be suppressed too.
         """
         self._on_lines(names.RECORD_FAILED, 1)
         return self._log_limit.passes(self._name)
 
     async def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         try:
-            # Whoever configured it learns at once, not when the record is wanted.
+            # A file that cannot be written is reported at the start, not when the record is needed.
             self._file.require_file()
             folder = next(folder for folder in self._file.path.absolute().parents if folder.exists())
             if not os.access(folder, os.W_OK):
@@ -260,7 +256,7 @@ class Writer:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Write what waits, for two seconds at most."""
+        """Write what waits, for at most two seconds."""
         self._is_stopping.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, END_S)
@@ -274,7 +270,7 @@ class Writer:
         self._file.close()
 
     def flush(self) -> None:
-        """Write all that waits, frame by frame. Called by the thread."""
+        """Write all that waits, frame by frame; called by the thread."""
         while self._queue:
             try:
                 self._file.let_go()
@@ -302,21 +298,21 @@ class Writer:
                 self._preambles = preambles
                 if self._is_failing:
                     self._is_failing = False
-                    self._tell(log.info, "smetric.record.resumed")
+                    self._log(log.info, "smetric.record.resumed")
                 self._on_lines(names.RECORD_WRITTEN, count)
             self._taken_bytes += size
 
     def _failed(self, error: OSError) -> None:
-        """Say once, until it works again, that it does not."""
+        """Log a failure once, until writing works again."""
         if not self._is_failing:
             self._is_failing = True
-            self._tell(
+            self._log(
                 log.error,
                 "smetric.record.not_written",
                 reason=error.strerror or str(error),
                 remedy="make room, make the folder writable, or name another file; the router goes on without it",
             )
 
-    def _tell(self, write: Callable[..., object], event: str, **fields: str) -> None:
+    def _log(self, write: Callable[..., object], event: str, **fields: str) -> None:
         if (kept_back := self._change_limit.passes(event)) is not None:
             write(event, record=self._name, file=str(self._file.path), **fields, kept_back=kept_back)

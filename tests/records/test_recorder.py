@@ -1,4 +1,4 @@
-"""A line holds what the decision read and what became of it, and no text of a client."""
+"""Decisions as lines of a record."""
 
 from __future__ import annotations
 
@@ -11,15 +11,44 @@ import pytest
 from structlog.testing import capture_logs
 
 from smetric import names
+from smetric.config import load_settings
+from smetric.config.settings import RecordSettings, Settings
+from smetric.errors import ConfigError
+from smetric.features import VOCABULARY
+from smetric.files import shipped_policies
 from smetric.fleet.record import DecisionRecord, Forecast, Migration
+from smetric.policy import Policy, load
 from smetric.policy.vocabulary import pseudonym
+from smetric.records.format import fields_recorded
 from smetric.records.reader import Reading, find
-from smetric.records.recorder import Recorder
+from smetric.records.recorder import Recorder, RecordStack
 from smetric.records.replay import Judge, NotRecorded
 from smetric.records.report import ending
+from smetric.routing.policy_files import libraries_beside
 from tests.fakes import exchange_of
 from tests.records.drive import Fleet, make_writer, policy, settle, write
 from tests.telemetry import samples
+
+# Which fields of requests are recorded.
+
+
+def shipped(name: str) -> Policy:
+    path = shipped_policies()[name]
+    return load(path.read_text(), VOCABULARY, libraries=libraries_beside(path))
+
+
+def test_numbers_are_always_recorded_and_the_model() -> None:
+    always = fields_recorded([shipped("round_robin")])
+    assert always == ["turn", "prompt_len", "est_hit", "priority", "model", "held"]
+
+
+def test_what_is_counted_on_demand_is_recorded_where_a_policy_reads_it() -> None:
+    # Elsewhere it was never counted, and a 0 would be made up. The id stands in for an empty key of `hrw`.
+    read = set(fields_recorded([shipped("lmetric_guarded"), shipped("prefix_hash")]))
+    assert read - set(fields_recorded([])) == {"class_share", "class_streak", "prefix", "id"}
+
+
+# A line holds what the decision read and what became of it, and no text of a client.
 
 BY_TENANT = policy('policy by_tenant\nreject 429 "no" when req.tenant == "blue"\nroute rr_argmin(requests) as least\n')
 BY_SESSION = policy("policy by_session\nroute argmin(requests where id == req.session) as own\nroute rr_argmin(0)\n")
@@ -235,3 +264,46 @@ def test_a_line_that_cannot_be_made_is_counted_and_said_and_the_request_goes_on(
             recorder.write(record)
     assert results == {"failed": 3}
     assert [line["event"] for line in logs] == ["smetric.record.failed"]
+
+
+# How records are set: by a path alone or a section, and what cannot be.
+
+
+def load_records(tmp_path: Path, text: str, **env: str) -> Settings:
+    path = tmp_path / "smetric.yaml"
+    path.write_text(text)
+    return load_settings(path, env)
+
+
+def test_a_path_alone_is_a_record_of_decisions_beside_the_configuration(tmp_path: Path) -> None:
+    settings = load_records(tmp_path, "record: decisions.jsonl.gz\n")
+    assert settings.record == RecordSettings(path=str(tmp_path / "decisions.jsonl.gz"))
+    stack = RecordStack(settings, [], lambda *_: None)
+    assert stack.decisions is not None
+    assert stack.traffic is None
+    assert len(stack.writers) == 1
+
+
+def test_the_environment_may_set_it_too(tmp_path: Path) -> None:
+    assert load_records(tmp_path, "", SMETRIC_RECORD="/var/lib/d.jsonl").record.path == "/var/lib/d.jsonl"
+    settings = load_records(tmp_path, "", SMETRIC_RECORD__TRACE="/var/lib/t.jsonl", SMETRIC_RECORD__KEEP="3")
+    assert settings.record == RecordSettings(trace="/var/lib/t.jsonl", keep=3)
+
+
+def test_without_one_nothing_is_recorded(tmp_path: Path) -> None:
+    stack = RecordStack(load_records(tmp_path, ""), [], lambda *_: None)
+    assert (stack.decisions, stack.traffic, stack.writers) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("record: {path: a.jsonl, trace: a.jsonl}", "record.trace: .*a.jsonl is record.path too"),
+        ("observe: [bailian]", "observe: set, but record.path is not"),
+        ("record: {path: a.jsonl, max_file: 1KiB}", "record.max_file"),
+        ("record: {pth: a.jsonl}", "record.pth: no such setting; did you mean `?path"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_records(tmp_path, text + "\n")

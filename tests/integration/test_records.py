@@ -1,4 +1,4 @@
-"""The whole router records what it decides; the record comes out as it was and gives nothing away."""
+"""Records of a whole router."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from smetric.records.replay import RECORDED, Comparison, Judges, replay
 from tests.agent_sessions import Gateway, agents, engines, instances
 from tests.fakes import Call, FakeEngine, delta, healthy, until
 from tests.faults.harness import CANARY, Running, chat, running
-from tests.product import pytest_asyncio_loop_factories  # noqa: F401
 from tests.records.drive import policy
 
 pytestmark = pytest.mark.slow
