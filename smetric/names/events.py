@@ -2,164 +2,160 @@
 
 from __future__ import annotations
 
-#: By name, when a line of it is written.
+#: Level and meaning by event name. Lines about one failure are limited to one a minute where they may repeat.
 EVENTS = {
-    "request": "Info: one line per request, when it has ended.",
+    "request": "Info: the end of a request; one line each.",
     "smetric.request.refused": (
-        "Warning: a request is not HTTP as served here, or came too slowly, and was refused before it was read: "
-        "`status`, `reason`, `client`. Ten a minute for each reason; `kept_back` counts the rest."
+        "Warning: a request was refused before it was read, as it is malformed or came too slowly: `status`, `reason`,"
+        " `client`. At most ten a minute for each reason."
     ),
     "smetric.migration": (
-        "Info: a later turn went elsewhere than where most of its prompt is, or than the last one: `from`, `to`, "
-        "`rule`, `guard`, `left_tokens`. Once a minute for each `from`, rule and guard; `kept_back` counts the rest."
+        "Info: a later turn left the instance with most of its prompt, or that of the last turn: `from`, `to`, `rule`,"
+        " `guard`, `left_tokens`. Once a minute for each `from`, rule and guard."
     ),
-    "smetric.policy.reloaded": "Info: the policy file changed and its new policy acts.",
-    "smetric.policy.kept": "Error: the policy file changed but cannot be used; the last good one stays.",
+    "smetric.policy.reloaded": "Info: a policy file changed and its new policy acts.",
+    "smetric.policy.kept": "Error: a policy file changed but cannot be used; the last good policy stays.",
     "smetric.policy.restored": (
         "Warning: an operator restored an earlier generation of a policy. Error: the guardrail did, after a change."
     ),
     "smetric.guardrail.failed": (
-        "Error: a policy out of its band could not be restored, or looking at them raised: a bug."
+        "Error: a policy out of its band could not be restored, or the check of the bands raised: a bug."
     ),
-    "smetric.shadow.failed": (
-        "Error: a policy in shadow raised: a bug. Once a minute for each; `kept_back` counts the rest."
-    ),
-    "smetric.files.looked_at": "Info: SIGHUP came, and policies and certificates are read again if they have changed.",
+    "smetric.shadow.failed": "Error: a policy in shadow raised: a bug. Once a minute for each policy.",
+    "smetric.files.looked_at": "Info: on SIGHUP, policies and certificates that have changed are read again.",
     "smetric.files.compared": (
-        "Warning: the system does not tell of changed files, and why: policies or certificates are compared now and "
-        "then."
+        "Warning: the system reports no changes of files, and why; policies or certificates are compared periodically."
     ),
     "smetric.files.failed": (
-        "Error: looking at policies, certificates or drains for changes raised: a bug; it goes on. Once a minute for "
-        "each; `kept_back` counts the rest."
+        "Error: the check of policies, certificates or drains for changes raised: a bug. It continues. Once a minute "
+        "for each."
     ),
-    "smetric.policy.failed": "Error: the policy raised while it was evaluated: a bug.",
+    "smetric.policy.failed": "Error: a policy raised during its evaluation: a bug.",
     "smetric.instance.restarted": (
-        "Warning: a new process answers; what was known of its cache is forgotten. Where it repeats, several engines "
-        "answer at one `url`. At most ten a minute of one instance; `kept_back` counts the rest."
+        "Warning: a new process answers; the knowledge of its cache is discarded. Repeated lines mean that several "
+        "engines answer at one `url`. At most ten a minute for each instance."
     ),
-    "smetric.instance.changed": "Warning or info: an instance stands otherwise than before: its `state`.",
-    "smetric.drains.drained": "Warning: an operator drains an instance; requests under way there.",
-    "smetric.drains.undrained": "Info: an operator lets an instance be a candidate again.",
-    "smetric.drains.restored": "Info: at start, the instances drained before it.",
+    "smetric.instance.changed": "Warning or info: the `state` of an instance has changed.",
+    "smetric.drains.drained": "Warning: an operator drains an instance that has so many `requests` in progress.",
+    "smetric.drains.undrained": "Info: an operator makes an instance a candidate again.",
+    "smetric.drains.restored": "Info: at start, the instances that were drained before.",
     "smetric.drains.unreadable": "Warning: the file of drained instances cannot be read.",
     "smetric.drains.not_kept": "Warning: the file of drained instances cannot be written.",
-    "smetric.probe.crashed": "Error: probing an instance raised: a bug; it goes on.",
+    "smetric.probe.crashed": "Error: a probe of an instance raised: a bug. Probing continues.",
     "smetric.scrape.changed": (
-        "Warning: scrapes of an instance began to end otherwise than before; at most ten a minute of one instance."
+        "Warning: the result of scrapes of an instance has changed. At most ten a minute for each instance."
     ),
-    "smetric.scrape.crashed": "Error: scraping an instance raised: a bug; it goes on.",
-    "smetric.models.unreadable": "Warning: an instance's model list cannot be read; the old one stays.",
+    "smetric.scrape.crashed": "Error: a scrape of an instance raised: a bug. Scraping continues.",
+    "smetric.models.unreadable": "Warning: the model list of an instance cannot be read; the old list stays.",
     "smetric.index.restored": (
-        "Info: what a file or a peer knew of an instance was taken in, or was of another process."
+        "Info: the placements of a file or a peer for an instance were taken, or discarded as another process's."
     ),
     "smetric.index.cleared": (
-        "Warning: an instance reported no hits where there were some: its cache counts as cleared."
+        "Warning: an instance reported no hits where some were expected: its cache counts as cleared."
     ),
-    "smetric.index.unreadable": "Warning: the index's file cannot be read; it starts empty.",
-    "smetric.index.not_saved": "Warning: the index's file cannot be written.",
-    "smetric.index.failed": "Error: writing the index's file raised: a bug; it goes on.",
+    "smetric.index.unreadable": "Warning: the file of the prefix index cannot be read; the index starts empty.",
+    "smetric.index.not_saved": "Warning: the file of the prefix index cannot be written.",
+    "smetric.index.failed": "Error: writing the file of the prefix index raised: a bug. It continues.",
     "smetric.hits.disagree": (
-        "Warning: for a minute and 50 answers a source's predicted hits for an instance were wrong by more than a "
-        "fifth of the prompts; `smetric doctor` says why."
+        "Warning: over at least a minute and 50 answers, a source's predicted hits for an instance were wrong by more "
+        "than a fifth of the prompts; `smetric doctor` says why."
     ),
-    "smetric.hits.agree": "Info: they are wrong by less than a tenth again.",
+    "smetric.hits.agree": "Info: these predictions are wrong by less than a tenth again.",
     "smetric.peer.changed": (
-        "Warning: a peer began to take placements, or to fail otherwise. Ten a minute of each; `kept_back` counts more."
+        "Warning: a peer began to accept placements, or fails differently. At most ten a minute for each peer."
     ),
-    "smetric.peer.no_image": "Info or warning: a peer did not say what it knows.",
+    "smetric.peer.no_image": "Info or warning: a peer sent no image of its index.",
     "smetric.peer.own": (
-        "Info: this router itself answers at a peer's address: nothing is sent there any more. Warning: another one "
-        "did before; a balancer hides who is behind it: name each router itself."
+        "Info: this router itself answers at the address of a peer; it sends nothing there. Warning: another router "
+        "did before, so a load balancer stands before them: name each router itself."
     ),
-    "smetric.peer.silent": "Warning: another router has not been heard for three heartbeats; what it places is missed.",
+    "smetric.peer.silent": "Warning: another router has missed three heartbeats; its placements are not received.",
     "smetric.peer.unheard": (
-        "Warning: more peers take placements (`taking`) than tell theirs (`heard`). Name this router in all "
-        "`peers.urls`; let them reach its admin port."
+        "Warning: more peers accept placements (`taking`) than send theirs (`heard`). Name this router in the "
+        "`peers.urls` of all, and let them reach its admin port."
     ),
     "smetric.peer.refused": (
-        "Warning: a peer sends to what is not known here; `problem`: `instance`, none has the id `instance`: give them "
-        "the same ids on all routers; `blocks`, of token ids, are not cut so here: set the same `block_size` and "
-        "`tokenizer.source`. Once a minute for each; `kept_back` counts the rest."
+        "Warning: a peer sends placements of an unknown `instance` (`problem`: `instance`; use the same ids on all "
+        "routers), or of blocks of token ids that are cut differently here (`problem`: `blocks`; set the same "
+        "`block_size` and `tokenizer.source`). Once a minute for each."
     ),
     "smetric.peer.failed": "Error: sharing placements raised and has ended: a bug.",
     "smetric.lookup.suspended": (
-        "Warning: a lookup service failed several times in a row; it is left alone for a while."
+        "Warning: a look-up service failed several times in a row and is suspended for a while."
     ),
-    "smetric.lookup.resumed": "Info: a lookup service that was left alone answers again.",
-    "smetric.source.failed": "Error: a source raised: a bug. Once a minute for each; `kept_back` counts the rest.",
+    "smetric.lookup.resumed": "Info: a suspended look-up service answers again.",
+    "smetric.source.failed": "Error: a source raised: a bug. Once a minute for each source.",
     "smetric.tokenize.unavailable": (
         "Warning: an instance failed to tokenise for a model several times; it is not asked for a while."
     ),
     "smetric.tokenize.distrusted": (
-        "Warning: the ids of a model were not as many as its engine counted, several times; none are used for a minute."
+        "Warning: several times the engine of a model counted another number of tokens than there were ids; its ids "
+        "are ignored for a minute."
     ),
-    "smetric.tokenize.whole": "Warning: a tokenizer cannot be remembered in segments; every prompt is encoded whole.",
-    "smetric.tokenize.failed": "Error: tokenising raised: a bug; the ids stay unknown.",
+    "smetric.tokenize.whole": (
+        "Warning: a tokenizer does not allow prompts to be cached in segments; every prompt is encoded whole."
+    ),
+    "smetric.tokenize.failed": "Error: tokenising raised: a bug. The ids stay unknown.",
     "smetric.kv_events.changed": (
-        "Info: an instance's cache contents became known from its events. Warning: they no longer are, and why: "
-        "`joined_late`, `behind`, `gap`, `malformed`, `other_topic`, `unknown_block`, `unsupported`."
+        "Info: the contents of an instance's cache became known from its events. Warning: they became unknown, and "
+        "why: `joined_late`, `behind`, `gap`, `malformed`, `other_topic`, `unknown_block`, `unsupported`."
     ),
     "smetric.kv_events.restarted": (
-        "Warning: an engine's numbering began anew: a new process, whose cache is empty. Where it repeats, several "
-        "engines publish at one address. Ten a minute for each; `kept_back` counts the rest, also of "
-        "`smetric.kv_events.changed`."
+        "Warning: an engine's numbering began anew: a new process with an empty cache. Repeated lines mean that "
+        "several engines publish at one address. At most ten a minute for each, `smetric.kv_events.changed` included."
     ),
     "smetric.kv_events.no_replay": (
-        "Warning: what was missed cannot be had and stays unknown, and the `problem` of the engine's replay socket: "
-        "`TimeoutError`, it does not answer or does not end; `MessageError`, it answers what cannot be read; "
-        "`OtherTopic`, it publishes under a topic that does not begin with `kv_events.topic`: set that to what it does "
-        "begin with."
+        "Warning: missed messages cannot be recovered, and the `problem` of the engine's replay socket: "
+        "`TimeoutError`, it does not answer or does not end; `MessageError`, its answer cannot be read; `OtherTopic`, "
+        "it publishes under a topic that does not begin with `kv_events.topic`: set that to the prefix of its topic."
     ),
     "smetric.kv_events.failed": "Error: an address cannot be used; it is tried again.",
-    "smetric.kv_events.crashed": "Error: reading events raised: a bug; it begins again.",
+    "smetric.kv_events.crashed": "Error: reading events raised: a bug. It begins again.",
     "smetric.serving": "Info: both ports are open.",
     "smetric.request.failed": "Error: an endpoint raised, and the client was answered 500: a bug.",
     "smetric.admin.refused": (
-        "Warning: somebody asked the admin port without its token, or a web page did; at most ten a minute of one "
-        "address."
+        "Warning: the admin port was asked without its token, or by a web page. At most ten a minute for each address."
     ),
     "smetric.admin.changed": "Info: an operator changed something over the admin port.",
-    "smetric.credential.kept": (
-        "Warning: a secret's file changed but cannot be read; the secret it held before is used."
-    ),
+    "smetric.credential.kept": "Warning: the file of a secret changed but cannot be read; the old secret stays.",
     "smetric.instance.odd_address": (
-        "Warning: an instance's name leads to addresses where none can be; none is used. Once a minute; `kept_back` "
-        "counts the rest."
+        "Warning: an instance's name resolves to addresses where no instance can be; none is used. Once a minute."
     ),
-    "smetric.stop.failed": "Error: a part of the router raised when it was to end: a bug.",
+    "smetric.stop.failed": "Error: a part of the router raised while it stopped: a bug.",
     "smetric.record.not_written": (
-        "Error: a record cannot be written; once, until it can be again, and ten times a minute at most."
+        "Error: a record cannot be written; one line until it can be again, and at most ten a minute."
     ),
-    "smetric.record.failed": "Error: a line could not be made: a bug. Once a minute; `kept_back` counts the rest.",
+    "smetric.record.failed": "Error: a line of a record could not be made: a bug. Once a minute.",
     "smetric.listener.failed": (
-        "Error: a `listener` that records requests raised: a bug, or an access line that cannot be written. It costs "
-        "that record, never the request. Once a minute for each listener; `kept_back` counts the rest."
+        "Error: a `listener` of exchanges raised: a bug. The request goes on without its record. Once a minute for "
+        "each listener."
     ),
     "smetric.record.resumed": "Info: a record that could not be written is written again.",
     "smetric.ready": "Info: requests are served.",
-    "smetric.draining": "Info: told to end; requests under way are finished.",
-    "smetric.live.failed": "Error: what the live page shows could not be made: a bug.",
+    "smetric.draining": "Info: the router shuts down; requests in progress are finished.",
+    "smetric.live.failed": "Error: the data of the live page could not be made: a bug.",
     "smetric.overload.changed": (
-        "Warning or info: the router came to be short of a resource (`lag`, `memory`, `files`), or no longer is: its "
-        "`state` is `soft`, `hard` or `calm`."
+        "Warning or info: the shortage of a resource (`lag`, `memory`, `files`) has changed to the `state` `soft`, "
+        "`hard` or `calm`."
     ),
-    "smetric.connections.full": "Warning: the connection cap is reached; so many clients were turned away.",
-    "smetric.tls.reloaded": "Info: the data port's certificate changed; who comes now is shown it.",
-    "smetric.tls.kept": "Error: its files changed but cannot be used, and why; the certificate read before stays.",
+    "smetric.connections.full": "Warning: the connection limit is reached; so many clients were refused.",
+    "smetric.tls.reloaded": "Info: the data port's certificate changed; new connections use it.",
+    "smetric.tls.kept": (
+        "Error: the certificate's files changed but cannot be used, and why; the old certificate stays."
+    ),
     "smetric.connection.failed": "Error: serving a connection raised: a bug.",
-    "smetric.cut_off": "Warning: the drain deadline has come; so many requests, maybe none, were cut off.",
-    "smetric.supervisor.not_told": "Warning: the supervisor that asks to be told cannot be reached.",
+    "smetric.cut_off": "Warning: the drain deadline has passed; so many requests, maybe none, were cut off.",
+    "smetric.supervisor.not_told": "Warning: the service manager that asks for notifications cannot be reached.",
     "smetric.stopped": "Info: everything has ended.",
     "smetric.tracing": "Info: at start, whether traces are exported and where to.",
     "smetric.tracing.lost": (
-        "Warning: a batch of `spans` could not be delivered, with the last `problem`, such as a status. Once a minute; "
-        "`kept_back` counts the rest."
+        "Warning: a batch of `spans` could not be delivered, with the last `problem`, such as a status. Once a minute;"
+        " `kept_back` counts the rest."
     ),
     "smetric.tracing.rejected": (
-        "Warning: the collector took an export but rejected so many of its `spans`, maybe none, and says why "
-        "(`problem`). Once a minute; `kept_back` counts the rest."
+        "Warning: the collector accepted an export but rejected so many of its `spans`, maybe none, and says why "
+        "(`problem`). Once a minute."
     ),
     "smetric.doctor.failed": "Critical: a check of `smetric doctor` raised: a bug.",
-    "library": "A record of a library's own logger, or its warning; at most one a minute for each message.",
+    "library": "A record of another library's logger, or a warning of Python; once a minute for each message.",
 }

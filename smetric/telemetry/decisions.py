@@ -1,4 +1,7 @@
-"""Last decisions in memory."""
+"""Last decisions in memory: for `/admin/decisions`, and for the feed of the live page.
+
+Records are kept as references and rendered on request. They hold no body.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ from smetric.policy import explain
 from smetric.telemetry import decision_text
 from smetric.telemetry.decision_text import summary_of
 
-# The last decisions, for `/admin/decisions`: kept as references, rendered when somebody asks. Holds no body.
-
 #: Decisions kept.
 KEPT = 1000
+#: Records of each kind kept between two looks of the feed, which are at most a second apart.
+MAX_ACTIVITY = 8192
 
 
 class DecisionLog(Listener):
-    """A ring of decision records.
+    """Ring of the last decisions.
 
     Args:
-        kept: how many.
+        kept: number of decisions.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -39,16 +42,16 @@ class DecisionLog(Listener):
         self._records.append(record)
 
     def get(self, id: str) -> DecisionRecord | None:
-        """The decision called *id*, or None."""
+        """Return the decision with this *id*, or None."""
         return next((record for record in self._records if record.id == id), None)
 
     def recent(self, limit: int) -> list[DecisionRecord]:
-        """At most *limit* decisions, newest first."""
+        """Return at most *limit* decisions, newest first."""
         return list(islice(reversed(self._records), max(limit, 0)))
 
 
 def brief(record: DecisionRecord) -> dict[str, Any]:
-    """A decision in one row."""
+    """Return a decision as one row of JSON values."""
     request = record.request
     return {
         "id": record.id,
@@ -76,11 +79,11 @@ def brief(record: DecisionRecord) -> dict[str, Any]:
 
 
 def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
-    """A decision with its table, its explanation and its result.
+    """Return a decision with its table, explanation and result as JSON values.
 
     Args:
         record: the decision.
-        top: candidates shown at most.
+        top: most candidates shown.
     """
     decision, hit = record.decision, record.hit
     result = brief(record)
@@ -123,20 +126,14 @@ def full(record: DecisionRecord, *, top: int = 32) -> dict[str, Any]:
     return result
 
 
-# What has happened since somebody last looked: decisions made and requests ended. Cheap to tell, bounded to keep.
-
-#: Records of each kind that are kept until the next look, which is within a second.
-MOST = 8192
-
-
 class Activity(Listener):
-    """Collects records between two looks.
+    """Decisions made and requests ended since the last look.
 
     Args:
-        most: how many of each kind; of more the latest.
+        most: records of each kind; the latest are kept.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_ACTIVITY) -> None:
         self._decided: deque[DecisionRecord] = deque(maxlen=most)
         self._ended: deque[DecisionRecord] = deque(maxlen=most)
 
@@ -152,7 +149,7 @@ class Activity(Listener):
             self._ended.append(exchange.record)
 
     def take(self) -> tuple[list[DecisionRecord], list[DecisionRecord]]:
-        """Decisions made and requests ended since the last call, oldest first."""
+        """Return the decisions made and the requests ended since the last call, oldest first."""
         taken = list(self._decided), list(self._ended)
         self._decided.clear()
         self._ended.clear()

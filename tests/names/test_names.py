@@ -11,13 +11,13 @@ TYPES = {"string", "int", "double", "bool", "string[]"}
 KINDS = {"counter", "gauge", "histogram"}
 
 
-def test_no_attribute_is_both_a_leaf_and_a_prefix() -> None:
+def test_attribute_names_are_no_prefixes_of_each_other() -> None:
     every = [attribute.name for attribute in names.ATTRIBUTES]
     assert len(every) == len(set(every))
     assert not [(a, b) for a in every for b in every if b.startswith(a + ".")]
 
 
-def test_every_name_has_a_type_and_a_sentence() -> None:
+def test_names_have_a_type_and_a_sentence() -> None:
     for attribute in names.ATTRIBUTES:
         assert attribute.type in TYPES
         assert attribute.doc.endswith(".")
@@ -53,13 +53,13 @@ def golden() -> list[str]:
     )
 
 
-def test_the_names_others_build_on_do_not_change_by_accident() -> None:
+def test_names_are_those_of_the_golden_file() -> None:
     written = GOLDEN.read_text().splitlines()
     told = "dashboards, alerts and queries rest on names: add the new ones to names.golden, and change none"
     assert golden() == written, told
 
 
-def test_every_log_event_is_in_the_table() -> None:
+def test_log_events_are_all_in_the_table() -> None:
     written: set[str] = set()
     for path in Path(smetric.__file__).parent.rglob("*.py"):
         written |= set(re.findall(r"\blog\.(?:debug|info|warning|error|exception)\(\s*\"([^\"]+)\"", path.read_text()))
