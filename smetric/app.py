@@ -35,7 +35,7 @@ from smetric.fleet.fleet import fleet_of
 from smetric.fleet.instance import Instance
 from smetric.http.addresses import resolve_unless
 from smetric.http.headers import App
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import notify
 from smetric.http.upstream import Upstream
 from smetric.proxy.admission import Saturation, admission_of
@@ -327,9 +327,9 @@ class Application:
         await asyncio.gather(_end("Tracing", self.tracing.shutdown()), *writers)
 
 
-def _data_limits(settings: Settings) -> Limits:
+def _data_limits(settings: Settings) -> HttpLimits:
     limits = settings.limits
-    return Limits(
+    return HttpLimits(
         body_bytes=settings.forward.max_body,
         header_count=limits.max_headers,
         header_bytes=limits.max_header_bytes,

@@ -20,7 +20,7 @@ from smetric.features import VOCABULARY
 from smetric.fleet.exchange import Exchange, Exchanges
 from smetric.fleet.record import DecisionRecord
 from smetric.http.headers import App, Receive, Scope, Send
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.transaction import Transaction
 from smetric.proxy.error_response import error_body
 from smetric.routing.policy_files import PolicyFile
@@ -64,9 +64,9 @@ class PlainHandler:
         limits: of the listener.
     """
 
-    def __init__(self, app: App, limits: Limits | None = None) -> None:
+    def __init__(self, app: App, limits: HttpLimits | None = None) -> None:
         self._app = app
-        self.limits = limits or Limits()
+        self.limits = limits or HttpLimits()
         self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -44,7 +44,7 @@ class UpstreamFailed(Exception):
         self.reason = reason
 
 
-class Unreachable(UpstreamFailed):
+class InstanceUnreachable(UpstreamFailed):
     """No server accepts a connection, for now."""
 
 
@@ -56,7 +56,7 @@ class _Refused(Exception):
     """Stops the parser from within its callbacks."""
 
 
-class Answer:
+class UpstreamResponse:
     """Answer of an instance: its head, then its body piece by piece. `close` or `finish` must be called in the end.
 
     Args:
@@ -310,8 +310,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._is_congested = self._is_paused = self._is_lost = False
         #: It must not be used again.
         self._is_spoilt = False
-        #: Answer to the request that is under way.
-        self.answer: Answer | None = None
+        #: Response to the request that is under way.
+        self.answer: UpstreamResponse | None = None
         #: Seconds on the loop's clock.
         self.born_at = loop.time()
         self.idle_since = 0.0
@@ -320,7 +320,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Return whether it is open and nothing has arrived since it was idle, neither bytes nor its end."""
         return not self._is_lost and not self._poll.poll(0)
 
-    async def ask(self, answer: Answer, head: bytes, body: bytes | None) -> Answer:
+    async def ask(self, answer: UpstreamResponse, head: bytes, body: bytes | None) -> UpstreamResponse:
         """Send a request and wait for the head of its *answer*; without one the connection is closed.
 
         Args:
@@ -357,8 +357,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             raise
         return answer
 
-    async def read(self, answer: Answer) -> bytes:
-        """Wait for the next piece of the body and return it; as of `Answer.read`."""
+    async def read(self, answer: UpstreamResponse) -> bytes:
+        """Wait for the next piece of the body and return it; as of `UpstreamResponse.read`."""
         while not answer.pieces:
             if answer.is_done:
                 return b""
@@ -368,8 +368,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             await self._waiter
         return answer.take()
 
-    async def relay(self, answer: Answer, sink: Callable[[bytes], bool]) -> bool:
-        """Call *sink* with each piece of the body as it arrives; as of `Answer.relay`."""
+    async def relay(self, answer: UpstreamResponse, sink: Callable[[bytes], bool]) -> bool:
+        """Call *sink* with each piece of the body as it arrives; as of `UpstreamResponse.relay`."""
         while True:
             if answer.pieces and not sink(answer.take()):
                 return False
@@ -394,7 +394,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._is_paused = False
             self._transport.resume_reading()
 
-    def finish(self, answer: Answer) -> None:
+    def finish(self, answer: UpstreamResponse) -> None:
         """Keep the connection, after *answer* was read to its end, if it may be used again."""
         transport = self._transport
         assert transport is not None
@@ -479,7 +479,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if answer.has_head or answer.reason:
             self._wake()
 
-    def _relay_piece(self, answer: Answer, sink: Callable[[bytes], bool]) -> None:
+    def _relay_piece(self, answer: UpstreamResponse, sink: Callable[[bytes], bool]) -> None:
         """Hand what has arrived to *sink*. Wake the reader if *sink* takes no more; the end of a body wakes it too."""
         waiter = self._waiter
         if waiter is None or waiter.done():

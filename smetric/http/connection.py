@@ -21,7 +21,7 @@ import structlog
 
 from smetric.errors import HttpError, RequestError
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import BODY_FIELDS, Limits, explain, has_body, inspect_head, inspect_protocol, refusal
+from smetric.http.limits import BODY_FIELDS, HttpLimits, explain, has_body, inspect_head, inspect_protocol, refusal
 from smetric.http.transaction import ENDED, STARTED, WAITING, Timer, Transaction, Watchdog
 
 log = structlog.get_logger("smetric.server")
@@ -56,7 +56,7 @@ FAULT = HttpError(500, "a fault in the router; its log says where", "internal_er
 class Handler(Protocol):
     """Application of a listener. `__call__` is ASGI, and used for the lifespan only."""
 
-    limits: Limits
+    limits: HttpLimits
     #: Set by the listener: returns the number of open connections and their limit.
     connections: Callable[[], tuple[int, int]]
 

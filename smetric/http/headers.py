@@ -107,11 +107,6 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return None
 
 
-def breaks_out(text: bytes) -> bool:
-    """Return whether *text*, one or more lines of a head, holds a line break or a NUL."""
-    return 10 in text or 13 in text or 0 in text
-
-
 def _named(connection: bytes) -> Collection[bytes]:
     """Return the fields that a Connection header names."""
     value = connection.lower()

@@ -1,4 +1,4 @@
-"""Limits on requests and connections, the check of a request's head, and the response to a refused request."""
+"""HttpLimits on requests and connections, the check of a request's head, and the response to a refused request."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _HASH = ord("#")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits on one request, on an idle connection, and on the number of connections; bytes and seconds."""
+class HttpLimits:
+    """HttpLimits on one request, on an idle connection, and on the number of connections; bytes and seconds."""
 
     body_bytes: int = 32 * 1024 * 1024
     header_count: int = 100
@@ -47,7 +47,7 @@ class Limits:
         return self.header_bytes + self.target_bytes + 4 * lines + FRAMING_SHARE * body_bytes
 
 
-def too_large(limits: Limits) -> RequestError:
+def too_large(limits: HttpLimits) -> RequestError:
     """Return the 413 for a body above the limit."""
     return RequestError(
         f"the request body is larger than {limits.body_bytes} bytes (setting forward.max_body)",
@@ -56,7 +56,7 @@ def too_large(limits: Limits) -> RequestError:
     )
 
 
-def inspect_head(scope: Scope, limits: Limits, received: float = inf) -> HttpError | None:
+def inspect_head(scope: Scope, limits: HttpLimits, received: float = inf) -> HttpError | None:
     """Return the reason to refuse a request by its head, or None.
 
     Args:

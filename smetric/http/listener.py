@@ -65,7 +65,7 @@ async def serve_port(
     """
     raise_fd_limit()
     most = most_connections()
-    listener = Listener(handler, min(handler.limits.connections or most, most), tls)
+    listener = PortListener(handler, min(handler.limits.connections or most, most), tls)
     watching = [] if tls is None else [asyncio.create_task(watch([tls]), name="certificate-watch")]
     lifespan = Lifespan(handler)
     try:
@@ -120,7 +120,7 @@ class Lifespan:
             raise RuntimeError(self._failure)
 
 
-class Listener:
+class PortListener:
     """Listening socket and its connections.
 
     Args:

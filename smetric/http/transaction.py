@@ -13,8 +13,8 @@ from math import inf
 from typing import Any, Protocol
 
 from smetric.errors import HttpError
-from smetric.http.headers import Headers, Message, Scope, breaks_out
-from smetric.http.limits import Limits, too_large
+from smetric.http.headers import Headers, Message, Scope
+from smetric.http.limits import HttpLimits, too_large
 
 #: A piece of a body above this size is written beside its framing; a smaller one is copied into one buffer with it.
 COPIED_BYTES = 16 * 1024
@@ -138,7 +138,7 @@ class ClientGone(Exception):
 class ClientConnection(Protocol):
     """The connection of a transaction."""
 
-    limits: Limits
+    limits: HttpLimits
     transport: asyncio.Transport
     #: Nothing may be written any more.
     is_closing: bool
@@ -435,7 +435,8 @@ class Transaction:
             self.is_last = True
         if self.is_last:
             lines.append(b"connection: close")
-        if breaks_out(b"".join(lines)):
+        text = b"".join(lines)
+        if 10 in text or 13 in text or 0 in text:  # LF, CR, NUL
             raise ValueError("a header field of the answer holds a line break or a NUL")
         lines.append(b"\r\n")
         self._framing = framing

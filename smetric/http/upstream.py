@@ -1,7 +1,7 @@
 """HTTP client for instances: pooled keep-alive connections, the request's framing, one safe resend.
 
-`Upstream.send` returns an `Answer`. Deadlines for it, and the choice of another instance, are the caller's. There are
-no redirects, cookies or proxies of the environment, and nothing is decoded.
+`Upstream.send` returns an `UpstreamResponse`. Its deadlines, and the choice of another instance, are the caller's.
+There are no redirects, cookies or proxies of the environment, and nothing is decoded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from smetric.http.addresses import Addresses, Resolve, is_own_fault, port_of, resolve
-from smetric.http.answer import READ_BYTES, Answer, Unreachable, UpstreamConnection, UpstreamFailed
-from smetric.http.headers import Headers, breaks_out, with_key
+from smetric.http.answer import READ_BYTES, InstanceUnreachable, UpstreamConnection, UpstreamFailed, UpstreamResponse
+from smetric.http.headers import Headers, with_key
 
 #: Seconds an idle connection is kept. Engines on uvicorn close theirs after 5.
 KEEPALIVE_S = 3.0
@@ -94,7 +94,7 @@ class Pool:
         """Return a new connection.
 
         Raises:
-            Unreachable: connect_error or connect_timeout.
+            InstanceUnreachable: connect_error or connect_timeout.
             UpstreamFailed: connect_error if TLS fails; exhausted if this process can open no more connections; closed
                 if the pool is.
         """
@@ -103,13 +103,13 @@ class Pool:
         try:
             return await self.addresses.connect(self._connect, self._connect_timeout_s)
         except TimeoutError as error:
-            raise Unreachable("connect_timeout") from error
+            raise InstanceUnreachable("connect_timeout") from error
         except ssl.SSLError as error:
             raise UpstreamFailed("connect_error") from error  # waiting does not help
         except OSError as error:
             if is_own_fault(error):
                 raise UpstreamFailed("exhausted") from error
-            raise Unreachable("connect_error") from error
+            raise InstanceUnreachable("connect_error") from error
 
     async def _connect(self, address: str) -> UpstreamConnection:
         tls = self._tls() if self._is_tls else None
@@ -219,7 +219,7 @@ class Upstream:
         headers: Headers,
         body: bytes | None,
         on_resend: Callable[[], None] | None = None,
-    ) -> Answer:
+    ) -> UpstreamResponse:
         """Send a request and wait for the head of its answer.
 
         If a reused connection ends before any byte of the answer, the server had closed it at the same time. The
@@ -243,7 +243,7 @@ class Upstream:
         is_head = method == "HEAD"
         wire = pool.reuse()
         if wire is not None:
-            answer = Answer(wire, is_head)
+            answer = UpstreamResponse(wire, is_head)
             try:
                 return await wire.ask(answer, head, body)
             except UpstreamFailed as failed:
@@ -252,7 +252,7 @@ class Upstream:
             if on_resend is not None:
                 on_resend()
         wire = await pool.connect()
-        return await wire.ask(Answer(wire, is_head), head, body)
+        return await wire.ask(UpstreamResponse(wire, is_head), head, body)
 
     def _open(self, url: str) -> Pool:
         pool = Pool(
@@ -286,7 +286,8 @@ def request_head(authority: bytes, method: str, target: bytes, headers: Headers,
         lines.append(b"Content-Length: %d" % len(body))
     elif method in WITH_BODY:
         lines.append(b"Content-Length: 0")
-    if breaks_out(b"".join(lines)) or _SPACE in target:
+    text = b"".join(lines)
+    if 10 in text or 13 in text or 0 in text or _SPACE in target:  # the bytes are LF, CR and NUL
         raise UpstreamFailed("protocol")
     lines.append(b"\r\n")
     return b"\r\n".join(lines)

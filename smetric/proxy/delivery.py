@@ -17,7 +17,7 @@ from smetric.fleet.exchange import Attempt, Exchange
 from smetric.fleet.health import AttemptLog
 from smetric.fleet.instance import Lease
 from smetric.fleet.record import DecisionRecord
-from smetric.http.answer import Answer, AnswerBroken
+from smetric.http.answer import AnswerBroken, UpstreamResponse
 from smetric.http.headers import Headers, Scope, first, response_headers
 from smetric.proxy.context import ProxyContext
 from smetric.proxy.error_response import error_event
@@ -235,7 +235,7 @@ class Delivery:
     client: Client
     lease: Lease
     attempt: Attempt
-    answer: Answer
+    answer: UpstreamResponse
     trial: AttemptLog
     record: DecisionRecord
     headers: Headers = field(init=False)

@@ -16,7 +16,7 @@ from smetric.fleet.exchange import Attempt, Exchange
 from smetric.fleet.health import AttemptLog
 from smetric.fleet.instance import Instance, Lease
 from smetric.fleet.record import DecisionRecord
-from smetric.http.answer import Answer, AnswerBroken, Unreachable, UpstreamFailed
+from smetric.http.answer import AnswerBroken, InstanceUnreachable, UpstreamFailed, UpstreamResponse
 from smetric.http.headers import Headers, Scope, request_headers, response_headers
 from smetric.proxy.admission import Permit
 from smetric.proxy.context import ProxyContext
@@ -191,7 +191,7 @@ class Forwarding:
         scope, watchdog = self.scope, self.client.watchdog
         target: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         watchdog.arm(self.context.deadlines.first_byte_s, "first_byte")
-        answer: Answer | None = None
+        answer: UpstreamResponse | None = None
         try:
             answer = await self.context.upstream.send(
                 lease.instance,
@@ -204,7 +204,7 @@ class Forwarding:
             return await self._answer(lease, record, attempt, answer)
         except UpstreamFailed as failed:
             attempt.end(failed.reason)
-            status = 503 if isinstance(failed, Unreachable) or failed.reason == names.EXHAUSTED else 502
+            status = 503 if isinstance(failed, InstanceUnreachable) or failed.reason == names.EXHAUSTED else 502
             error = UpstreamError(_ERROR_TEXTS[failed.reason], reason=failed.reason, status=status)
             return Failure(error, elsewhere=failed.reason not in _EVERYWHERE)
         except asyncio.CancelledError:
@@ -220,7 +220,9 @@ class Forwarding:
             if answer is not None:
                 answer.close()  # unless it was read to its end
 
-    async def _answer(self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: Answer) -> Failure | None:
+    async def _answer(
+        self, lease: Lease, record: DecisionRecord, attempt: Attempt, answer: UpstreamResponse
+    ) -> Failure | None:
         """Relay *answer*, or hold it back if another instance may do better."""
         held = b""
         if answer.status in ELSEWHERE:

@@ -16,7 +16,7 @@ import structlog
 from smetric.errors import HttpError, RequestError
 from smetric.http.connection import FAULT, LINGER_BYTES, LINGER_S
 from smetric.http.headers import App, Headers, Message, Receive, Scope, Send
-from smetric.http.limits import Limits, has_body, inspect_head, too_large
+from smetric.http.limits import HttpLimits, has_body, inspect_head, too_large
 from smetric.http.transaction import FEW_PIECES, ClientGone, Room, Timer, Transaction, Watchdog, compact
 from smetric.proxy.error_response import error_body, send_error
 
@@ -91,7 +91,7 @@ class AsgiClient:
         has_body: the head announces a body.
     """
 
-    def __init__(self, receive: Receive, send: Send, limits: Limits, timer: Timer, *, has_body: bool) -> None:
+    def __init__(self, receive: Receive, send: Send, limits: HttpLimits, timer: Timer, *, has_body: bool) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._receive = receive
@@ -222,7 +222,7 @@ class Intake:
     """
 
     def __init__(
-        self, app: App, limits: Limits, refused: Callable[[HttpError, Scope, bool], object] = ignore_refusal
+        self, app: App, limits: HttpLimits, refused: Callable[[HttpError, Scope, bool], object] = ignore_refusal
     ) -> None:
         self._app = app
         self.limits = limits

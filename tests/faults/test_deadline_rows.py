@@ -9,7 +9,7 @@ import pytest
 
 from smetric.config.settings import Limits, PeersSettings
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import Limits as IntakeLimits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
 from tests.fakes import FakeEngine, RawClient, live, request
@@ -38,7 +38,7 @@ async def trickle(client: RawClient, data: bytes, every_s: float) -> None:
 
 
 async def test_b4_a_head_that_trickles_in_is_answered_408_and_a_silent_connection_closed_at_the_deadline() -> None:
-    limits = IntakeLimits(idle_timeout_s=0.5, head_timeout_s=0.5)
+    limits = HttpLimits(idle_timeout_s=0.5, head_timeout_s=0.5)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with listen("127.0.0.1", 0) as sock:

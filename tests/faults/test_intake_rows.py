@@ -13,7 +13,7 @@ import pytest
 from smetric.config.settings import Forward, Limits
 from smetric.errors import HttpError
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import Limits as IntakeLimits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.log_limit import CHANGES_TOLD
 from smetric.proxy.error_response import send_error
@@ -289,7 +289,7 @@ async def test_a6_an_endpoint_that_waits_before_it_refuses_leaves_nothing_behind
     stop = asyncio.Event()
     sock = listen("127.0.0.1", 0)
     url = address_of(sock)
-    served = asyncio.create_task(serve_port(Intake(refusing, IntakeLimits()), sock, stop=stop.wait, drain_s=1.0))
+    served = asyncio.create_task(serve_port(Intake(refusing, HttpLimits()), sock, stop=stop.wait, drain_s=1.0))
     await until(lambda: accepts(sock))
     head = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (20 * MIB)
     assert await asyncio.gather(*(refused_upload(url, head, 0.02 * i) for i in range(100))) == [401] * 100

@@ -28,7 +28,7 @@ from smetric.config.values import odd_address
 from smetric.errors import ConfigError
 from smetric.fleet.instance import State
 from smetric.http.addresses import resolve_unless
-from smetric.http.answer import Unreachable
+from smetric.http.answer import InstanceUnreachable
 from smetric.http.headers import VIA
 from smetric.http.listener import address_of, listen, refuse_open_admin, refuse_self
 from smetric.request.reader import Reading, parse
@@ -127,7 +127,7 @@ async def test_h1_nothing_at_all_goes_where_a_name_leads_that_is_no_place_for_an
 
     await application.start()
     await until(lambda: instance.state is State.REFUSING)
-    with pytest.raises(Unreachable):
+    with pytest.raises(InstanceUnreachable):
         await application.upstream.send(instance, "POST", b"/v1/chat/completions", [], chat())
     await ask_for_ids()
     assert await application.sources.scraper.scrape(instance) == "connect_error"

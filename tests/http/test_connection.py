@@ -12,7 +12,7 @@ import pytest
 from smetric.http import connection
 from smetric.http.connection import HIGH_WATER
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.http.transaction import Transaction
 from tests.fakes import PlainHandler, RawClient, live, request, until
@@ -23,7 +23,7 @@ Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @asynccontextmanager
-async def serving(endpoint: Endpoint, limits: Limits | None = None) -> AsyncIterator[str]:
+async def serving(endpoint: Endpoint, limits: HttpLimits | None = None) -> AsyncIterator[str]:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await live(receive, send)
@@ -302,7 +302,7 @@ async def test_a_request_behind_one_that_is_malformed_is_never_begun() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 400, 800])
 async def test_a_head_that_began_behind_another_request_is_held_to_its_limit(cut: int) -> None:
     head = b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % (b"A: %b\r\n" % (b"a" * 200) * 6)
-    async with serving(echo, Limits(header_bytes=1024)) as url, await RawClient.connect(url) as client:
+    async with serving(echo, HttpLimits(header_bytes=1024)) as url, await RawClient.connect(url) as client:
         await client.send(GET + head[:cut])
         await told(client)
         for piece in (head[cut:900], head[900:]):
@@ -315,7 +315,7 @@ async def test_a_head_that_began_behind_another_request_is_held_to_its_limit(cut
 @pytest.mark.parametrize("before", [b"", request("GET", "/"), request("POST", "/", b"a" * 2000)])
 async def test_a_head_is_held_to_its_limit_whatever_came_with_it(before: bytes) -> None:
     """Fields, not the bytes between them, are what the limit is on; a head of just as much is served."""
-    limits = Limits(header_bytes=1024)
+    limits = HttpLimits(header_bytes=1024)
     fits = b"GET / HTTP/1.1\r\nHost: x\r\nA: %b\r\n\r\n" % (b"a" * (1024 - 6))
     async with serving(echo, limits) as url, await RawClient.connect(url) as client:
         await client.send(before + fits + fits.replace(b"aaa", b"aaaa", 1))
@@ -327,7 +327,7 @@ async def test_a_head_is_held_to_its_limit_whatever_came_with_it(before: bytes) 
 
 @pytest.mark.parametrize("cut", [1, 600, -2], ids=["line", "fields", "end"])
 async def test_a_head_may_be_at_all_its_limits_at_once_however_it_is_cut(cut: int) -> None:
-    limits = Limits(header_bytes=1024, target_bytes=512, header_count=50)
+    limits = HttpLimits(header_bytes=1024, target_bytes=512, header_count=50)
     fields = [(b"Host", b"x"), (b"Content-Length", b"2"), *[(b"A%02d" % n, b"a") for n in range(47)]]
     fields.append((b"Rest", b"r" * (1020 - sum(len(name) + len(value) for name, value in fields))))
     assert (len(fields), sum(len(name) + len(value) for name, value in fields)) == (50, 1024)
@@ -342,7 +342,7 @@ async def test_a_head_may_be_at_all_its_limits_at_once_however_it_is_cut(cut: in
 
 async def test_a_head_that_began_behind_another_request_has_as_long_as_any_other() -> None:
     async with (
-        serving(echo, Limits(head_timeout_s=0.1, idle_timeout_s=30.0)) as url,
+        serving(echo, HttpLimits(head_timeout_s=0.1, idle_timeout_s=30.0)) as url,
         await RawClient.connect(url) as client,
     ):
         await client.send(GET + GET[:10])
@@ -353,7 +353,7 @@ async def test_a_head_that_began_behind_another_request_has_as_long_as_any_other
 
 async def test_empty_lines_between_requests_are_bounded() -> None:
     async with (
-        serving(echo, Limits(header_bytes=1024, target_bytes=1024)) as url,
+        serving(echo, HttpLimits(header_bytes=1024, target_bytes=1024)) as url,
         await RawClient.connect(url) as client,
     ):
         await client.send(b"\r\n" + request("GET", "/") + b"\r\n\r\n" + request("GET", "/"))

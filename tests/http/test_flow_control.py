@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smetric.http.answer import HIGH_BYTES, READ_BYTES, WRITE_BYTES, Answer, AnswerBroken, UpstreamConnection
+from smetric.http.answer import HIGH_BYTES, READ_BYTES, WRITE_BYTES, AnswerBroken, UpstreamConnection, UpstreamResponse
 from smetric.http.connection import HIGH_WATER, Connection
 from smetric.http.headers import App, Receive, Scope, Send
 from smetric.http.transaction import Timer
@@ -176,7 +176,7 @@ def test_every_answer_of_an_instance_ends_for_its_reader(
 
         async def read() -> tuple[bytes, bool]:
             got = b""
-            answer = await wire.ask(Answer(wire, is_head=False), b"POST / HTTP/1.1\r\n\r\n", bytes(body))
+            answer = await wire.ask(UpstreamResponse(wire, is_head=False), b"POST / HTTP/1.1\r\n\r\n", bytes(body))
             try:
                 for rounds in cycle(pauses):
                     for _ in range(rounds):

@@ -12,7 +12,7 @@ import uvloop
 
 from smetric.http.connection import LAST_REQUEST_S
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from tests.fakes import PlainHandler, RawClient, live
 
@@ -43,7 +43,7 @@ class Slow:
 
 @asynccontextmanager
 async def serving(
-    app: Slow, *, drain_s: float = 30.0, limits: Limits | None = None
+    app: Slow, *, drain_s: float = 30.0, limits: HttpLimits | None = None
 ) -> AsyncIterator[tuple[str, asyncio.Event]]:
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as sock:
@@ -75,7 +75,7 @@ async def test_a_head_whose_body_never_comes_is_sent_before_the_connection_ends(
 async def test_an_idle_connection_is_closed_when_its_time_is_over() -> None:
     app = Slow()
     app.go.set()
-    limits = Limits(idle_timeout_s=0.2)
+    limits = HttpLimits(idle_timeout_s=0.2)
     async with (
         serving(app, limits=limits) as (url, _),
         await RawClient.connect(url) as fresh,
@@ -103,7 +103,7 @@ def test_a_request_that_has_come_when_the_time_for_it_is_over_is_answered(before
             ours.sendall(GET[before:])
 
         with ours, wake, waker:
-            async with serving(app, limits=Limits(idle_timeout_s=0.2, head_timeout_s=0.2)) as (url, _):
+            async with serving(app, limits=HttpLimits(idle_timeout_s=0.2, head_timeout_s=0.2)) as (url, _):
                 host, _, port = url.removeprefix("http://").partition(":")
                 ours.connect((host, int(port)))
                 async with RawClient(*await asyncio.open_connection(sock=ours.dup())) as client:
@@ -122,7 +122,7 @@ def test_a_request_that_has_come_when_the_time_for_it_is_over_is_answered(before
 
 async def test_a_request_under_way_outlives_the_idle_time() -> None:
     app = Slow()
-    async with serving(app, limits=Limits(idle_timeout_s=0.05)) as (url, _), await RawClient.connect(url) as client:
+    async with serving(app, limits=HttpLimits(idle_timeout_s=0.05)) as (url, _), await RawClient.connect(url) as client:
         await client.send(GET)
         asyncio.get_running_loop().call_later(0.3, app.go.set)
         assert (await client.response("GET")).body == b"ok"

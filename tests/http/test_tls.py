@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 
 from smetric.errors import ConfigError
 from smetric.http.headers import App, Receive, Scope, Send
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import TOLD, listen, serve_port
 from smetric.http.tls import Tls
 from tests.fakes import PlainHandler, RawClient, live, until
@@ -165,7 +165,7 @@ class Answers:
 
 @asynccontextmanager
 async def serving(
-    tls: Tls | None, limits: Limits | None = None, app: App | None = None, drain_s: float = 1.0
+    tls: Tls | None, limits: HttpLimits | None = None, app: App | None = None, drain_s: float = 1.0
 ) -> AsyncIterator[tuple[int, asyncio.Event]]:
     """A listener that speaks *tls*: its port, and what ends it."""
     app, stop = app or Answers(), asyncio.Event()
@@ -209,7 +209,7 @@ async def test_a_handshake_counts_until_it_has_ended_however_it_ends(tmp_path: P
     issued = Issued(tmp_path)
     tls = issued.tls()
     with no_collector():
-        async with serving(tls, Limits(head_timeout_s=0.3)) as (port, _):
+        async with serving(tls, HttpLimits(head_timeout_s=0.3)) as (port, _):
             for end in ("FIN", "RST", "nonsense", "the deadline"):
                 client = await RawClient.connect(f"http://127.0.0.1:{port}")
                 await client.send(b"\x16\x03\x01")
@@ -231,7 +231,7 @@ async def test_b7_those_who_never_shake_hands_count_among_the_connections_and_ar
     tls = issued.tls()
     most = 4
     with capture_logs() as lines:
-        async with serving(tls, Limits(head_timeout_s=1.0, connections=most)) as (port, _):
+        async with serving(tls, HttpLimits(head_timeout_s=1.0, connections=most)) as (port, _):
             url = f"http://127.0.0.1:{port}"
             silent = [await RawClient.connect(url) for _ in range(most)]
             await until(lambda: tls.handshakes() == most)

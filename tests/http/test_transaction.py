@@ -12,15 +12,15 @@ import pytest
 
 from smetric.errors import RequestError
 from smetric.http import transaction as module
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.transaction import COPIED_BYTES, Timer, Transaction, Watchdog
 
 
 class Connection:
     """The connection of a transaction, and its transport; remembers each write."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: HttpLimits | None = None) -> None:
+        self.limits = limits or HttpLimits()
         self.transport: Any = self
         self.is_full = self.is_ending = self.is_closing = False
         self.writes: list[bytes] = []
@@ -116,7 +116,7 @@ async def test_no_piece_is_written_before_the_head_or_behind_the_end() -> None:
 
 @pytest.mark.parametrize("is_complete", [True, False])
 async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: bool) -> None:
-    transaction = asked(Connection(Limits(body_bytes=11)))
+    transaction = asked(Connection(HttpLimits(body_bytes=11)))
     for _ in range(3):
         transaction.feed(bytes(4))
     if is_complete:
@@ -127,7 +127,7 @@ async def test_a_body_above_the_limit_is_refused_however_it_comes(is_complete: b
 
 
 async def test_a_body_of_the_greatest_size_is_taken() -> None:
-    transaction = asked(Connection(Limits(body_bytes=11)))
+    transaction = asked(Connection(HttpLimits(body_bytes=11)))
     transaction.feed(b"hello")
     transaction.feed(b" world")
     transaction.end_body()

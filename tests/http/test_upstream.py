@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from smetric.fleet.instance import Instance
 from smetric.http import addresses
-from smetric.http.answer import HIGH_BYTES, Answer, AnswerBroken, Unreachable, UpstreamFailed
+from smetric.http.answer import HIGH_BYTES, AnswerBroken, InstanceUnreachable, UpstreamFailed, UpstreamResponse
 from smetric.http.headers import Headers
 from smetric.http.upstream import PROBE_AFTER_S, Ages, Upstream, request_head
 from tests.fakes import Call, FakeEngine, Script, chunk, hang, head, until
@@ -35,7 +35,7 @@ class Client:
 
     async def send(
         self, method: str = "POST", target: bytes = b"/v1/x", headers: Headers | None = None, body: bytes | None = b"{}"
-    ) -> Answer:
+    ) -> UpstreamResponse:
         async with asyncio.timeout(10):
             return await self.upstream.send(
                 Instance("e", self.engine.url), method, target, headers or [], body, self._note_resend
@@ -52,7 +52,7 @@ class Client:
         return answer.status, data
 
 
-async def rest(answer: Answer) -> bytes:
+async def rest(answer: UpstreamResponse) -> bytes:
     pieces = []
     async with asyncio.timeout(20):
         while piece := await answer.read():
@@ -60,7 +60,7 @@ async def rest(answer: Answer) -> bytes:
     return b"".join(pieces)
 
 
-async def until_broken(answer: Answer) -> bytes:
+async def until_broken(answer: UpstreamResponse) -> bytes:
     """What comes before the answer breaks; it must."""
     pieces = []
     try:
@@ -614,7 +614,7 @@ async def test_d13_when_a_name_leads_elsewhere_connections_follow_it_and_stay_wh
 
 
 async def test_a_name_that_leads_nowhere_is_unreachable() -> None:
-    with pytest.raises(Unreachable, match="connect_error"):
+    with pytest.raises(InstanceUnreachable, match="connect_error"):
         await Upstream(resolve=Resolver()).send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
 
 
@@ -622,7 +622,7 @@ async def test_a_resolver_that_hangs_takes_no_longer_than_a_connection_may() -> 
     resolver = Resolver()
     resolver.gate.clear()
     upstream = Upstream(connect_timeout_s=0.1, resolve=resolver)
-    with pytest.raises(Unreachable, match="connect_timeout"):
+    with pytest.raises(InstanceUnreachable, match="connect_timeout"):
         await upstream.send(Instance("e", "http://engine.test:1"), "GET", b"/", [], None)
     await upstream.close()
 

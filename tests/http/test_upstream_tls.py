@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from smetric.fleet.instance import Instance
-from smetric.http.answer import Answer, AnswerBroken, Unreachable, UpstreamFailed
+from smetric.http.answer import AnswerBroken, InstanceUnreachable, UpstreamFailed, UpstreamResponse
 from smetric.http.upstream import Upstream
 from tests.fakes import chunk, head, until
 
@@ -72,12 +72,12 @@ async def an_upstream() -> AsyncIterator[Upstream]:
         await asyncio.sleep(0.02)  # TLS transports take a few rounds of the loop to close
 
 
-async def ask(upstream: Upstream, instance: Instance) -> Answer:
+async def ask(upstream: Upstream, instance: Instance) -> UpstreamResponse:
     async with asyncio.timeout(10):
         return await upstream.send(instance, "GET", b"/", [], None)
 
 
-async def read(answer: Answer) -> bytes:
+async def read(answer: UpstreamResponse) -> bytes:
     data = b""
     while piece := await answer.read():
         data += piece
@@ -113,7 +113,7 @@ async def is_refused(upstream: Upstream, instance: Instance) -> None:
         with pytest.raises(UpstreamFailed) as failed:
             await ask(upstream, instance)
         assert failed.value.reason == "connect_error"
-        assert not isinstance(failed.value, Unreachable)
+        assert not isinstance(failed.value, InstanceUnreachable)
 
 
 async def test_d12_plain_http_on_a_port_for_tls_fails_and_so_does_tls_on_a_plain_port(authority: trustme.CA) -> None:

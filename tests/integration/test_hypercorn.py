@@ -20,7 +20,7 @@ from hypercorn.config import Config
 
 from smetric.http import connection
 from smetric.http.headers import Receive, Scope, Send
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from tests.fakes import PlainHandler, RawClient, live, until
 
@@ -119,7 +119,9 @@ async def both() -> AsyncIterator[Both]:
     config.h11_max_incomplete_size = MOST_HEADER_BYTES
     config.keep_alive_timeout = PATIENCE_S
     config.graceful_timeout = 0.1
-    limits = Limits(header_bytes=MOST_HEADER_BYTES, idle_timeout_s=PATIENCE_S, head_timeout_s=PATIENCE_S, connections=2)
+    limits = HttpLimits(
+        header_bytes=MOST_HEADER_BYTES, idle_timeout_s=PATIENCE_S, head_timeout_s=PATIENCE_S, connections=2
+    )
     async with AsyncExitStack() as stack:
         sockets = [stack.enter_context(listen("127.0.0.1", 0)) for _ in range(2)]
         app = Recorder()

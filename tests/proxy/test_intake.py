@@ -4,7 +4,7 @@ import asyncio
 from math import inf
 
 from smetric.http.headers import Message
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.transaction import Timer
 from smetric.proxy.intake import AsgiClient
 from tests.fakes import until
@@ -19,7 +19,7 @@ async def test_asgi_client_sends_its_answer_in_order_while_it_drains() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    client = AsgiClient(receive, send, Limits(), Timer(), has_body=False)
+    client = AsgiClient(receive, send, HttpLimits(), Timer(), has_body=False)
     assert client.begin(201, [(b"a", b"b")], b"one")
     assert (sent, client.status) == ([], 0)
     await client.drained()
@@ -47,7 +47,7 @@ async def test_asgi_client_ends_its_watch_after_an_answer() -> None:
     task = asyncio.current_task()
     assert task is not None
     before = asyncio.all_tasks()
-    client = AsgiClient(receive, send, Limits(), Timer(), has_body=False)
+    client = AsgiClient(receive, send, HttpLimits(), Timer(), has_body=False)
     client.watch()
     (watch,) = asyncio.all_tasks() - before
     client.answered = True
@@ -66,7 +66,7 @@ async def test_asgi_client_drops_the_rest_of_a_request_before_it_ends_its_answer
         sent.append(message)
 
     before = asyncio.all_tasks()
-    client = AsgiClient(arriving.get, send, Limits(), Timer(), has_body=True)
+    client = AsgiClient(arriving.get, send, HttpLimits(), Timer(), has_body=True)
     await client.send({"type": "http.response.start", "status": 413, "headers": []})
     (reading,) = asyncio.all_tasks() - before
     ending = asyncio.create_task(client.send({"type": "http.response.body", "body": b"too large"}))

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from smetric.admin.operations import placement_routes
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
 from smetric.sources.prefix_index.index import PrefixIndex, PrefixIndexes
@@ -27,7 +27,7 @@ AUTHORIZED = [("Authorization", f"Bearer {TOKEN}")]
 async def admin_port() -> AsyncIterator[str]:
     peers = Peers(PrefixIndexes([PrefixIndex()]), Fleet([], VOCABULARY), [], token=TOKEN)
     app, sock, stop = (
-        Intake(Starlette(routes=placement_routes(peers)), Limits()),
+        Intake(Starlette(routes=placement_routes(peers)), HttpLimits()),
         listen("127.0.0.1", 0),
         asyncio.Event(),
     )

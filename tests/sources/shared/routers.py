@@ -12,7 +12,7 @@ from smetric.admin.operations import placement_routes
 from smetric.features import VOCABULARY
 from smetric.fleet.fleet import Fleet
 from smetric.fleet.instance import Instance
-from smetric.http.limits import Limits
+from smetric.http.limits import HttpLimits
 from smetric.http.listener import address_of, listen, serve_port
 from smetric.proxy.intake import Intake
 from smetric.request.prompt import BLOCK_BYTES, Prompt
@@ -70,7 +70,7 @@ async def running(*sidecars: Sidecar, ports: Sequence[int] = ()) -> AsyncIterato
     servers = [
         asyncio.create_task(
             serve_port(
-                Intake(Starlette(routes=placement_routes(one.peers)), Limits()), sock, stop=stop.wait, drain_s=0.1
+                Intake(Starlette(routes=placement_routes(one.peers)), HttpLimits()), sock, stop=stop.wait, drain_s=0.1
             )
         )
         for one, sock in zip(sidecars, sockets, strict=True)
