@@ -1,10 +1,13 @@
-"""Checker: whether a policy means something, always decides, and what it reads."""
+"""Checker: whether a policy is sound and always decides, and what it reads.
+
+A policy with a parameter that chooses a feature is checked once for each choice.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,54 +23,14 @@ from smetric.policy.scope import CheckEnded, Findings
 from smetric.policy.types import Interval, did_you_mean, exact, parse_unit
 from smetric.policy.vocabulary import NEVER, Feature, Kind, RequestField, Vocabulary
 
-# Which feature each parameter of features may stand for, and the combinations that a policy is checked for.
-#
-# Whether such a parameter is declared well is judged in `check_parameter`.
-
-#: Combinations of features that a policy may be checked for.
+#: Combinations of features that a policy is checked for.
 MAX_COMBINATIONS = 16
 
-#: The feature that each feature parameter stands for; one of a library is called `library.NAME`.
+#: The feature chosen by each feature parameter; the key of a library's parameter is `library.NAME`.
 Choice = Mapping[str, str]
 
 
-def feature_choices(
-    file: tree.File, linked: Linked, vocabulary: Vocabulary, settings: Settings
-) -> dict[str, tuple[str, ...]]:
-    """The choices of each feature parameter, that of *settings* or else its default first; what is no feature left out.
-
-    Settings reach the parameters of a library that the policy itself takes.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    own = taken(file)
-    for library, statement in _parameters(file, linked):
-        if isinstance(statement.value, tree.Name):
-            listed = statement.domain.items if isinstance(statement.domain, tree.Choices) else ()
-            names = dict.fromkeys(item.name for item in (statement.value, *listed) if isinstance(item, tree.Name))
-            features = tuple(
-                name for name in names if name in vocabulary.features and vocabulary.features[name].kind is Kind.NUMBER
-            )
-            chosen = settings.values.get(statement.name) if not library or (library, statement.name) in own else None
-            if chosen in features:
-                features = (str(chosen), *(name for name in features if name != chosen))
-            if features:
-                found[f"{library}.{statement.name}" if library else statement.name] = features
-    return found
-
-
-def _parameters(file: tree.File, linked: Linked) -> Iterator[tuple[str, tree.Param]]:
-    """The `param`s of a policy and its libraries, each with the name of its library, empty for the policy."""
-    for library, each in (("", file), *linked.files.items()):
-        yield from ((library, statement) for statement in each.statements if isinstance(statement, tree.Param))
-
-
-def combinations(choices: Mapping[str, tuple[str, ...]]) -> list[Choice]:
-    """All choices of features, those that stand first in all of *choices* first, cut at `MAX_COMBINATIONS`."""
-    products = itertools.islice(itertools.product(*choices.values()), MAX_COMBINATIONS)
-    return [dict(zip(choices, product, strict=True)) for product in products]
-
-
-# Test blocks of a policy, before any of them runs: settings, given fields, columns, cells, and what is expected.
+# ── test blocks ──────────────────────────────────────────────────────────────
 
 _KINDS = {
     Kind.NUMBER: (float, "a number"),
@@ -79,13 +42,19 @@ _AGE = Feature(name="age", doc="", unit="seconds", high=NEVER, source="", stalen
 
 
 class Tests:
-    """Checks the test blocks of a file whose statements were checked by *statements*."""
+    """Check of test blocks: settings, given fields, columns, cells, and expectations.
+
+    Args:
+        statements: the checked statements of the policy.
+        vocabulary: features and request fields.
+        findings: receives errors.
+    """
 
     def __init__(self, statements: Statements, vocabulary: Vocabulary, findings: Findings) -> None:
         self._statements = statements
         self._vocabulary = vocabulary
         self._units = statements.units.within(findings)
-        self._findings = findings
+        self._error = findings.error
         self._guards = {one_line(guard.label) for step in statements.steps for guard in step.guards}
 
     def run(self, tests: Iterable[tree.Test]) -> None:
@@ -93,7 +62,7 @@ class Tests:
         sentences: set[str] = set()
         for test in tests:
             if test.sentence in sentences:
-                self._findings.error("test", test.span, "another test has this sentence")
+                self._error("test", test.span, "another test has this sentence")
             sentences.add(test.sentence)
             names = self._rows(test)
             self._with(test.settings)
@@ -101,72 +70,67 @@ class Tests:
             self._expect(test.expect, names)
 
     def _with(self, settings: Sequence[tree.Setting]) -> None:
-        declared = self._statements.parameters.declared
+        parameters = self._statements.parameters
         choices = {each.name: each.value.name for each in settings if isinstance(each.value, tree.Name)}
         self._each_once(settings)
         for setting in settings:
-            made = declared.get(setting.name)
-            if made is None and setting.name in self._statements.parameters.failed:
-                continue
-            if made is None:
-                message = f"this policy does not declare `{setting.name}`"
-                help_text = did_you_mean(setting.name, declared) or f"it declares {', '.join(declared) or 'none'}"
-                if setting.name in self._vocabulary.request:
-                    help_text = f"request fields go into `given {setting.name} = …`"
-                self._findings.error("setting", _name(setting), message, help_text)
-                continue
-            value = setting.value.name if isinstance(setting.value, tree.Name) else setting.value
-            self._statements.parameters.set(
-                made, value, "this test", _name(setting), setting.unit, self._units, choices
-            )  # fmt: skip
+            name, place = setting.name, _name_of(setting)
+            made = parameters.declared.get(name)
+            if made is not None:
+                value = setting.value.name if isinstance(setting.value, tree.Name) else setting.value
+                parameters.set(made, value, "this test", place, setting.unit, self._units, choices)
+            elif name not in parameters.failed:
+                declared = f"it declares {', '.join(parameters.declared) or 'none'}"
+                help_text = did_you_mean(name, parameters.declared) or declared
+                if name in self._vocabulary.request:
+                    help_text = f"request fields go into `given {name} = …`"
+                self._error("setting", place, f"this policy does not declare `{name}`", help_text)
 
     def _each_once(self, settings: Sequence[tree.Setting]) -> None:
         seen: set[str] = set()
         for setting in settings:
             if setting.name in seen:
-                self._findings.error("given", _name(setting), f"`{setting.name}` is given twice", "remove one of them")
+                self._error("given", _name_of(setting), f"`{setting.name}` is given twice", "remove one of them")
             seen.add(setting.name)
 
     def _given(self, settings: Sequence[tree.Setting], names: set[str]) -> None:
         self._each_once(settings)
         for setting in settings:
-            if setting.name == "last":
-                if not isinstance(setting.value, tree.Name):
-                    message = "`last` is the instance chosen last"
-                    self._findings.error("given", _name(setting), message, "e.g. given last = a")
-                elif setting.value.name not in names:
-                    message = f"`{setting.value.name}` is not in the table"
-                    self._findings.error("given", setting.value.span, message, did_you_mean(setting.value.name, names))
-                continue
-            field = self._vocabulary.request.get(setting.name)
-            if field is None:
-                help_text = did_you_mean(setting.name, [*self._vocabulary.request, "last"])
-                if setting.name in self._vocabulary.features:
-                    help_text = f"`{setting.name}` belongs to the instances: make it a column"
-                elif setting.name in self._statements.parameters.declared:
-                    help_text = f"a parameter is set by `with {setting.name} = …`"
-                self._findings.error(
-                    "unknown-field", _name(setting), f"a request has no `{setting.name}`", help_text
-                )  # fmt: skip
-                continue
-            self._value(field, setting)
+            name, value = setting.name, setting.value
+            field = self._vocabulary.request.get(name)
+            if name == "last":
+                if not isinstance(value, tree.Name):
+                    self._error("given", _name_of(setting), "`last` is the instance chosen last", "e.g. given last = a")
+                elif value.name not in names:
+                    help_text = did_you_mean(value.name, names)
+                    self._error("given", value.span, f"`{value.name}` is not in the table", help_text)
+            elif field is not None:
+                self._value(field, setting)
+            else:
+                help_text = did_you_mean(name, [*self._vocabulary.request, "last"])
+                if name in self._vocabulary.features:
+                    help_text = f"`{name}` belongs to the instances: make it a column"
+                elif name in self._statements.parameters.declared:
+                    help_text = f"a parameter is set by `with {name} = …`"
+                self._error("unknown-field", _name_of(setting), f"a request has no `{name}`", help_text)
 
     def _rows(self, test: tree.Test) -> set[str]:
+        """Check the table of a test and return its instances."""
         words = [self._column(column) for column in test.columns]
         seen: set[tuple[str, bool]] = set()
         for column in test.columns:
             key = (column.feature, column.of_age)
             if key in seen:
-                self._findings.error("column", column.span, "this column is repeated")
+                self._error("column", column.span, "this column is repeated")
             seen.add(key)
         names: set[str] = set()
         for row in test.rows:
             if row.name in names:
-                self._findings.error("row", row.span, f"`{row.name}` is already in the table")
+                self._error("row", row.span, f"`{row.name}` is already in the table")
             names.add(row.name)
             if len(row.cells) != len(words):
                 message = f"this row has {len(row.cells)} cells for {len(words)} columns"
-                self._findings.error("row", row.span, message, "write `?` for an unknown value")
+                self._error("row", row.span, message, "write `?` for an unknown value")
                 continue
             for word, cell in zip(words, row.cells, strict=True):
                 if word is not None:
@@ -183,67 +147,58 @@ class Tests:
             help_text = "only `age` takes a feature: age(hit_len)"
         else:
             help_text = did_you_mean(column.feature, self._vocabulary.features)
-        self._findings.error("unknown-feature", column.span, f"unknown feature `{clip(column.feature)}`", help_text)
+        self._error("unknown-feature", column.span, f"unknown feature `{clip(column.feature)}`", help_text)
         return None
 
     def _value(self, word: Feature | RequestField, given: tree.Setting | tree.Cell) -> None:
-        """Check one value, and the unit it is written with, against the feature or field it is for."""
+        """Check a value and its unit against its feature or field."""
         value, span, shown = given.value, given.span, f"`{word.name}`"
         kind, description = _KINDS[word.kind]
         if value is tree.UNKNOWN:
             if isinstance(word, RequestField) and not word.may_be_unknown:
-                self._findings.error("value", span, f"{shown} is never unknown")
+                self._error("value", span, f"{shown} is never unknown")
         elif type(value) is not kind:
             bare = value.name if isinstance(value, tree.Name) and word.kind is Kind.STRING else ""
-            self._findings.error("value", span, f"{shown} is {description}", f'quote it: "{bare}"' if bare else "")
+            self._error("value", span, f"{shown} is {description}", f'quote it: "{bare}"' if bare else "")
         elif isinstance(value, float):
             wanted = parse_unit(word.unit)
             unit = self._units.of_words(given.unit, span) if given.unit else wanted
             if unit not in (wanted, None):
                 message = f"{shown} is in {word.unit or 'plain numbers'}, not {unit}"
-                self._findings.error("units", span, message, "write it without a unit")
+                self._error("units", span, message, "write it without a unit")
             elif value not in Interval(word.low, word.high):
-                self._findings.error("value", span, f"{shown} lies in {word.low:g}..{word.high:g}")
-
-    # ── expect ──
+                self._error("value", span, f"{shown} lies in {word.low:g}..{word.high:g}")
 
     def _expect(self, expect: tree.Expect, names: set[str]) -> None:
         for instance in expect.instances:
             if instance.name not in names:
                 help_text = did_you_mean(instance.name, names)
-                self._findings.error("expect", instance.span, f"`{instance.name}` is not in the table", help_text)
+                self._error("expect", instance.span, f"`{instance.name}` is not in the table", help_text)
         if expect.kind == "reject" and not is_error_status(expect.status):
-            self._findings.error("expect", expect.span, f"{exact(expect.status)} is not an error status")
+            self._error("expect", expect.span, f"{exact(expect.status)} is not an error status")
         if not self._statements.complete:
             return
-        labels = self._statements.labels
-        if expect.rule is not None and expect.rule.name not in labels:
-            message = f"there is no rule `{expect.rule.name}`"
-            self._findings.error("expect", expect.rule.span, message, did_you_mean(expect.rule.name, labels))
-        self._failing(expect.failing)
-
-    def _failing(self, failing: tree.Name | tree.Text | None) -> None:
+        labels, rule, failing = self._statements.labels, expect.rule, expect.failing
+        if rule is not None and rule.name not in labels:
+            self._error("expect", rule.span, f"there is no rule `{rule.name}`", did_you_mean(rule.name, labels))
         if failing is None or any(guard.type.broken for step in self._statements.steps for guard in step.guards):
-            return  # what is at fault may be what was meant
+            return  # the name may be that of a guard with an error
         wanted = failing.name if isinstance(failing, tree.Name) else one_line(failing.value)
-        known = self._guards if isinstance(failing, tree.Text) else {*self._guards, NOBODY}  # a pick that is nobody
-        if wanted in known:
-            return
-        help_text = did_you_mean(wanted, known)
-        self._findings.error("expect", failing.span, f"there is no guard `{clip(wanted)}`", help_text)
+        known = self._guards if isinstance(failing, tree.Text) else {*self._guards, NOBODY}
+        if wanted not in known:
+            help_text = did_you_mean(wanted, known)
+            self._error("expect", failing.span, f"there is no guard `{clip(wanted)}`", help_text)
 
 
-def _name(setting: tree.Setting) -> Span:
+def _name_of(setting: tree.Setting) -> Span:
     return Span(setting.span.start, setting.span.start + len(setting.name))
 
 
-# One check of a policy with its libraries, for one choice of features; and what all of them found, said once.
-#
-# Which choices there are is `feature_choice`.
+# ── one check for each choice of features ────────────────────────────────────
 
 
 class Pass:
-    """One check of a policy with its libraries, for one choice of features."""
+    """Check of a policy with its libraries, for one choice of features."""
 
     def __init__(
         self,
@@ -256,30 +211,24 @@ class Pass:
         tests: Sequence[tree.Test],
     ) -> None:
         self.choice = choice
+        self.libraries: dict[str, Statements] = {}
         self._tests = tests
         self._beside = Findings("" if beside is None else beside.text, beside)
-        self.libraries: dict[str, Statements] = {}
         self._linked = linked
         self._vocabulary = vocabulary
         self._settings = settings
         self._taken = taken(file)
-        findings = Findings(file.text)
         own = {name: feature for name, feature in choice.items() if "." not in name}
-        self.statements = Statements(file, vocabulary, settings, own, findings, self._library)
+        self.statements = Statements(file, vocabulary, settings, own, Findings(file.text), self._library)
 
     def run(self) -> None:
         """Check statements, then tests."""
         try:
             self.statements.run()
-            own = [each for each in self.statements.file.statements if isinstance(each, tree.Test)]
-            Tests(self.statements, self._vocabulary, self.statements.findings).run(own)
+            Tests(self.statements, self._vocabulary, self.statements.findings).run(self.statements.file.tests)
             Tests(self.statements, self._vocabulary, self._beside).run(self._tests)
         except CheckEnded:
             return
-
-    def takes(self, library: str, name: str) -> bool:
-        """Whether the policy takes *name* from *library*."""
-        return (library, name) in self._taken
 
     @property
     def errors(self) -> list[Diagnostic]:
@@ -287,8 +236,21 @@ class Pass:
         files = [self.statements.findings, self._beside, *(each.findings for each in self.libraries.values())]
         return [error for findings in files for error in findings.errors]
 
+    def conditional(self, error: Diagnostic, sound: Sequence[Pass]) -> Diagnostic:
+        """Return an error of this choice with the part of the choice that makes it differ from the *sound* ones."""
+        names = [name for name in self.choice if all(each.choice[name] != self.choice[name] for each in sound)]
+        names = names or list(self.choice)
+        condition = " and ".join(f"{name} = {self.choice[name]}" for name in names)
+        help_text = error.help
+        if error.code == "units":
+            library, _, name = names[0].rpartition(".")
+            help_text = f"a unit may be the parameter itself: `0 {name}`"
+            if library and (library, name) not in self._taken:
+                help_text += f", once it is taken: use {library} ({name})"
+        return replace(error, message=f"{error.message}, if {condition}", help=help_text)
+
     def _library(self, use: tree.Use) -> Statements | None:
-        """The library that *use* means, checked when it is first asked for."""
+        """Return the library of a `use`, checked at its first use; None if it has none."""
         name = self._linked.targets.get(id(use))
         if name is None:
             return None
@@ -305,43 +267,49 @@ class Pass:
 
 
 def merged(passes: Sequence[Pass]) -> list[Diagnostic]:
-    """The errors of all passes, each once; one that only some choices bring says which."""
-    found: dict[tuple[str, int, int, Source | None], list[tuple[Pass, Diagnostic]]] = {}
+    """Return the errors of all passes, each once. An error of some choices only names the choice."""
+    found: dict[tuple[str, Span, Source | None], list[tuple[Pass, Diagnostic]]] = {}
     for each in passes:
         for error in each.errors:
-            key = (error.code, error.span.start, error.span.end, error.source)
-            found.setdefault(key, []).append((each, error))
+            found.setdefault((error.code, error.span, error.source), []).append((each, error))
     errors = []
     for hits in found.values():
         first, error = hits[0]
-        if len({id(each) for each, _ in hits}) < len(passes) or len({e.message for _, e in hits}) > 1:
-            error = _conditional(error, first, [each for each, _ in hits], passes)
+        at_fault = [each for each, _ in hits]
+        sound = [each for each in passes if each not in at_fault]
+        if sound or len({each.message for _, each in hits}) > 1:
+            error = first.conditional(error, sound)
         errors.append(error)
-        if len(passes) == 1 or all(each is first for each, _ in hits):
+        if len(passes) == 1 or all(each is first for each in at_fault):
             errors += [other for _, other in hits[1:]]
     return errors
 
 
-def _conditional(error: Diagnostic, first: Pass, hits: Sequence[Pass], passes: Sequence[Pass]) -> Diagnostic:
-    """An error of some choices only, with the choice that brings it."""
-    free = {id(each) for each in passes} - {id(each) for each in hits}
-    sound = [each.choice for each in passes if id(each) in free]
-    names = [name for name in first.choice if all(choice[name] != first.choice[name] for choice in sound)]
-    named = names or list(first.choice)
-    condition = " and ".join(f"{name} = {first.choice[name]}" for name in named)
-    help_text = error.help
-    if error.code == "units":
-        library, _, name = named[0].rpartition(".")
-        help_text = f"a unit may be the parameter itself: `0 {name}`"
-        if library and not first.takes(library, name):
-            help_text += f", once it is taken: use {library} ({name})"
-    return replace(error, message=f"{error.message}, if {condition}", help=help_text)
+def feature_choices(
+    file: tree.File, linked: Linked, vocabulary: Vocabulary, settings: Settings
+) -> dict[str, tuple[str, ...]]:
+    """Return the features that each feature parameter can be, the configured one or else the default first.
+
+    Settings reach the parameters of a library that the policy itself takes.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    own = taken(file)
+    for library, each in (("", file), *linked.files.items()):
+        for statement in each.statements:
+            if not isinstance(statement, tree.Param) or not isinstance(statement.value, tree.Name):
+                continue
+            listed = statement.domain.items if isinstance(statement.domain, tree.Choices) else ()
+            names = dict.fromkeys(item.name for item in (statement.value, *listed) if isinstance(item, tree.Name))
+            numbers = (word.name for word in map(vocabulary.features.get, names) if word and word.kind is Kind.NUMBER)
+            is_own = not library or (library, statement.name) in own
+            chosen = settings.values.get(statement.name) if is_own else None
+            features = tuple(sorted(numbers, key=lambda name: name != chosen))
+            if features:
+                found[f"{library}.{statement.name}" if library else statement.name] = features
+    return found
 
 
-# The checker: whether a policy means something and always decides, and what it reads; all errors in one run.
-#
-# A policy whose parameter may name one of several features is checked once for each of them, by a `Pass` of
-# `check_pass`.
+# ── the whole ────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +322,14 @@ class CheckedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is known of a policy that may be used.
+    """Facts about a sound policy.
 
     Args:
-        warnings: what does no harm, in the order of the text.
+        warnings: in the order of the text.
         reads: each feature that a decision may read: `always`, or the guard that may spare it.
         params: each parameter with its value, those taken from libraries included.
-        libraries: what it uses, by name.
-        tests_beside: those of its tests that stand in a file of their own.
+        libraries: the libraries that it uses, by name.
+        tests_beside: its tests in a file of their own.
     """
 
     warnings: tuple[Diagnostic, ...]
@@ -381,17 +349,17 @@ def check_text(
     tests: bool = True,
     set_by: str = CONFIGURATION,
 ) -> tuple[tree.File, Checked]:
-    """Parse and check a policy or a library, so that errors of both kinds come in one run.
+    """Parse and check a policy or a library, with syntax errors and others in one run.
 
     Args:
         text: its source.
         vocabulary: the features and request fields it may read.
         settings: configured values of its parameters.
-        path: what reports call it.
-        libraries: finds the libraries it uses.
-        beside: a file with more tests of the policy, where there is one.
-        tests: False skips the `test` blocks, and whatever is wrong in them.
-        set_by: who gives *settings*, as messages call it.
+        path: its name in reports.
+        libraries: reads the libraries it uses.
+        beside: a file with more tests of the policy, or None.
+        tests: False skips the `test` blocks and their errors.
+        set_by: the origin of *settings*, in messages.
 
     Raises:
         PolicyError: with every error of the file, its libraries and its tests.
@@ -406,10 +374,10 @@ def check_text(
 def _check_settings_of_tests(
     file: tree.File, vocabulary: Vocabulary, libraries: Reader, tests: Sequence[tree.Test]
 ) -> None:
-    """Check a sound policy once more with what its tests set: a parameter without a range may be anything there.
+    """Check a sound policy again with the settings of its tests, as a parameter without a range can have any value.
 
     Raises:
-        PolicyError: with what is wrong then, each once.
+        PolicyError: with each error once.
     """
     bare = replace(file, statements=tuple(each for each in file.statements if not isinstance(each, tree.Test)))
     found: dict[tuple[Source | None, Span], Diagnostic] = {}
@@ -429,7 +397,7 @@ def _check_settings_of_tests(
 
 
 def _tests_beside(policy: tree.File, beside: Source) -> tuple[list[Diagnostic], tuple[tree.Test, ...]]:
-    """The tests in the file *beside*, and what is wrong with that file."""
+    """Return the errors of the file *beside*, and its tests."""
     try:
         file, errors = read(beside.text, beside.path)
     except PolicyError as error:
@@ -457,7 +425,8 @@ def _check(
     linked = link(file, libraries)
     choices = feature_choices(file, linked, vocabulary, settings)
     done: list[Pass] = []
-    for choice in combinations(choices):
+    for features in itertools.islice(itertools.product(*choices.values()), MAX_COMBINATIONS):
+        choice = dict(zip(choices, features, strict=True))
         one = Pass(file, linked, vocabulary, settings, choice, beside, tests)
         one.run()
         done.append(one)
@@ -476,7 +445,7 @@ def _check(
         chosen.statements.warn()
         warnings += [*chosen.statements.findings.warnings, *wasted_lookups(steps, vocabulary)]
     if found:
-        # What is written is sound and only goes on too little: what else there is to say of it is no echo.
+        # The only error is the end of the policy, so the warnings are no consequences of it.
         raise PolicyError([*found, *warnings], file.text, file.path)
     return Checked(
         in_order(warnings),

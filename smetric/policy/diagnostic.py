@@ -1,4 +1,4 @@
-"""Findings about a policy: code, place, help; and the one exception the language raises."""
+"""Diagnostics of a policy: code, place, message and help; and `PolicyError`, the one exception of the language."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-# A place in the text of a policy; lines and columns are `position` in `diagnostic`.
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of the source text: offsets `start` (included) to `end` (excluded)."""
+    """Piece of the source text: offsets `start` (included) to `end` (excluded)."""
 
     start: int
     end: int
 
 
-# The codes of findings: stable names for tools, each with what it is about and the way out of it.
-#
-# A code is never given another meaning; messages and helps may change.
-
-#: What stops a policy from loading.
+#: Codes of errors, which stop a policy from loading. Tools rely on a code's meaning; messages and helps may change.
 ERRORS: Mapping[str, str] = {
     "arguments": "A call has arguments that its function does not take, or lacks some.",
     "bare-fraction": "A number starts with a dot.",
@@ -84,7 +78,7 @@ ERRORS: Mapping[str, str] = {
     "where": "`where` stands where it cannot.",
 }
 
-#: What does no harm.
+#: Codes of warnings.
 WARNINGS: Mapping[str, str] = {
     "constant": "A condition, a mask or a choice is the same in every decision.",
     "late-guard": "Every decision looks something up before a guard that could spare it.",
@@ -93,7 +87,7 @@ WARNINGS: Mapping[str, str] = {
     "unused": "A name is never used.",
 }
 
-#: What helps where a finding has nothing better to say.
+#: The help of a code, for diagnostics without their own.
 WAYS_OUT: Mapping[str, str] = {
     "arguments": "`smetric reference` lists what each function takes",
     "bare-fraction": "write a 0 before it",
@@ -161,11 +155,7 @@ WAYS_OUT: Mapping[str, str] = {
 }
 
 
-# What is wrong with a policy, where, and the way out; and the one exception the language raises.
-#
-# No judgement here: `lexer`, `parser` and the checker make the diagnostics.
-
-#: Errors reported of one file; a file with more is cut short and says so.
+#: Errors reported of one file.
 MAX_DIAGNOSTICS = 50
 #: Characters of a source line that a report shows.
 _LINE_WIDTH = 160
@@ -184,7 +174,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The text of a file, and what reports call it."""
+    """Text of a file, and its path in reports."""
 
     text: str
     path: str
@@ -192,9 +182,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding: a stable code for tools, a sentence, the place, and help of its own where there is any.
+    """Error or warning: a stable code, a message, its place, and its own help if it has one.
 
-    `source` is the library it was found in; None for the file that was asked about.
+    `source` is the library it belongs to; None for the policy itself.
     """
 
     code: str
@@ -206,25 +196,25 @@ class Diagnostic:
 
     @property
     def way_out(self) -> str:
-        """The help, or what helps with all findings of this code."""
+        """Its own help, or that of its code."""
         return self.help or WAYS_OUT[self.code]
 
     def within(self, source: Source) -> Diagnostic:
-        """The same finding, in the library *source*."""
+        """Return the same diagnostic in the library *source*."""
         return replace(self, source=source)
 
     def headline(self, text: str) -> str:
-        """Place and sentence."""
+        """Return place and message."""
         line, column = position(self.source.text if self.source else text, self.span.start)
         file = f"{self.source.path}:" if self.source else ""
         return f"{file}{line}:{column}: {self.message}"
 
     def brief(self, text: str) -> str:
-        """The finding on one line: place, sentence, way out."""
+        """Return the diagnostic on one line: place, message, way out."""
         return f"{self.headline(text)}; {self.way_out}"
 
     def render(self, text: str, path: str) -> str:
-        """The finding with its line and caret, as language reports print it."""
+        """Return the diagnostic with its source line and a caret."""
         if self.source is not None:
             text, path = self.source.text, self.source.path
         line, column = position(text, self.span.start)
@@ -236,24 +226,24 @@ class Diagnostic:
         indent = "".join("\t" if char == "\t" else " " for char in shown[: column - 1 - skipped])
         width = max(1, min(self.span.end - self.span.start, len(shown) - len(indent)))
         margin = " " * len(str(line))
-        lines = [
+        lines = (
             f"{self.severity.value}: {self.message}",
             f"{margin}--> {path}:{line}:{column}",
             f"{margin} |",
             f"{line} | {shown}",
             f"{margin} | {indent}{'^' * width}",
-        ]
-        lines.append(f"{margin} = help: {self.way_out}")
+            f"{margin} = help: {self.way_out}",
+        )
         return "\n".join(line.rstrip() for line in lines)
 
 
 def unreadable(why: str) -> Diagnostic:
-    """What to say of a file whose text nobody has."""
+    """Return the diagnostic of a file that cannot be read."""
     return Diagnostic("unreadable", why, Span(0, 0))
 
 
 class PolicyError(Exception):
-    """A policy that cannot be used; its text is the whole report."""
+    """Policy that cannot be used. The text of the exception is the whole report."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic], text: str, path: str) -> None:
         self.diagnostics = in_order(diagnostics)
@@ -263,7 +253,7 @@ class PolicyError(Exception):
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Each finding once, in the order of the texts, at most `MAX_DIAGNOSTICS` and a last one that says so."""
+    """Return each diagnostic once, in text order, at most `MAX_DIAGNOSTICS` and one that says that more follow."""
     unique = dict.fromkeys(sorted(diagnostics, key=_place))
     ordered = tuple(unique)
     if len(ordered) <= MAX_DIAGNOSTICS:
@@ -274,28 +264,28 @@ def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def _place(found: Diagnostic) -> tuple[bool, str, int, int]:
-    """Errors come before warnings, and findings of the file itself before those of each library."""
+    """Sort errors before warnings, and the file itself before its libraries."""
     path = found.source.path if found.source else ""
     return (found.severity is Severity.WARNING, path, found.span.start, found.span.end)
 
 
 def report(diagnostics: Sequence[Diagnostic], text: str, path: str) -> str:
-    """All findings as one text, an empty line between them."""
+    """Return all diagnostics as one text, separated by empty lines."""
     return "\n\n".join(found.render(text, path) for found in diagnostics)
 
 
 def position(text: str, offset: int) -> tuple[int, int]:
-    """Line and column of *offset*, both counted from 1."""
+    """Return line and column of *offset*, both from 1."""
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
 def quote(text: str, span: Span) -> str:
-    """The source at *span* on one line, without its comments, cut to what a message can carry."""
+    """Return the source at *span* on one line, without comments, cut to the length of a quote."""
     return clip(" ".join(COMMENT.sub(r"\g<string>", text[span.start : span.end]).split()))
 
 
 def clip(text: str) -> str:
-    """*text* cut to what a message can carry."""
+    """Return *text* cut to the length of a quote."""
     text = _printable(text)
     return text if len(text) <= _QUOTE_WIDTH else text[: _QUOTE_WIDTH - 1] + "…"
 

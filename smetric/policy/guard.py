@@ -53,7 +53,7 @@ def _calls(part: tree.Node, definitions: Container[str]) -> Iterator[tree.Call]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedGuard:
-    """One conjunct of a `when`: its label, its place, and its type, which knows what it reads.
+    """Conjunct of a `when`: its label, its place, and its type, which knows what it reads.
 
     `implied` holds for the end of a patience, which follows the guards that are written.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Role(enum.Enum):
-    """Where a word stands."""
+    """Role of a keyword."""
 
     HEADER = "header"
     STATEMENT = "statement"
@@ -22,7 +22,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """A reserved word: how it is written with what belongs to it, and what that means, in one or two sentences."""
+    """Keyword: its form, and its meaning in one or two sentences."""
 
     word: str
     role: Role
@@ -65,13 +65,13 @@ _ROWS = (
         "keep",
         Role.STATEMENT,
         "keep mask when cond as label",
-        "Hard filter: leaving nobody answers 503, named after the filter.",
+        "Hard filter. If no candidate is left, the answer is 503, named after the filter.",
     ),
     Keyword(
         "prefer",
         Role.STATEMENT,
         "prefer mask when cond as label",
-        "Soft filter: skipped when it would leave nobody.",
+        "Soft filter. It is skipped if it would leave no candidate.",
     ),
     Keyword("route", Role.STATEMENT, "route pick when cond as label", "The instance."),
     Keyword(
@@ -89,15 +89,15 @@ _ROWS = (
     ),
     Keyword("test", Role.STATEMENT, 'test "sentence" …', "A test: a table of instances, and what is expected of it."),
     Keyword("when", Role.PART, "when cond", "The guards of a rule: conditions joined by `and`, tried left to right."),
-    Keyword("as", Role.PART, "as label", "What traces and tests call a rule."),
+    Keyword("as", Role.PART, "as label", "Names a rule in traces and tests."),
     Keyword("for", Role.PART, "hold for 500ms", "How long at most."),
-    Keyword("retry", Role.PART, "retry 2s", "What Retry-After says."),
+    Keyword("retry", Role.PART, "retry 2s", "The value of Retry-After."),
     Keyword("per", Role.PART, "5 tokens per second", "Divides units."),
     Keyword(
         "where",
         Role.PART,
         "mean(v where m, default: x)",
-        "Only the candidates for which it holds. A pick of them may be nobody: its rule is then skipped.",
+        "Only the candidates for which it holds. A pick of them may be empty: its rule is then skipped.",
     ),
     Keyword("if", Role.OPERATOR, "x if cond else y", "x where cond holds, y elsewhere."),
     Keyword("else", Role.OPERATOR, "x if cond else y", "x where cond holds, y elsewhere."),
@@ -124,7 +124,7 @@ _ROWS = (
         "expect",
         Role.CASE,
         "expect a or b as label failing guard",
-        "What is to be decided; also `expect reject 429` and `expect hold`.",
+        "The expected decision; also `expect reject 429` and `expect hold`.",
     ),
     Keyword("failing", Role.CASE, 'failing guard, failing "req.turn != 0"', "A guard that must have failed."),
 )
@@ -132,7 +132,7 @@ _ROWS = (
 #: Every reserved word.
 KEYWORDS: Mapping[str, Keyword] = {row.word: row for row in _ROWS}
 
-#: How operators are written and what they do, from the loosest to the tightest.
+#: Forms and meanings of the operators, from the loosest to the tightest.
 OPERATORS = (
     ("x if c else y", "chooses; c is one truth value, or one per instance"),
     ("a or b", "truth"),

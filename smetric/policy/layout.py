@@ -1,4 +1,7 @@
-"""Canonical layout of policy texts."""
+"""Canonical layout of policy texts, as `smetric fmt` writes it.
+
+A layout changes white space only: words and comments stay, in their order.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,10 @@ from itertools import groupby, pairwise
 from smetric.policy.lexer import CLOSERS, OPENERS, Piece, Token, cut, space_between, tokenize, types_of
 from smetric.policy.parser import parse, refuse_too_long
 
-# Words of a statement with the comments between them, and the spaces that belong between words.
-#
-# Where lines break is not decided here.
-
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """One comment, from its `#` on. `own_line` is false where it ends a line of code."""
+    """Comment, from its `#` on. `own_line` is false if it ends a line of code."""
 
     text: str
     own_line: bool
@@ -24,7 +23,7 @@ class Comment:
 
 @dataclass(slots=True)
 class Word:
-    """A token, and the comments between it and the next one of its statement."""
+    """Token, and the comments between it and the next one of its statement."""
 
     type: str
     text: str
@@ -56,7 +55,7 @@ def commented(words: Sequence[Word]) -> bool:
 
 
 def outside_brackets(words: Sequence[Word]) -> Iterator[tuple[int, Word]]:
-    """The words that stand in no bracket, brackets themselves left out, with their places."""
+    """Yield the words outside of brackets, with their places."""
     depth = 0
     for place, word in enumerate(words):
         depth -= word.type in CLOSERS
@@ -66,28 +65,28 @@ def outside_brackets(words: Sequence[Word]) -> Iterator[tuple[int, Word]]:
 
 
 def split_at(words: Sequence[Word], places: Sequence[int]) -> list[Sequence[Word]]:
-    """The words cut before each of the places; the first piece may be empty."""
+    """Cut words before each of the places. The first piece may be empty."""
     return [words[start:end] for start, end in zip((0, *places), (*places, len(words)), strict=True)]
 
 
-# Lines under way: code, the comments that end lines, and the columns where new lines begin.
+# ── lines ────────────────────────────────────────────────────────────────────
 
-#: Columns of a line, comments at its end aside.
+#: Columns of a line, without the comment that ends it.
 WIDTH = 100
-#: What sets `when`, `as` and a comment off from the code before.
+#: The space before `when`, `as` and a comment.
 GAP = "  "
 
 
 @dataclass(slots=True)
 class Line:
-    """One line of code and the comment that ends it; a comment on a line of its own is `code`."""
+    """Line of code and the comment that ends it. A comment on a line of its own is `code`."""
 
     code: str
     comment: str = ""
 
 
 class Writer:
-    """The lines of one statement."""
+    """Lines of one statement."""
 
     def __init__(self) -> None:
         self.lines = [Line("")]
@@ -96,16 +95,16 @@ class Writer:
 
     @property
     def column(self) -> int:
-        """Where the next text goes on the last line."""
+        """Column of the next text on the last line."""
         return len(self.lines[-1].code)
 
     @property
     def closed(self) -> bool:
-        """Whether a comment stands before what comes next, so that no code can follow on the last line."""
+        """Whether a comment ends the last line, so that no code can follow on it."""
         return bool(self.lines[-1].comment or self._above)
 
     def put(self, text: str, indent: int) -> None:
-        """Add text to the last line, or at column *indent* of a new one where that is closed."""
+        """Add text to the last line, or at column *indent* of a new one if that is closed."""
         if self.closed:
             self.start_line(indent)
             text = text.lstrip()
@@ -126,7 +125,7 @@ class Writer:
                 self.lines[-1].comment = comment.text
 
     def write(self, words: Sequence[Word], indent: int, before: Word | None = None) -> None:
-        """Add words in one go behind the word *before*, broken only where a comment ends a line."""
+        """Add words behind the word *before*, on new lines only behind comments."""
         for word in words:
             self.put(gap_between(before, word) + word.text, indent)
             self.follow(word)
@@ -134,7 +133,7 @@ class Writer:
 
 
 def rendered(lines: Iterable[Line]) -> Iterator[str]:
-    """The lines as text; comments that end lines below each other are aligned."""
+    """Yield the lines as text. The comments of adjacent lines are aligned."""
     for _, run in groupby(lines, key=lambda line: bool(line.comment)):
         block = list(run)
         width = max(len(line.code.rstrip()) for line in block)
@@ -142,12 +141,10 @@ def rendered(lines: Iterable[Line]) -> Iterator[str]:
             yield line.code.rstrip().ljust(width) + GAP + line.comment if line.comment else line.code.rstrip()
 
 
-# Expressions on one line if they fit, else one operand a line with the operators in front.
-#
-# The loosest operators break first, then brackets at their commas.
+# ── expressions: on one line if they fit, else broken at the loosest operators, then at the commas of brackets ──
 
 _SUM = frozenset({"PLUS", "MINUS"})
-#: Operators, the loosest first. The `not` of `not in` is found by the word behind it.
+#: Operators, the loosest first. `not in` is found by its `in`.
 _LEVELS = (
     frozenset({"WHERE"}),
     frozenset({"IF", "ELSE"}),
@@ -165,12 +162,12 @@ def write(
     """Write an expression at the end of *out*.
 
     Args:
-        out: what is written so far.
+        out: the lines so far.
         words: the expression.
-        tail: columns that the last line needs for what follows.
-        nested: whether it is a part of a broken expression; its own operators then stand further right than its start.
-        spread: break the loosest operators even if it would fit.
-        indent: where it starts if a comment ends the line before it.
+        tail: columns that the last line needs for the words behind it.
+        nested: it is part of a broken expression, so its operators go further right than its start.
+        spread: break at the loosest operators even if it fits.
+        indent: its column if a comment ends the line before it.
     """
     if out.closed:
         out.start_line(indent)
@@ -187,7 +184,7 @@ def write(
 
 
 def write_list(out: Writer, words: Sequence[Word], column: int, *, tail: int = 0, spread: bool = False) -> None:
-    """Write what commas divide on one line, or if it does not fit or is to be spread, below each other at *column*."""
+    """Write a list on one line, or its items below each other at *column* if it does not fit or *spread* is set."""
     commas = [place + 1 for place, word in outside_brackets(words) if word.type == "COMMA"]
     fits = not spread and not commented(words) and column + len(spaced(words)) + tail <= WIDTH
     parts = [words] if fits else split_at(words, commas)
@@ -198,7 +195,7 @@ def write_list(out: Writer, words: Sequence[Word], column: int, *, tail: int = 0
 
 
 def operands(words: Sequence[Word]) -> list[Sequence[Word]]:
-    """The words cut before each of their loosest operators; one piece where there is none."""
+    """Cut words before each of their loosest operators."""
     outside = list(outside_brackets(words))
     for level in _LEVELS:
         places = [place for place, word in outside if place and word.type in level]
@@ -208,20 +205,20 @@ def operands(words: Sequence[Word]) -> list[Sequence[Word]]:
 
 
 def are_guards(words: Sequence[Word]) -> bool:
-    """Whether three or more operands are joined by `and`: guards, which read best one a line."""
+    """Whether these are three or more operands of `and`, which are written one a line."""
     parts = operands(words)
     return len(parts) > 2 and parts[1][0].type == "AND"
 
 
 def is_weighted_sum(words: Sequence[Word]) -> bool:
-    """Whether three or more products are added: a score, which reads best one term a line."""
+    """Whether this is a sum of three or more products, which is written one term a line."""
     first, *rest = operands(words)
     terms = [first, *(term[1:] for term in rest)]
     return len(terms) > 2 and rest[0][0].type in _SUM and all(operands(term)[1:] for term in terms)
 
 
 def _write_chain(out: Writer, parts: Sequence[Sequence[Word]], tail: int, nested: bool) -> None:
-    """Operands below each other; the operators end where the first operand starts, or nested begin behind that."""
+    """Write operands below each other. Operators end where the first operand starts; nested ones start behind that."""
     start = out.column
     write(out, parts[0], nested=True)
     for part in parts[1:]:
@@ -236,7 +233,7 @@ def _write_chain(out: Writer, parts: Sequence[Sequence[Word]], tail: int, nested
 
 
 def _write_bracket(out: Writer, words: Sequence[Word], opener: int, closer: int, tail: int) -> None:
-    """What stands in one bracket, below each other from behind the bracket."""
+    """Write the items of a bracket below each other, from behind the bracket."""
     before, inside, after = words[: opener + 1], words[opener + 1 : closer], words[closer:]
     column = out.column + len(spaced(before))
     out.write(before, out.column)
@@ -245,7 +242,7 @@ def _write_bracket(out: Writer, words: Sequence[Word], opener: int, closer: int,
 
 
 def _widest_bracket(words: Sequence[Word]) -> tuple[int, int] | None:
-    """Opener and closer of the widest bracket, or None where there is none that holds something."""
+    """Return opener and closer of the widest bracket; None if all are empty."""
     widest: tuple[int, int] | None = None
     width = 0
     opened: list[int] = []
@@ -260,17 +257,17 @@ def _widest_bracket(words: Sequence[Word]) -> tuple[int, int] | None:
     return widest
 
 
-# `test` blocks: one line for each part, and the columns of the table below each other.
+# ── `test` blocks: a line for each part, and a table with aligned columns ──
 
 _INDENT = 2
-#: Where a part goes on that a comment has broken.
+#: Column of a part behind a comment.
 _INNER = 4
-#: Columns with a cell of these start at the left, as the first one does; numbers end at the right.
+#: Columns with such a cell are aligned to the left, as the first one is; numbers to the right.
 _LEFT = frozenset({"STRING", "LBRACE"})
 
 
 def lay_case(words: Sequence[Word]) -> list[Line]:
-    """The lines of one test."""
+    """Return the lines of one test."""
     parts = split_at(words, list(_starts(words)))
     columns = _columns([_cells(part) for part in parts if _is_row(part)])
     out = Writer()
@@ -291,7 +288,7 @@ def lay_case(words: Sequence[Word]) -> list[Line]:
 
 
 def _starts(words: Sequence[Word]) -> Iterator[int]:
-    """Where each part but the first begins."""
+    """Yield the place of each part but the first."""
     for place, (word, following) in enumerate(pairwise(words)):
         row = word.type == "NAME" and following.type == "VBAR" and words[place - 1].type != "VBAR"
         if row or word.type in ("WITH", "GIVEN", "INSTANCE", "EXPECT"):
@@ -303,12 +300,12 @@ def _is_row(part: Sequence[Word]) -> bool:
 
 
 def _cells(row: Sequence[Word]) -> list[Sequence[Word]]:
-    """A row cut before its bars."""
+    """Cut a row before its bars."""
     return split_at(row, [place for place, word in enumerate(row) if word.type == "VBAR"])
 
 
 def _columns(rows: Sequence[Sequence[Sequence[Word]]]) -> list[tuple[int, bool]]:
-    """The width of each column, its bar included, and whether its cells start at the left."""
+    """Return the width of each column with its bar, and whether it is aligned to the left."""
     found: list[tuple[int, bool]] = []
     for at in range(max(map(len, rows))):
         cells = [row[at] for row in rows if at < len(row)]
@@ -330,18 +327,18 @@ def _write_cell(out: Writer, cell: Sequence[Word], width: int, left: bool) -> No
         out.put(pad, _INNER)
 
 
-# Runs of `use`, `param`, `let` or `def`: what stands before `=` is padded to one width.
+# ── runs of `use`, `param`, `let` or `def`: aligned at `=` ──
 
 
 def lay_declarations(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
-    """The lines of each statement of a run, all of one keyword."""
+    """Return the lines of each statement of a run of one keyword."""
     heads = [_head(words) for words in run]
     width = max(len(spaced(head)) for head in heads)
     return [_declaration(words, head, width) for words, head in zip(run, heads, strict=True)]
 
 
 def _head(words: Sequence[Word]) -> Sequence[Word]:
-    """What stands before `=`; nothing where there is no `=`, or a comment on the way to the value."""
+    """Return the words before `=`; none without a `=`, or with a comment before the value."""
     equal = next((place for place, word in enumerate(words) if word.type == "EQUAL"), 0)
     return words[:equal] if equal and not commented(words[: equal + 2]) else []
 
@@ -360,16 +357,16 @@ def _declaration(words: Sequence[Word], head: Sequence[Word], width: int) -> lis
     return out.lines
 
 
-# Runs of filters or of outcomes: `when` and `as` each in one column, several guards one a line.
+# ── runs of filters or of outcomes: aligned at `when` and at `as`, three or more guards one a line ──
 
-#: Columns of what stands before `when`; where it is longer, `when` goes on the next line.
+#: Columns before `when`. Behind a longer head `when` goes on the next line.
 _WIDEST_HEAD = 40
 _WHEN = "when "
 _BELOW = 2
 
 
 class _Rule:
-    """One statement cut at `when` and `as`, and its lines so far."""
+    """Statement cut at `when` and `as`, and its lines so far."""
 
     def __init__(self, words: Sequence[Word]) -> None:
         places = [place for place, word in outside_brackets(words) if word.type in ("WHEN", "AS")]
@@ -380,18 +377,18 @@ class _Rule:
 
     @property
     def tail(self) -> int:
-        """The columns that the label needs."""
+        """Columns that the label needs."""
         return len(GAP + spaced(self.label)) if self.label else 0
 
     def write_head(self, keyword: int) -> None:
-        """Write what stands before `when`, its keyword padded to a width."""
+        """Write the words before `when`, with the keyword padded to a width."""
         self.out.put(self.head[0].text.ljust(keyword), 0)
         self.out.follow(self.head[0])
         self.out.put(" ", _BELOW)
         write(self.out, self.head[1:], tail=0 if self.when else self.tail)
 
     def fits(self, column: int) -> bool:
-        """Whether `when` can stand behind the head, at *column*."""
+        """Whether `when` fits behind the head, at *column*."""
         if len(self.out.lines) > 1 or self.out.closed or self.out.column > _WIDEST_HEAD:
             return False
         guards = operands(self.when[1:])
@@ -411,15 +408,15 @@ class _Rule:
         write(self.out, guards, tail=self.tail, spread=are_guards(guards), indent=start)
 
     def write_label(self, column: int) -> None:
-        """Write the label at *column*, or as near behind it as can be."""
+        """Write the label at *column*, or behind it if that is taken."""
         self.out.put(" " * max(len(GAP), column - self.out.column), column)
         self.out.write(self.label, column)
 
 
 def lay_rules(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
-    """The lines of each statement of a run: `keep` and `prefer`, or `route`, `reject` and `hold`."""
+    """Return the lines of each statement of a run: `keep` and `prefer`, or `route`, `reject` and `hold`."""
     rules = [_Rule(words) for words in run]
-    # `keep` is padded beside `prefer`; outcomes differ too much below their keywords.
+    # `keep` is padded to the width of `prefer`; outcomes are not padded.
     filters = [len(rule.head[0].text) for rule in rules if rule.head[0].type in ("KEEP", "PREFER")]
     for rule in rules:
         rule.write_head(max(filters, default=0))
@@ -443,9 +440,7 @@ def lay_rules(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
     return [rule.out.lines for rule in rules]
 
 
-# A whole text in its canonical layout: statements in runs, comments where they stood, at most one blank line.
-#
-# Runs are statements of one kind without a blank line between them; what is aligned is aligned within a run.
+# ── whole texts: runs are statements of one kind without an empty line between them ──
 
 _KINDS = {
     "POLICY": "header",
@@ -460,13 +455,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One statement.
-
-    Args:
-        words: its words.
-        above: the lines between it and the statement before: comments, and empty ones, never two in a row.
-        behind: the comment that ends its last line, or nothing.
-    """
+    """Statement: its words, the comments and single empty lines above it, and the comment that ends its last line."""
 
     words: list[Word]
     above: list[str]
@@ -474,16 +463,16 @@ class _Part:
 
     @property
     def kind(self) -> str:
-        """Statements of one kind can be aligned with each other."""
+        """Kind of the statement. Statements of one kind are aligned."""
         return _KINDS.get(self.words[0].type, self.words[0].text)
 
 
 def format_text(text: str, path: str = "<policy>") -> str:
-    """The canonical layout of a policy or a library: the same words and comments, in the same order.
+    """Return the canonical layout of a policy or a library.
 
     Args:
         text: the source.
-        path: what errors call it.
+        path: its name in errors.
 
     Raises:
         PolicyError: it does not parse, or would be longer than a policy may be.
@@ -497,7 +486,7 @@ def format_text(text: str, path: str = "<policy>") -> str:
 
 
 def _parts(text: str, pieces: Sequence[Piece]) -> tuple[list[_Part], list[str]]:
-    """The statements, an empty line before and after each header and test, and the lines below the last statement."""
+    """Return the statements, with an empty line around each header and test, and the lines below the last one."""
     starts = [piece.tokens[0].start for piece in pieces]
     ends = [piece.tokens[-1].end for piece in pieces]
     _, above = _between("\n" + text[: starts[0]])
@@ -513,7 +502,7 @@ def _parts(text: str, pieces: Sequence[Piece]) -> tuple[list[_Part], list[str]]:
 
 
 def _between(gap: str) -> tuple[str, list[str]]:
-    """The comment that ends the line where *gap* begins, and the lines up to the next statement."""
+    """Return the comment that ends the line before *gap*, and the lines up to the next statement."""
     behind, *rest = (line.strip() for line in gap.split("\n"))
     if rest and not rest[-1]:
         del rest[-1]  # the space before the next statement
@@ -521,7 +510,7 @@ def _between(gap: str) -> tuple[str, list[str]]:
 
 
 def _runs(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """The statements cut where the kind changes or an empty line stands."""
+    """Cut statements into runs, at empty lines and changes of the kind."""
     run: list[_Part] = []
     for part in parts:
         before = run[-1].kind if run else ""
@@ -533,7 +522,7 @@ def _runs(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
 
 
 def _laid(run: Sequence[_Part]) -> Iterator[Line]:
-    """The lines of one run with the comments around its statements."""
+    """Yield the lines of one run with the comments around its statements."""
     for part, lines in zip(run, _LAYOUTS.get(run[0].kind, lay_declarations)([part.words for part in run]), strict=True):
         yield from map(Line, part.above)
         lines[-1].comment = part.behind
@@ -546,7 +535,7 @@ def _lay_header(run: Sequence[Sequence[Word]]) -> list[list[Line]]:
     return [out.lines]
 
 
-#: How a run of each kind is laid out; the other kinds are declarations.
+#: The layout of each kind of run; the other kinds are declarations.
 _LAYOUTS: dict[str, Callable[[Sequence[Sequence[Word]]], list[list[Line]]]] = {
     "header": _lay_header,
     "filter": lay_rules,

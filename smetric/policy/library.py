@@ -9,26 +9,26 @@ from smetric.policy import tree
 from smetric.policy.diagnostic import Diagnostic, PolicyError, Source, Span
 from smetric.policy.parser import read
 
-#: Libraries that one policy may use, those of its libraries included.
+#: Libraries of one policy, those of its libraries included.
 MAX_LIBRARIES = 16
 
-#: Gives the text of `NAME.policy` beside the policy; None where there is no such file.
-#: It may raise `OSError` or `ValueError`, whose text says why the file cannot be read.
+#: Returns the text of `NAME.policy` beside the policy; None if there is no such file.
+#: Raises `OSError` or `ValueError` with the reason if the file cannot be read.
 Reader = Callable[[str], Source | None]
 
 
 def no_libraries(_: str) -> None:
-    """The reader of a policy beside which nothing lies."""
+    """Return None: the reader of a policy without libraries."""
 
 
 @dataclass(slots=True)
 class Linked:
-    """A policy with its libraries.
+    """Libraries of a policy.
 
     Args:
-        files: every library by name.
-        targets: the library that each `use` means, by the statement's identity; a `use` at fault has none.
-        errors: what is wrong with files and uses, each with its source.
+        files: the libraries by name.
+        targets: the library of each `use`, by the statement's identity; a `use` with an error has none.
+        errors: the errors of files and uses, each with its source.
     """
 
     files: dict[str, tree.File] = field(default_factory=dict)
@@ -37,13 +37,13 @@ class Linked:
 
 
 def taken(file: tree.File) -> set[tuple[str, str]]:
-    """The names that *file* takes, each behind that of its library."""
+    """Return the names that *file* takes, each with its library first."""
     uses = (statement for statement in file.statements if isinstance(statement, tree.Use))
     return {(use.library.name, name.name) for use in uses for name in use.names}
 
 
 def link(file: tree.File, reader: Reader) -> Linked:
-    """Find and parse all libraries that *file* uses, directly or not."""
+    """Read and parse all libraries that *file* uses, directly or not."""
     linked = Linked()
     _follow(file, None, (file.name,), reader, linked)
     return linked
@@ -52,7 +52,7 @@ def link(file: tree.File, reader: Reader) -> Linked:
 def _follow(
     file: tree.File, source: Source | None, path: Sequence[str], reader: Reader, linked: Linked
 ) -> None:  # fmt: skip
-    """Link what *file*, reached over *path*, uses; *source* is the library it is, None for the policy."""
+    """Link the libraries of *file*, reached over *path*; *source* is None for the policy."""
     for statement in file.statements:
         if not isinstance(statement, tree.Use):
             continue
@@ -80,7 +80,7 @@ def _follow(
 
 
 def _found(name: str, reader: Reader, fail: Callable[..., None]) -> tuple[tree.File, list[Diagnostic]] | None:
-    """The library *name* and its syntax errors; None, and why, where there is none."""
+    """Return the library *name* and its syntax errors; None, and an error, if there is none."""
     try:
         source = reader(name)
     except (OSError, ValueError) as error:

@@ -8,12 +8,10 @@ from typing import Any
 
 from smetric.policy.diagnostic import COMMENT, Diagnostic, Severity, Span
 
-# The syntax tree of a policy file: frozen nodes, each with the place it was read from.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Anything read from the file. Spans do not count in comparisons."""
+    """Node of the tree. Spans do not count in comparisons."""
 
     span: Span = field(compare=False, repr=False)
 
@@ -31,7 +29,7 @@ class Number(Expr):
     """`8`, `16 requests`, `15928 tokens per second`, `250ms`, `62us per token`, `0 LOAD`.
 
     `value` is in the base unit (durations in seconds). `unit` is as written, normalised to `tokens`, `requests`, …,
-    `seconds`, joined by ` per `, or a parameter's name; empty when the literal names none (it then fits any unit).
+    `seconds`, joined by ` per `, or a parameter's name. It is empty for a literal without a unit, which fits any.
     """
 
     value: float
@@ -62,7 +60,7 @@ class Name(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Field(Expr):
-    """`req.NAME`; `base` is what stands before the dot."""
+    """`req.NAME`; `base` is the name before the dot."""
 
     base: str
     name: str
@@ -112,7 +110,7 @@ class At(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Argument(Node):
-    """One argument of a call: `x`, `x where m`, or `name: x`."""
+    """Argument of a call: `x`, `x where m`, or `name: x`."""
 
     value: Expr
     where: Expr | None = None
@@ -185,7 +183,7 @@ class Def(Statement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Statement):
-    """A filter or an outcome, `… [when condition] [as label]`; `word` is what it starts with."""
+    """Filter or outcome, `… [when condition] [as label]`; `word` is its keyword."""
 
     word: str
     when: Expr | None
@@ -232,9 +230,9 @@ class Use(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Broken(Statement):
-    """A statement that could not be parsed; only the checker sees it, so that nothing echoes the error.
+    """Statement that does not parse. The checker reads it, so as not to report consequences of the error.
 
-    `word` is its keyword, the one probably meant, or empty; `names` are those it would have defined.
+    `word` is its keyword, the likely keyword, or empty; `names` are the names it would define.
     """
 
     word: str
@@ -243,7 +241,7 @@ class Broken(Statement):
 
 # ── tests ────────────────────────────────────────────────────────────────────
 
-#: What stands in a `given` or in a cell for "nobody knows".
+#: An unknown value in a `given` or in a cell.
 UNKNOWN = None
 
 
@@ -262,7 +260,7 @@ class Setting(Node):
 
 @dataclass(frozen=True, slots=True)
 class Column(Node):
-    """A column of a test table: a feature, or `age(feature)`."""
+    """Column of a test table: a feature, or `age(feature)`."""
 
     feature: str
     of_age: bool = False
@@ -270,7 +268,7 @@ class Column(Node):
 
 @dataclass(frozen=True, slots=True)
 class Cell(Node):
-    """One value of a test table, None for `?`; `unit` is `seconds` where it is written as a duration, else empty."""
+    """Value of a test table, None for `?`. `unit` is `seconds` for a duration, else empty."""
 
     value: float | str | bool | frozenset[str] | None
     unit: str = ""
@@ -278,7 +276,7 @@ class Cell(Node):
 
 @dataclass(frozen=True, slots=True)
 class Row(Node):
-    """One instance of a test table; one cell per column."""
+    """Instance of a test table, with one cell per column."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -308,15 +306,15 @@ class Test(Statement):
 
     @property
     def configured(self) -> dict[str, Any]:
-        """The values that it sets, as a configuration would."""
+        """Its settings of parameters, in the form of a configuration."""
         return {each.name: each.value.name if isinstance(each.value, Name) else each.value for each in self.settings}
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A whole policy or library: its statements in order, its text and where that came from.
+    """Policy or library: its statements in order, its text and the path of it.
 
-    `kind` is the word it starts with, `policy` or `library`; `stray` are warnings of `##` lines that document nothing.
+    `kind` is its first word, `policy` or `library`; `stray` are warnings of `##` lines that document nothing.
     """
 
     name: str
@@ -334,13 +332,8 @@ class File:
         return tuple(each for each in self.statements if isinstance(each, Test))
 
 
-# Comments of a policy text: which `##` lines document the statement below them, and which document nothing.
-#
-# The grammar ignores comments; this reads them from the text.
-
-
 class Comments:
-    """All `##` lines of a text."""
+    """The `##` lines of a text, which document the statement below them. The grammar ignores comments."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[int, tuple[str, Span]] = {}
@@ -353,16 +346,16 @@ class Comments:
             line += text.count("\n", seen, start)
             seen = start
             alone = not text[text.rfind("\n", 0, start) + 1 : start].strip()
-            # A `##` behind code stands under a line of its own that nothing can ask for.
+            # A `##` behind code documents nothing: no statement starts below a negative line.
             key = line if alone else -1 - line
             self._lines[key] = (match.group()[2:].strip(), Span(start, start + len(match.group().rstrip())))
 
     def above(self, offset: int) -> str:
-        """The documentation of the statement that starts at *offset*."""
+        """Return the documentation of the statement that starts at *offset*."""
         return "\n".join(self._lines[line][0] for line in self._lines_above(offset))
 
     def _lines_above(self, offset: int) -> range:
-        """The unbroken `##` lines right above the statement that starts at *offset*."""
+        """Return the unbroken `##` lines right above the statement that starts at *offset*."""
         end = start = self._text.count("\n", 0, offset)
         if not self._text[self._text.rfind("\n", 0, offset) + 1 : offset].strip():
             while start - 1 in self._lines:
@@ -370,7 +363,7 @@ class Comments:
         return range(start, end)
 
     def stray(self, statements: Iterable[int]) -> list[Diagnostic]:
-        """A warning for each `##` line that documents none of the statements starting at the given offsets."""
+        """Return a warning for each `##` line that documents none of the statements starting at the given offsets."""
         documents = {line for offset in statements for line in self._lines_above(offset)}
         return [
             Diagnostic(

@@ -1,4 +1,4 @@
-"""Types of expressions: kind, unit, shape and interval."""
+"""Types of expressions: kind, unit, interval, one value or one per instance; and the printing of values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 
 from smetric.policy.vocabulary import Feature, Kind, RequestField
 
-# How numbers and other values are printed: short in explanations, in full where somebody may copy them.
-
 _WIDTH = 40
 
 
 def figure(value: Any, digits: int = 4) -> str:
-    """A value of any kind: numbers with at most *digits* figures where they have decimals, long strings cut."""
+    """Return a value for an explanation: decimals cut to *digits* figures, long strings cut."""
     if type(value) is not float:  # most are
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -34,12 +32,12 @@ def figure(value: Any, digits: int = 4) -> str:
 
 
 def exact(value: float) -> str:
-    """A number with all its figures, as the language writes it."""
+    """Return a number with all its figures, as the language writes it."""
     return f"{value + 0.0:.15g}"  # -0.0 is 0
 
 
 def written(value: Any) -> str:
-    """A value of any kind as the language writes it, `?` for None."""
+    """Return a value of any kind as the language writes it, `?` for None."""
     if value is None:
         return "?"
     if isinstance(value, bool):
@@ -50,13 +48,11 @@ def written(value: Any) -> str:
 
 
 def clipped(text: str) -> str:
-    """*text* in at most 40 characters."""
+    """Return *text* cut to 40 characters."""
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 
-# Units of the policy language: products and quotients of five base units.
-#
-# How literals and features write them is here; what may be added or compared is in `check_expression`.
+# ── units ────────────────────────────────────────────────────────────────────
 
 #: Singular to plural of every base unit.
 BASES = {"token": "tokens", "request": "requests", "block": "blocks", "byte": "bytes", "second": "seconds"}
@@ -66,7 +62,7 @@ _POWER = {1: "", 2: "²", 3: "³"}
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Base units (plural) with their exponents, sorted and without zeros; no factors is a plain number."""
+    """Product of base units: their plurals with exponents, sorted and without zeros; empty for a plain number."""
 
     factors: tuple[tuple[str, int], ...] = ()
 
@@ -84,7 +80,7 @@ class Unit:
 
     @property
     def plain(self) -> bool:
-        """Whether this is the unit of a plain number."""
+        """Whether this is a plain number."""
         return not self.factors
 
     @property
@@ -95,7 +91,7 @@ class Unit:
 
     @property
     def as_literals(self) -> str:
-        """What a plain number is multiplied by, and divided by, to have it: `* 1 request * 1 token`."""
+        """The factors that give a plain number this unit: `* 1 request * 1 token`."""
         signs = [("*" if power > 0 else "/", base) for base, power in self.factors for _ in range(abs(power))]
         return " ".join(f"{sign} 1 {_SINGULAR[base]}" for sign, base in signs)
 
@@ -112,13 +108,13 @@ SECONDS = Unit((("seconds", 1),))
 
 
 def base_unit(word: str) -> Unit | None:
-    """The unit that *word* names, singular or plural; None when it names none."""
+    """Return the unit with the singular or plural *word*, or None."""
     plural = BASES.get(word, word)
     return Unit(((plural, 1),)) if plural in _SINGULAR else None
 
 
 def canonical(numerator: str, denominator: str = "") -> str:
-    """A unit as the language writes it, `tokens per second`; words that name no base unit stay as they are."""
+    """Return a unit as the language writes it, such as `tokens per second`. Unknown words stay as they are."""
     above = BASES.get(numerator, numerator)
     return f"{above} per {_SINGULAR.get(denominator, denominator)}" if denominator else above
 
@@ -142,21 +138,19 @@ def _exponent(power: int) -> str:
     return _POWER.get(power, f"^{power}")
 
 
-# Where a number of a policy can lie: interval arithmetic that keeps every value finite by construction.
-#
-# Which expressions are refused because of their interval is the checker's business.
+# ── intervals ────────────────────────────────────────────────────────────────
 
-#: No expression of a policy may pass this.
+#: The bound of every expression, which keeps values finite.
 MAX_VALUE = 1e300
 #: Candidates a decision may have, for the bounds of sums and counts.
 MAX_CANDIDATES = 1e6
-#: `ratio` takes a divisor nearer to 0 than this for 0, so that its result stays bounded.
+#: A divisor of `ratio` nearer to 0 than this counts as 0, so that the result stays bounded.
 SMALLEST_DIVISOR = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The closed interval from `low` to `high`, both finite."""
+    """Closed interval from `low` to `high`, both finite."""
 
     low: float
     high: float
@@ -175,7 +169,7 @@ class Interval:
         return Interval(min(corners), max(corners))
 
     def __truediv__(self, other: Interval) -> Interval:
-        """Division by an interval that does not hold 0."""
+        """Divide by an interval without 0."""
         corners = [a / b for a in (self.low, self.high) for b in (other.low, other.high)]
         return Interval(min(corners), max(corners))
 
@@ -187,12 +181,12 @@ class Interval:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Its bounds, in words."""
         return f"is {exact(self.low)}" if self.low == self.high else f"lies in {self}"
 
     @property
     def bounded(self) -> bool:
-        """Whether it stays within what a policy may compute; False for NaN too."""
+        """Whether it lies within `MAX_VALUE`; False for NaN too."""
         return self.low >= -MAX_VALUE and self.high <= MAX_VALUE
 
 
@@ -205,38 +199,38 @@ COUNT_ALL = Interval(1.0, MAX_CANDIDATES)
 
 
 def hull(intervals: Sequence[Interval]) -> Interval:
-    """The smallest interval around all of them."""
+    """Return the smallest interval around all of them."""
     return Interval(min(each.low for each in intervals), max(each.high for each in intervals))
 
 
 def total(intervals: Sequence[Interval]) -> Interval:
-    """The sum over any number of candidates, nobody included."""
+    """Return the interval of a sum over any number of candidates, 0 included."""
     return intervals[0] * COUNT
 
 
 def spread(intervals: Sequence[Interval]) -> Interval:
-    """The standard deviation over any number of candidates: at most half the width."""
+    """Return the interval of a standard deviation, which is at most half the width."""
     return Interval(0.0, (intervals[0].high - intervals[0].low) / 2)
 
 
 def least(intervals: Sequence[Interval]) -> Interval:
-    """The smallest of one value out of each."""
+    """Return the interval of the smallest of one value out of each."""
     return Interval(min(each.low for each in intervals), min(each.high for each in intervals))
 
 
 def greatest(intervals: Sequence[Interval]) -> Interval:
-    """The largest of one value out of each."""
+    """Return the interval of the largest of one value out of each."""
     return Interval(max(each.low for each in intervals), max(each.high for each in intervals))
 
 
 def clamped(intervals: Sequence[Interval]) -> Interval:
-    """`clamp(x, lo, hi)`, computed as the least of hi and the greatest of x and lo."""
+    """Return the interval of `clamp(x, lo, hi)`: the least of hi and the greatest of x and lo."""
     value, low, high = intervals
     return least([greatest([value, low]), high])
 
 
 def absolute(intervals: Sequence[Interval]) -> Interval:
-    """`abs(x)`."""
+    """Return the interval of `abs(x)`."""
     value = intervals[0]
     if value.low >= 0:
         return value
@@ -244,7 +238,7 @@ def absolute(intervals: Sequence[Interval]) -> Interval:
 
 
 def ratio(above: Interval, below: Interval) -> Interval:
-    """`above / below` where below is not taken for 0."""
+    """Return the interval of `above / below`, where `below` does not count as 0."""
     parts = []
     if below.high >= SMALLEST_DIVISOR:
         parts.append(above / Interval(max(below.low, SMALLEST_DIVISOR), below.high))
@@ -253,11 +247,11 @@ def ratio(above: Interval, below: Interval) -> Interval:
     return hull(parts) if parts else ZERO
 
 
-# The type of an expression: its kind, its unit, whether there is one for each candidate, and where it can lie.
+# ── types ────────────────────────────────────────────────────────────────────
 
 
 class Sort(enum.Enum):
-    """The kinds of values, those of the vocabulary among them; `BROKEN` is what an error left behind, and fits all."""
+    """Kind of a value. `BROKEN` is the kind of an expression with an error, and fits all."""
 
     NUMBER = "number"
     BOOL = "bool"
@@ -272,15 +266,15 @@ NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """What is known of an expression.
+    """Type of an expression.
 
     Args:
-        sort: kind of value.
-        vector: one for each candidate.
-        unit: of a number; None for a literal without one, which fits any.
-        interval: where a number can lie; of a truth value 1..1 or 0..0 where it is the same always.
-        maybe: an instance that may be absent.
-        must: the features, `req.` fields and parameters read whenever it is computed.
+        sort: its kind.
+        vector: whether it has one value for each candidate.
+        unit: the unit of a number; None for a literal without one, which fits any.
+        interval: the bounds of a number; 1..1 or 0..0 for a truth value that is always the same.
+        maybe: whether it is an instance that may be absent.
+        must: the features, `req.` fields and parameters that are always read for it.
         may: those that may be read.
     """
 
@@ -294,26 +288,26 @@ class Type:
 
     @property
     def broken(self) -> bool:
-        """Whether an error was already reported about it."""
+        """Whether an error in it is already reported."""
         return self.sort is Sort.BROKEN
 
     @property
     def named(self) -> Type:
-        """The type under a name: a literal without a unit is a plain number from here on."""
+        """The type under a name, where a literal without a unit is a plain number."""
         return replace(self, unit=PLAIN) if self.unit is None else self
 
     @property
     def decided(self) -> bool:
-        """Whether this truth value is the same whatever is read."""
+        """Whether this truth value is always the same."""
         return self.sort is Sort.BOOL and self.interval.low == self.interval.high
 
     def reading(self, *types: Type) -> Type:
-        """This type, computed from values of *types*."""
+        """Return this type as computed from values of *types*."""
         must = NOTHING.union(*(each.must for each in types))
         return replace(self, must=must, may=NOTHING.union(*(each.may for each in types)))
 
     def perhaps(self, *types: Type) -> Type:
-        """This type, perhaps computed from values of *types* too."""
+        """Return this type as perhaps computed from values of *types* too."""
         return replace(self, may=self.may.union(*(each.may for each in types)))
 
     def __str__(self) -> str:
@@ -327,23 +321,23 @@ BROKEN = Type(Sort.BROKEN)
 
 
 def of_word(word: Feature | RequestField, unit: Unit) -> Type:
-    """The type of a feature, one for each candidate, or of a request's field, which is single."""
+    """Return the type of a feature or a request field."""
     interval = Interval(word.low, word.high) if word.kind is Kind.NUMBER else TRUTH
     return Type(Sort(word.kind.value), isinstance(word, Feature), unit, interval)
 
 
-# What somebody probably meant: a name, or a comparison.
+# ── help texts ───────────────────────────────────────────────────────────────
 
 #: Help for `1_000` and `4k`.
 NUMBERS = "numbers have no separators and no letters: e.g. 5000 or 5e3"
-#: Help for `2 hit_len`, before how it is written.
+#: Start of the help for `2 hit_len`.
 PRODUCT = "a product needs its sign:"
-#: The words that may stand behind a number.
+#: The keywords that can follow a number.
 BEHIND_NUMBERS = ("when", "as", "and", "or", "retry", "else", "if", "in")
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like *name*, or empty when none is like it."""
+    """Return the known name closest to *name*; empty if none is close."""
     names = sorted(known)
     for candidate in names:
         if candidate.lower() == name.lower():
@@ -353,17 +347,17 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Help for an unknown *name*: the closest known one, or empty."""
+    """Return the help for an unknown *name*: the closest known one, or empty."""
     found = closest(name, known)
     return f"did you mean `{found}`?" if found else ""
 
 
 def truth(name: str) -> str:
-    """Help for an unknown *name* that is a truth value in other languages, or empty."""
+    """Return the help for an unknown *name* that is a truth value in other languages, or empty."""
     return f"did you mean `{name.lower()}`?" if name.lower() in ("true", "false") else ""
 
 
 def comparison(sort: Sort) -> str:
-    """Help where a value of this sort stands and a truth value is needed; empty where nothing makes it one."""
+    """Return the help for a value of this sort in place of a truth value, or empty."""
     compared = {Sort.NUMBER: "> 0", Sort.STRING: '== "…"'}.get(sort)
     return f"compare it with something, e.g. `{compared}`" if compared else ""

@@ -1,4 +1,7 @@
-"""Words a policy may read: features of instances and fields of the request, with unit, range and rule for unknown."""
+"""Features and request fields that a policy may read, with unit, range and rule for unknown values.
+
+The language is handed a `Vocabulary`. The router's own is `smetric.features.VOCABULARY`.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The mean, of what a policy asks it of and in place of what nobody knows: never beside values that are all alike.
-
-#: How far, as a share of a value, rounding can carry the mean of values that are alike from them.
+#: The largest rounding error of the mean of equal values, as a share of them.
 _ROUNDING = 1e-15
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """The mean of at least one value. `fsum` is exact, so the order of the candidates plays no part."""
+    """Return the mean of at least one value. `fsum` is exact, so the order of the candidates does not matter."""
     middle, one = math.fsum(values) / len(values), values[0]
     if middle != one and abs(middle - one) <= abs(one) * _ROUNDING:
-        # All may be alike, and rounding must not put the mean beside all of them: `v >= mean(v)` holds for somebody.
+        # If all are equal, rounding must not move the mean away from them: `v >= mean(v)` holds for at least one.
         return min(max(middle, min(values)), max(values))
     return middle
 
 
-# The words a policy may read: features of instances and fields of the request, with unit, range and rule for unknown.
-#
-# The language is handed a `Vocabulary`; it knows none by itself. The router's own is `smetric.features.VOCABULARY`.
-
-#: No number that a policy reads lies above this (language: numbers stay finite).
+#: The bound of every number that a policy reads.
 LARGEST = 1e15
-#: The age in seconds of a value that nobody knows.
+#: The age in seconds of an unknown value.
 NEVER = 1e9
 
 
 class Kind(enum.Enum):
-    """What sort of value a feature or a request field holds."""
+    """Kind of the values of a feature or a request field."""
 
     NUMBER = "number"
     BOOL = "bool"
@@ -45,7 +42,7 @@ class Kind(enum.Enum):
 
 
 class Unknown(enum.Enum):
-    """What arithmetic sees in place of a cell that nobody knows."""
+    """Rule for the value of an unknown cell."""
 
     DEFAULT = "its default"
     MEAN = "the mean of the known, its default when none is known"
@@ -56,7 +53,7 @@ _MEAN = Unknown.MEAN  # asked for each request: a look into an enumeration costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One value per candidate instance.
+    """Feature: one value per candidate instance.
 
     Args:
         name: as policies write it.
@@ -67,13 +64,13 @@ class Feature:
         high: largest value; snapshots clamp to it.
         at_most: name of a request field that bounds it too, or empty.
         lookup: it costs a look-up, so it is fetched only when evaluation reaches it.
-        measured: some source measures it on what has passed; without that source it is unknown everywhere.
-        load: the more of it, the busier the instance.
-        counted: the router counts its own part of it: an unknown cell is never below that.
-        unknown: the rule for a cell nobody knows.
+        measured: a source measures it on past traffic; without that source it is unknown everywhere.
+        load: a larger value means a busier instance.
+        counted: the router counts its own part of it, and an unknown cell is never below that.
+        unknown: the rule for unknown cells.
         default: the value of an unknown cell under that rule.
-        instead: the feature whose value stands in for an unknown cell, whatever the rule; empty for none.
-        source: who fills it, in words.
+        instead: the feature that replaces an unknown cell, whatever the rule; empty for none.
+        source: its source, in words.
         staleness: how old it may be, in words.
     """
 
@@ -97,12 +94,12 @@ class Feature:
     def fill(
         self, cells: Sequence[Any | None], fallback: Sequence[Any] | None = None
     ) -> tuple[list[Any], list[bool] | None]:
-        """Replace unknown cells (None) by what arithmetic sees instead.
+        """Replace unknown cells (None) by values.
 
         Args:
             cells: one value per candidate, None where unknown.
-            fallback: what is known for certain of each candidate (the router's own count). A filled cell is never
-                below it, and it is the value where no candidate is known.
+            fallback: the router's own count for each candidate. A filled cell is never below it, and has this value if
+                no candidate is known.
 
         Returns:
             The values without None, and which of them were known, or None when all were.
@@ -112,7 +109,7 @@ class Feature:
         known = [cell is not None for cell in cells]
         mean = None
         if self.unknown is _MEAN and any(known):
-            # Never below all that are known, not by rounding either, or not knowing would attract.
+            # Never below all known values, not even by rounding: an unknown cell must not attract.
             mean = mean_of([cell for cell in cells if cell is not None])
         if fallback is None:
             instead = self.default if mean is None else max(mean, self.default)
@@ -124,7 +121,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestField:
-    """One value of the request, read as `req.NAME`; units, ranges, bounds and kinds as in `Feature`.
+    """Field of the request, read as `req.NAME`; units, ranges, bounds and kinds as in `Feature`.
 
     `default` is its value in a policy's tests when `given` does not set it. A field with `may_be_unknown` can be None;
     a guard that reads it then fails. One that is `on_demand` is filled only where a loaded policy reads it.
@@ -150,21 +147,21 @@ class Vocabulary:
     request: Mapping[str, RequestField]
 
 
-# Stand-ins for strings of a request that must not be written down: session ids, tenants, request ids.
-#
-# A stand-in is `#` and the 64-bit key of the string in hex. What depends on a string's key alone, as `hrw` and `bucket`
-# do, comes out alike for both, because the key of a stand-in is the key it shows.
+# ── pseudonyms of texts that must not be recorded: session ids, tenants, request ids ──
 
-_STAND_IN = re.compile(r"#[0-9a-f]{16}\Z")
+_PSEUDONYM = re.compile(r"#[0-9a-f]{16}\Z")
 
 
 def key_of(text: str) -> int:
-    """64 bits that stand for *text*, the same in every process and version."""
-    if text.startswith("#") and _STAND_IN.match(text):
+    """Return 64 bits for *text*, the same in every process and version. A pseudonym has the key that it shows."""
+    if text.startswith("#") and _PSEUDONYM.match(text):
         return int(text[1:], 16)
     return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest())
 
 
 def pseudonym(text: str) -> str:
-    """What stands for *text*; the empty string for itself."""
+    """Return `#` and the key of *text* in hex; the empty text stays empty.
+
+    `hrw` and `bucket` depend on the key alone, so they give the same value for a text and its pseudonym.
+    """
     return f"#{key_of(text):016x}" if text else ""

@@ -53,7 +53,7 @@ def test_policy_error_lists_errors_before_warnings() -> None:
     assert [found.severity.value for found in caught.value.diagnostics] == ["error", "warning"]
 
 
-_MADE = re.compile(r"(?:\.error|\.warn|Bad|Diagnostic)\(\s*\"([a-z0-9-]+)\"")
+_MADE = re.compile(r"(?:[._]error|\.warn|Bad|Diagnostic)\(\s*\"([a-z0-9-]+)\"")
 
 
 def test_code_table_lists_the_codes_in_use() -> None:
