@@ -16,8 +16,6 @@ BYTES_PER_BLOCK = 10
 BYTES_PER_HOLDING = 8
 BYTES_PER_RUN = 300
 BYTES_PER_HELD_RUN = 500
-#: Neighbouring runs that are merged in share a tick until they have this many blocks.
-MERGED_BLOCKS = 64
 
 
 class Run:
@@ -268,18 +266,19 @@ class BlockTable:
         """
         self.changes += 1
         before = held.size
-        ticks = _older_ticks(runs, min(0, held.oldest_tick) if held.size else 0)
+        oldest = min(0, held.oldest_tick) if held.size else 0
+        shift = oldest - 1 - runs[-1][0] if runs else 0
         end = len(blocks)
         # Newest first, so no run precedes the one it continues.
-        for (_, count), tick in zip(reversed(runs), reversed(ticks), strict=True):
+        for tick, count in reversed(runs):
             path, rest = self._find(blocks[end - count : end])
             if rest:
                 path.append(self._add(rest))
             for run in path:
                 if run not in held.runs_at:
                     self._take(held, run)
-                    held.runs_at[run] = tick
-                    held.ticks.setdefault(tick, []).append(run)
+                    held.runs_at[run] = tick + shift
+                    held.ticks.setdefault(tick + shift, []).append(run)
             end -= count
         held.ticks = dict(sorted(held.ticks.items()))
         new = held.size - before
@@ -380,16 +379,3 @@ class BlockTable:
         if not run.bits and self._first.get(run.keys[0]) is run:  # after a hash collision another run has its place
             del self._first[run.keys[0]]
         return size
-
-
-def _older_ticks(runs: Sequence[tuple[int, int]], before: int) -> list[int]:
-    """Return a tick older than *before* for each of *runs*, in their order; small neighbours share one."""
-    ticks: list[int] = []
-    newest = runs[-1][0] if runs else 0
-    shared, left = 0, 0
-    for tick, count in runs:
-        if left <= 0:
-            shared, left = before - 1 + tick - newest, MERGED_BLOCKS
-        ticks.append(shared)
-        left -= count
-    return ticks

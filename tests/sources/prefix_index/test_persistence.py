@@ -7,6 +7,8 @@ import errno
 import os
 import time
 from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,8 @@ from smetric.sources.prefix_index.persistence import (
     unpack,
 )
 from tests.fakes import until
+
+# ── images ───────────────────────────────────────────────────────────────────
 
 HASH = st.integers(0, 2**64 - 1)
 
@@ -86,12 +90,14 @@ def test_image_that_is_inconsistent_is_refused(wrong: IndexImage) -> None:
         decode_image(encode_image(wrong))
 
 
-ASKED = InferenceRequest(prompt=Prompt([b"x" * 3 * BLOCK_BYTES], 4.0))
+# ── the file ─────────────────────────────────────────────────────────────────
+
+ASKED = InferenceRequest(prompt=Prompt([b"x" * 3 * BLOCK_BYTES], 4.0), token_ids=array("I", range(700)))
 HIT = 3 * BLOCK_BYTES / 4
 
 
-def engine(started_at: float | None = 1000.0) -> Instance:
-    instance = Instance("a", "http://127.0.0.1:1")
+def engine(started_at: float | None = 1000.0, id: str = "a") -> Instance:
+    instance = Instance(id, "http://127.0.0.1:1")
     instance.started_at = started_at
     return instance
 
@@ -101,90 +107,77 @@ def hit(index: PrefixIndex, instance: Instance) -> float | None:
     return cell
 
 
-async def kept(folder: Path, instance: Instance) -> None:
-    """A router that serves one request and ends."""
-    index = PrefixIndex()
-    file = IndexFile(PrefixIndexes([index]), folder, interval_s=60)
-    await file.start()
-    index.prefilled(ASKED, instance)
-    await file.stop()
-
-
-async def started(folder: Path) -> tuple[PrefixIndex, IndexFile]:
-    index = PrefixIndex()
+@asynccontextmanager
+async def kept(folder: Path, max_bytes: int = 2**24) -> AsyncIterator[tuple[PrefixIndex, IndexFile]]:
+    """An index while it is kept in *folder*."""
+    index = PrefixIndex(max_bytes)
     file = IndexFile(PrefixIndexes([index]), folder, interval_s=0.01)
     await file.start()
-    return index, file
-
-
-async def test_index_file_restores_the_index_of_a_running_engine(tmp_path: Path) -> None:
-    await kept(tmp_path / "new" / "folder", engine())
-    index, file = await started(tmp_path / "new" / "folder")
-    assert hit(index, engine()) == HIT
+    yield index, file
     await file.stop()
+
+
+async def serve_one(folder: Path, instance: Instance) -> None:
+    """A router that serves one request and ends."""
+    async with kept(folder) as (index, _):
+        index.prefilled(ASKED, instance)
+
+
+def ids_in(folder: Path) -> list[str]:
+    """The instances in the file, which is the only one in *folder*."""
+    assert NAME in os.listdir(folder)
+    return [one.id for one in decode_image((folder / NAME).read_bytes()).instances]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cell"),
+    [(1000.0, 1000.0, HIT), (1000.0, 1010.0, None), (1000.0, None, None), (None, None, None)],
+    ids=["same process", "another process", "unknown process", "unknown then"],
+)
+async def test_index_file_restores_the_index_of_the_same_process_only(
+    tmp_path: Path, before: float | None, after: float | None, cell: float | None
+) -> None:
+    folder = tmp_path / "new" / "folder"
+    await serve_one(folder, engine(before))
+    async with kept(folder) as (index, _):
+        assert index.is_restoring == (before is not None)
+        assert hit(index, engine(after)) == cell
 
 
 async def test_index_file_keeps_both_kinds_of_blocks(tmp_path: Path) -> None:
-    def both() -> PrefixIndexes:
-        return PrefixIndexes([PrefixIndex(block_tokens=16), PrefixIndex()])
-
-    asked = InferenceRequest(prompt=Prompt([b"x" * 3000], 4.0), token_ids=array("I", range(700)))
-    before = both()
-    file = IndexFile(before, tmp_path, interval_s=60)
-    await file.start()
-    for index in before:
-        index.prefilled(asked, engine())
-    await file.stop()
-    after = both()
-    file = IndexFile(after, tmp_path, interval_s=60)
-    await file.start()
-    assert [index.least(asked, [engine()]) for index in after] == [[688], [512]]
-    await file.stop()
-
-
-@pytest.mark.parametrize("started_at", [1010.0, None])
-async def test_index_file_restores_nothing_for_another_or_unknown_process(
-    tmp_path: Path, started_at: float | None
-) -> None:
-    await kept(tmp_path, engine())
-    index, file = await started(tmp_path)
-    assert hit(index, engine(started_at)) is None
-    await file.stop()
-
-
-async def test_index_file_skips_images_without_start_time(tmp_path: Path) -> None:
-    await kept(tmp_path, engine(None))
-    index, file = await started(tmp_path)
-    assert not index.is_restoring
-    await file.stop()
+    for least in ([[0], [0]], [[688], [768]]):
+        both = PrefixIndexes([PrefixIndex(block_tokens=16), PrefixIndex()])
+        file = IndexFile(both, tmp_path, interval_s=60)
+        await file.start()
+        assert [index.least(ASKED, [engine()]) for index in both] == least
+        for index in both:
+            index.prefilled(ASKED, engine())
+        await file.stop()
 
 
 async def test_index_file_is_written_when_changed_and_readable_by_its_owner_only(tmp_path: Path) -> None:
-    index, file = await started(tmp_path)
     path = tmp_path / NAME
-    await asyncio.sleep(0.05)
-    assert not path.exists()
-    index.prefilled(ASKED, engine())
-    await until(path.exists)
-    (one,) = decode_image(path.read_bytes()).instances
-    assert len(one.blocks) == 3
-    assert path.stat().st_mode & 0o077 == 0
-    assert os.listdir(tmp_path) == [NAME]
-    first = path.stat().st_mtime_ns
-    await file.save()
-    assert path.stat().st_mtime_ns == first
-    await file.stop()
+    async with kept(tmp_path) as (index, file):
+        await asyncio.sleep(0.05)
+        assert not path.exists()
+        index.prefilled(ASKED, engine())
+        await until(path.exists)
+        assert ids_in(tmp_path) == ["a"]
+        assert path.stat().st_mode & 0o077 == 0
+        assert os.listdir(tmp_path) == [NAME]
+        first = path.stat().st_mtime_ns
+        await file.save()
+        assert path.stat().st_mtime_ns == first
 
 
 async def test_index_file_is_written_again_after_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index, file = await started(tmp_path)
-    with monkeypatch.context() as broken, capture_logs() as logs:
-        broken.setattr(index, "images", lambda: 1 / 0)
-        index.prefilled(ASKED, engine())
-        await until(lambda: bool(logs))
-    assert [line["event"] for line in logs] == ["smetric.index.failed"]
-    await until((tmp_path / NAME).exists)
-    await file.stop()
+    async with kept(tmp_path) as (index, _):
+        with monkeypatch.context() as broken, capture_logs() as logs:
+            broken.setattr(index, "images", lambda: 1 / 0)
+            index.prefilled(ASKED, engine())
+            await until(lambda: bool(logs))
+        assert [line["event"] for line in logs] == ["smetric.index.failed"]
+        await until((tmp_path / NAME).exists)
 
 
 async def test_index_file_last_write_waits_for_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,16 +191,13 @@ async def test_index_file_last_write_waits_for_the_present_one(tmp_path: Path, m
         time.sleep(0.1)
         under_way -= 1
 
-    index, file = await started(tmp_path)
-    monkeypatch.setattr(os, "fsync", slow)
-    index.prefilled(ASKED, engine())
-    await until(lambda: bool(at_once))
-    other = Instance("b", "http://127.0.0.1:2")
-    other.started_at = 1000.0
-    index.prefilled(ASKED, other)
-    await file.stop()
+    async with kept(tmp_path) as (index, _):
+        monkeypatch.setattr(os, "fsync", slow)
+        index.prefilled(ASKED, engine())
+        await until(lambda: bool(at_once))
+        index.prefilled(ASKED, engine(id="b"))
     assert at_once == [1, 1]
-    assert [one.id for one in decode_image((tmp_path / NAME).read_bytes()).instances] == ["a", "b"]
+    assert ids_in(tmp_path) == ["a", "b"]
     assert os.listdir(tmp_path) == [NAME]
 
 
@@ -217,87 +207,62 @@ async def test_index_file_last_write_waits_for_the_present_one(tmp_path: Path, m
         (b"", "no image"),
         (b"{}" * 100, "no image"),
         (encode_image(IndexImage(0.0, BLOCK_BYTES, []))[:-1], "checksum"),
+        (bytes(2**20 + 1), "larger than prefix_index.max_bytes"),
+        (None, "not a regular file"),
     ],
+    ids=["empty", "other", "truncated", "too large", "pipe"],
 )
 async def test_index_file_that_is_unreadable_is_logged_and_rewritten(
-    tmp_path: Path, content: bytes, reason: str
+    tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
-    (tmp_path / NAME).write_bytes(content)
+    if content is None:
+        os.mkfifo(tmp_path / NAME)
+    else:
+        (tmp_path / NAME).write_bytes(content)
     with capture_logs() as logs:
-        index, file = await started(tmp_path)
+        async with kept(tmp_path, 2**20) as (index, _):
+            index.prefilled(ASKED, engine())
     (line,) = [line for line in logs if line["event"] == "smetric.index.unreadable"]
     assert reason in line["reason"]
-    index.prefilled(ASKED, engine())
-    await file.stop()
-    assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1
-
-
-async def test_index_file_that_is_a_pipe_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / NAME)
-    with capture_logs() as logs:
-        index, file = await started(tmp_path)
-    assert [line["reason"] for line in logs] == ["not a regular file"]
-    index.prefilled(ASKED, engine())
-    await file.stop()
-    assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1
-
-
-async def test_index_file_larger_than_the_index_is_not_read(tmp_path: Path) -> None:
-    with (tmp_path / NAME).open("wb") as file:
-        file.truncate(2**20 + 1)
-    with capture_logs() as logs:
-        kept = IndexFile(PrefixIndexes([PrefixIndex(2**20)]), tmp_path, interval_s=60)
-        await kept.start()
-    assert "larger than prefix_index.max_bytes" in logs[0]["reason"]
-    await kept.stop()
+    assert ids_in(tmp_path) == ["a"]
 
 
 async def test_index_file_logs_an_unwritable_folder_once(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    index = PrefixIndex()
-    file = IndexFile(PrefixIndexes([index]), tmp_path / "taken", interval_s=60)
     with capture_logs() as logs:
-        await file.start()
-        assert logs[-1]["event"] == "smetric.index.not_saved"
-        for _ in range(3):
-            index.prefilled(ASKED, engine())
-            await file.save()
-        await file.stop()
+        async with kept(tmp_path / "taken") as (index, file):
+            assert logs[-1]["event"] == "smetric.index.not_saved"
+            for _ in range(3):
+                index.prefilled(ASKED, engine())
+                await file.save()
     assert [line["event"] for line in logs].count("smetric.index.not_saved") == 1
 
 
 async def test_index_file_keeps_the_last_image_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index, file = await started(tmp_path)
-    index.prefilled(ASKED, engine())
-    await until((tmp_path / NAME).exists)
-
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    other = Instance("b", "http://127.0.0.1:2")
-    other.started_at = 1000.0
+    await serve_one(tmp_path, engine())
     with capture_logs() as logs:
-        index.prefilled(ASKED, other)
-        await file.stop()
+        async with kept(tmp_path) as (index, _):
+            monkeypatch.setattr(os, "fsync", full)
+            index.prefilled(ASKED, engine(id="b"))
     assert [(line["event"], line["reason"]) for line in logs] == [
         ("smetric.index.not_saved", "No space left on device")
     ]
     assert os.listdir(tmp_path) == [NAME]
-    assert [one.id for one in decode_image((tmp_path / NAME).read_bytes()).instances] == ["a"]
+    assert ids_in(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 async def test_index_file_replaces_a_pipe_or_link_in_the_place_of_its_draft(tmp_path: Path, kind: str) -> None:
     draft, other = tmp_path / f"{NAME}.new", tmp_path / "other"
-    other.write_text("of somebody else")
+    other.write_text("another file")
     if kind == "pipe":
         os.mkfifo(draft)
     else:
         draft.symlink_to(other)
     async with asyncio.timeout(5):
-        index, file = await started(tmp_path)
-        index.prefilled(ASKED, engine())
-        await file.stop()
-    assert other.read_text() == "of somebody else"
-    assert len(decode_image((tmp_path / NAME).read_bytes()).instances) == 1
+        await serve_one(tmp_path, engine())
+    assert other.read_text() == "another file"
+    assert ids_in(tmp_path) == ["a"]
