@@ -232,6 +232,13 @@ class FakeEngine:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
+    async def __aenter__(self) -> FakeEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
     def drop_idle(self) -> None:
         """Close the connections that nobody is using, as engines do after a while."""
         for task in self._idle:

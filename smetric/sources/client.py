@@ -152,7 +152,7 @@ class Breaker:
     def failed(self) -> None:
         """Note that a request got no valid answer in time."""
         self._failures += 1
-        # Requests in flight when it opened fail late; that must not delay the next try for ever.
+        # Requests in flight when it opened fail late; that must not delay the next try.
         if self._probing or (self._opened_at is None and self._failures >= self._most):
             self._opened_at = self._clock()
         self._probing = False

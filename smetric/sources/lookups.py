@@ -33,7 +33,7 @@ class LookupDeadline:
 
 
 class Column:
-    """One look-up feature over the candidates it was asked for, and which source gave each cell.
+    """Column of a look-up feature over the candidates it was asked for, with the source of each cell.
 
     Args:
         candidates: the instances asked for.

@@ -225,7 +225,7 @@ class FetchRates(Follower):
     last fetches.
 
     Args:
-        prefill: how long instances compute. While that is unknown, a fetch cannot be told from computing.
+        prefill: how long instances compute. While that is unknown, so is the rate.
         configured: tokens per second, instead of measuring; 0 for none.
         clock: monotonic seconds.
     """

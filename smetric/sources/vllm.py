@@ -76,7 +76,7 @@ log = structlog.get_logger("smetric.sources.vllm")
 
 @dataclass(slots=True)
 class Page:
-    """One `/metrics` page. A value that is missing or invalid is None.
+    """Values of a `/metrics` page. A value that is missing or invalid is None.
 
     Args:
         running: requests running, summed over engines.
@@ -211,7 +211,7 @@ def next_turn(due: float, interval_s: float, now: float) -> float:
 
     A turn that is late by less than an interval is done at once: a loop that waits for an answer for an interval must
     not miss every other turn. Turns missed by more, while the process was suspended or busy, are skipped. Otherwise the
-    loops of all instances, which are spread over the interval, would run at the same moment for ever.
+    loops of all instances, which are spread over the interval, would run at the same moment from then on.
     """
     turns = (now - due) / interval_s
     return due + interval_s * (1 if turns < 2 else math.ceil(turns))

@@ -29,25 +29,21 @@ async def test_session_shares_one_name_look_up_and_cancels_it_on_close() -> None
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_session_keeps_the_last_good_address_while_look_ups_fail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_session_keeps_the_last_good_address_while_look_ups_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
     resolver = Resolver()
-    engine = FakeEngine()
-    await engine.start()
-    url = engine.url.replace("127.0.0.1", "engine.test") + "/health"
     session = PlainSession(resolver, timeout_s=5.0)
-    with pytest.raises(aiohttp.ClientConnectionError):
-        await session.http.get(url)
-    resolver.found = ("127.0.0.1",)
-    for _ in range(2):
-        engine.drop_idle()
-        async with session.http.get(url) as answer:
-            assert answer.status == 200
-        resolver.found = ()
-    await session.close()
-    await engine.stop()
+    async with FakeEngine() as engine:
+        url = engine.url.replace("127.0.0.1", "engine.test") + "/health"
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.http.get(url)
+        resolver.found = ("127.0.0.1",)
+        for _ in range(2):
+            engine.drop_idle()
+            async with session.http.get(url) as answer:
+                assert answer.status == 200
+            resolver.found = ()
+        await session.close()
 
 
 @pytest.mark.parametrize(("encoding", "plain"), [(None, True), (b"Identity", True), (b"gzip", False)])
@@ -56,14 +52,11 @@ async def test_is_plain_detects_compressed_bodies(encoding: bytes | None, plain:
         assert call.values(b"accept-encoding") == []
         await call.answer(200, b"page", *([(b"content-encoding", encoding)] if encoding else []))
 
-    engine = FakeEngine(answer)
-    await engine.start()
     session = PlainSession(resolve, timeout_s=5.0)
-    async with session.http.get(engine.url + "/page") as response:
+    async with FakeEngine(answer) as engine, session.http.get(engine.url + "/page") as response:
         assert is_plain(response) is plain
         assert await response.read() == b"page"
     await session.close()
-    await engine.stop()
 
 
 @pytest.mark.parametrize(("most", "body"), [(10, b"0123456789"), (9, None)])
@@ -71,11 +64,12 @@ async def test_read_within_stops_at_the_bound(most: int, body: bytes | None) -> 
     async def answer(call: Call) -> None:
         await call.answer(200, b"0123456789")
 
-    engine = FakeEngine(answer)
-    await engine.start()
-    async with aiohttp.ClientSession() as session, session.post(engine.url + "/v1/x") as response:
+    async with (
+        FakeEngine(answer) as engine,
+        aiohttp.ClientSession() as session,
+        session.post(engine.url + "/v1/x") as response,
+    ):
         assert await read_within(response, most) == body
-    await engine.stop()
 
 
 def breaker(clock: Clock) -> Breaker:

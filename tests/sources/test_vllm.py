@@ -53,7 +53,7 @@ def models(*names: str) -> bytes:
 
 
 class Engine:
-    """Answers each path with given bytes, or with whatever a coroutine writes."""
+    """Engine that answers each path with given bytes, or with those that a coroutine writes."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {"/metrics": page(), "/v1/models": models("m")}
@@ -89,7 +89,7 @@ async def served(*engines: Engine) -> AsyncIterator[list[str]]:
 
 
 class Bench:
-    """One instance in front of one engine, and what the source reported."""
+    """Instance in front of one engine, and the results that the scraper reported."""
 
     def __init__(self, instance: Instance, engine: Engine, timeout_s: float) -> None:
         self.instance, self.engine, self.clock = instance, engine, Clock(100.0)
@@ -661,17 +661,15 @@ async def test_probe_is_good_with_a_status_below_500(pieces: list[bytes], state:
 
 
 async def test_probing_continues_after_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine()
-    await engine.start()
-    instance = Instance("a", engine.url)
-    health = Health([instance], Tolerance(fall=1, rise=1, slow_start_s=0))
-    one = Prober([instance], health, interval_s=0.01)
-    with monkeypatch.context() as broken, capture_logs() as logs:
-        broken.setattr(health, "settle", lambda: 1 / 0)
-        await one.start()
-        await until(lambda: bool(logs))
-    assert [(line["event"], line["instance"]) for line in logs] == [("smetric.probe.crashed", "a")]
-    await engine.stop()
+    async with FakeEngine() as engine:
+        instance = Instance("a", engine.url)
+        health = Health([instance], Tolerance(fall=1, rise=1, slow_start_s=0))
+        one = Prober([instance], health, interval_s=0.01)
+        with monkeypatch.context() as broken, capture_logs() as logs:
+            broken.setattr(health, "settle", lambda: 1 / 0)
+            await one.start()
+            await until(lambda: bool(logs))
+        assert [(line["event"], line["instance"]) for line in logs] == [("smetric.probe.crashed", "a")]
     await until(lambda: instance.state is State.REFUSING)
     await one.stop()
 
@@ -720,42 +718,37 @@ async def test_probe_of_a_closed_port_is_refused() -> None:
     assert instance.state is State.REFUSING
 
 
-async def test_probe_tries_all_addresses_and_keeps_them_while_look_ups_fail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_probe_tries_all_addresses_and_keeps_them_while_look_ups_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "TTL_S", 0.0)
-    resolver = Resolver("127.0.0.2", "127.0.0.1")  # nobody is at the first
-    engine = FakeEngine()
-    await engine.start()
-    instance = Instance("a", engine.url.replace("127.0.0.1", "engine.test"))
-    probing = Prober([instance], Health([instance], Tolerance(fall=1, slow_start_s=0)), resolve=resolver)
-    await probing.probe(instance)
-    resolver.found = ()
-    await probing.probe(instance)
-    assert engine.connections == 2
-    assert instance.healthy
-    await engine.stop()
+    resolver = Resolver("127.0.0.2", "127.0.0.1")  # nothing listens at the first
+    async with FakeEngine() as engine:
+        instance = Instance("a", engine.url.replace("127.0.0.1", "engine.test"))
+        probing = Prober([instance], Health([instance], Tolerance(fall=1, slow_start_s=0)), resolve=resolver)
+        for _ in range(2):
+            await probing.probe(instance)
+            resolver.found = ()
+        assert engine.connections == 2
+        assert instance.healthy
     await probing.probe(instance)
     assert instance.state is State.REFUSING
 
 
 async def test_probe_that_hangs_delays_no_other() -> None:
-    engines = [FakeEngine(), FakeEngine()]
-    engines[0].health = hang
-    for engine in engines:
-        await engine.start()
-    instances = [Instance(f"e{i}", engine.url) for i, engine in enumerate(engines)]
-    health = Health(instances, Tolerance(fall=1, rise=1, slow_start_s=0))
-    probing = Prober(instances, health, interval_s=0.02, timeout_s=0.2)
-    await probing.start()
-    await until(lambda: engines[1].connections >= 10 and instances[0].state is State.ILL)
-    assert engines[1].connections > 2 * engines[0].connections
-    assert instances[1].state is State.WELL
-    engines[0].recover()
-    await until(lambda: instances[0].state is State.WELL)
-    await probing.stop()
-    for engine in engines:
-        await engine.stop()
+    async with FakeEngine() as hanging, FakeEngine() as answering:
+        hanging.health = hang
+        instances = [Instance("e0", hanging.url), Instance("e1", answering.url)]
+        health = Health(instances, Tolerance(fall=1, rise=1, slow_start_s=0))
+        probing = Prober(instances, health, interval_s=0.02, timeout_s=0.2)
+        await probing.start()
+        await until(lambda: answering.connections >= 10 and instances[0].state is State.ILL)
+        assert answering.connections > 2 * hanging.connections
+        assert instances[1].state is State.WELL
+        hanging.recover()
+        await until(lambda: instances[0].state is State.WELL)
+        await probing.stop()
+
+
+# ── the pace of both ─────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

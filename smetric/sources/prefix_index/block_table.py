@@ -155,7 +155,7 @@ class BlockTable:
         tick: number of the last entry.
         blocks: blocks with at least one holder.
         evictions: holdings evicted to stay within *max_bytes* or a holder's room.
-        changes: goes up with every change, so that a copy can be told from the present state.
+        changes: goes up with every change, so that a copy can be compared with the present state.
         surprises: goes up when it may have changed whether the table knows everything a holder holds.
     """
 

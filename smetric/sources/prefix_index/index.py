@@ -42,8 +42,8 @@ SHRINK = 0.9
 REGAIN = 1.1
 #: Consecutive responses without any hit where one was believed, after which the cache counts as cleared.
 ZEROS = 3
-#: Replies are believed to be cached while their share found in the cache stays above REPLIES; each response that tells
-#: has this weight. Replies are not found if templates leave out generated text, such as reasoning.
+#: Replies are believed to be cached while their share found in the cache stays above REPLIES; each response that
+#: shows it has this weight. Replies are not found if templates leave out generated text, such as reasoning.
 REPLY_WEIGHT = 1 / 8
 REPLIES = 0.5
 #: Most images that wait for one instance, and most instances that images wait for.
@@ -56,7 +56,7 @@ _hash = xxhash.xxh3_64_intdigest
 
 
 class Cut:
-    """One prompt, cut into blocks of text. `TokenCut` is the same for token ids.
+    """Prompt cut into blocks of text. `TokenCut` is the same for token ids.
 
     Its units are bytes of text, or tokens. A follow-up counts as held with its whole history if the holder answered the
     question before it.
@@ -108,7 +108,7 @@ class Cut:
 
 
 class TokenCut(Cut):
-    """One prompt, cut into blocks of token ids.
+    """Prompt cut into blocks of token ids.
 
     Of a reply only the number of tokens is known, not their ids, so the hashes of its blocks derive from the text of
     the question. The engine has computed all tokens of the reply but the last. They follow the question in the next

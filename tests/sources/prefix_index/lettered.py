@@ -1,4 +1,4 @@
-"""Prompts spelt in letters, one block each, and what an index says of them in blocks."""
+"""Prompts spelt in letters of one block each, and hit lengths in blocks."""
 
 from __future__ import annotations
 

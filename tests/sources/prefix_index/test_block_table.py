@@ -21,7 +21,7 @@ def parent(block: int) -> int:
 
 
 def is_closed(held: HolderBlocks) -> bool:
-    """Whether with every block all those before it are held."""
+    """Return whether all blocks before each held block are held too."""
     blocks = set(held.image()[0])
     return len(blocks) == len(held) and all(parent(block) in blocks or parent(block) == 1 for block in blocks)
 
@@ -65,7 +65,7 @@ def test_table_eviction_of_one_holder_keeps_the_blocks_of_others() -> None:
 
 
 class LeastRecent:
-    """A holder that is searched through: each block with the tick it was last entered in, and its depth."""
+    """Naive holder: each block with the tick of its last entry and its depth."""
 
     def __init__(self) -> None:
         self.held: dict[int, tuple[int, int]] = {}

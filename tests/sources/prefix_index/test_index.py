@@ -161,7 +161,7 @@ def test_hit_counts_by_the_prompts_own_ratio() -> None:
 def test_table_memory_bound_counts_real_bytes(holders: int, size: int) -> None:
     fleet, index, rng = instances(8), PrefixIndex(2**40), random.Random(5)
     prompts = [array("Q", (rng.getrandbits(64) for _ in range(size))) for _ in range(120)]
-    index.measure("cached_tokens", fleet)  # what each instance takes, however little it holds, is not the table's
+    index.measure("cached_tokens", fleet)  # the cost of an instance itself is not the table's
     gc.collect()  # no lists and tuples are left over, which would be used for nothing
     tracemalloc.start()
     try:
@@ -170,7 +170,7 @@ def test_table_memory_bound_counts_real_bytes(holders: int, size: int) -> None:
             for holder in range(holders):
                 index.placed(fleet[(number + holder) % 8], blocks)
             taken = tracemalloc.get_traced_memory()[0] - before
-            assert number < 4 or taken <= index.table.memory_bytes  # what is made once is some hundred bytes, by Python
+            assert number < 4 or taken <= index.table.memory_bytes  # Python creates some hundred bytes once
     finally:
         tracemalloc.stop()
     image = sum(len(one.packed) for one in index.images())

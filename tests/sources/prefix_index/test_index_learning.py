@@ -70,7 +70,7 @@ def test_instance_that_never_reports_hits_does_not_count_as_cleared() -> None:
 def beliefs(
     *, says: float, reports: bool = True, sessions: int = 8, holds: int = 400, turns: int = 400
 ) -> tuple[float, float]:
-    """What was believed too much and too little, as shares of what an engine held that forgets as vLLM does.
+    """Return what was believed too much and too little, as shares of the blocks held by an engine that evicts as vLLM.
 
     Args:
         says: the capacity it tells, as a multiple of what it has.

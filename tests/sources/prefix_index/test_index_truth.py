@@ -31,7 +31,7 @@ STEP = st.tuples(
 
 
 class Engine:
-    """A cache that gives up what was used longest ago, of a prompt the end first.
+    """Cache that evicts what was used longest ago, the end of a prompt first.
 
     Args:
         blocks: what it has room for; None for everything.
@@ -70,7 +70,7 @@ class Site:
         self.begin()
 
     def begin(self) -> None:
-        """Another process of the router: it knows of the engines what they say."""
+        """Start another process of the router, which knows only what the engines report."""
         self.index = PrefixIndex(self.entries * ENTRY, warm_up_s=WARM_UP_S, clock=lambda: self.now)
         self.fleet = [Instance(name, f"http://{name}") for name in "ab"]
         #: Since when each may hold what is not known here; None for never. What is forgotten for want of room may
@@ -120,9 +120,9 @@ class Site:
                 self.now += WARM_UP_S / 3
 
     def check(self) -> None:
-        """No miss is told that is none, nor, where nothing is ever evicted, a hit that is none.
+        """Check that no hit is reported as a miss, nor, if nothing is ever evicted, a miss as a hit.
 
-        After the time that is set for it a miss counts as one in any case.
+        A miss counts as one in any case after the warm-up.
         """
         for prompt in PROMPTS:
             cells = hits(self.index, request(prompt), self.fleet)

@@ -22,7 +22,7 @@ BLOCK = 16
 
 
 class Ids:
-    """One token for each four bytes of text, unless told otherwise; known when `ready` is set."""
+    """Token ids: one for each four bytes of text, known when `ready` is set."""
 
     def __init__(self) -> None:
         self.ready = asyncio.Event()
@@ -63,7 +63,7 @@ class Pair:
         return list(self.text.lookup(request, self.fleet)["hit_len"])
 
     def serve(self, request: InferenceRequest, instance: Instance, usage: Usage | None = None) -> None:
-        """The request is prefilled and answered; what is done late is not waited for."""
+        """Prefill and answer the request, without waiting for late ids."""
         for source in (self.tokens, self.text):
             source.prefilled(request, instance)
         request.answering()
@@ -197,7 +197,7 @@ async def test_replies_are_believed_only_while_they_are_found_again() -> None:
     (instance,) = pair.fleet
 
     async def believed_of(letter: str, cached: int) -> float | None:
-        """Of a follow-up, whose question was answered by 200 tokens; it is served, and reports *cached* tokens."""
+        """Serve a follow-up to a reply of 200 tokens that reports *cached* tokens; return its predicted hit."""
         question = spelt(500, letter)
         await pair.ids.of(first := asked(question))
         pair.serve(first, instance, Usage(500, 200, 0))

@@ -250,15 +250,12 @@ async def test_peer_image_times_out_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peers, "IMAGE_S", 0.1)
-    slow = FakeEngine(hang)
-    await slow.start()
-    one = Sidecar(slow.url)
-    with capture_logs() as logs:
-        await one.peers.start()
+    async with FakeEngine(hang) as slow:
+        with capture_logs() as logs:
+            async with exchanging(Sidecar(slow.url)):
+                pass
     told = [(line["log_level"], line["reason"]) for line in logs if line["event"] == "smetric.peer.no_image"]
     assert told == [("warning", "timeout")]
-    await one.peers.stop()
-    await slow.stop()
 
 
 async def test_peer_image_is_taken_in_after_the_start(
@@ -312,13 +309,10 @@ async def test_peer_that_flaps_does_not_fill_the_log(monkeypatch: pytest.MonkeyP
     async def flap(call: Call) -> None:
         await call.answer(503 if next(answered) % 2 else 204, b"")
 
-    peer = FakeEngine(flap)
-    await peer.start()
-    one = Sidecar(peer.url, heartbeat_s=0.001)
-    with capture_logs() as logs:
-        async with exchanging(one):
-            await until(lambda: len(peer.calls) > 40)
-    await peer.stop()
+    async with FakeEngine(flap) as peer:
+        with capture_logs() as logs:
+            async with exchanging(Sidecar(peer.url, heartbeat_s=0.001)):
+                await until(lambda: len(peer.calls) > 40)
     assert [line["event"] for line in logs].count("smetric.peer.changed") == CHANGES_TOLD
 
 
@@ -354,19 +348,17 @@ async def test_router_catches_up_again_after_a_loss_during_a_round(
         await may_arrive.wait()
         await call.answer(200, image)
 
-    peer = FakeEngine(give)
-    await peer.start()
-    new = Sidecar(peer.url, seen_empty=False)
-    starting = asyncio.create_task(new.peers.start())
-    await has_said.wait()
-    old.serve("b", "x")
-    await new.peers.receive(encode_batch("s", 7, []))
-    may_arrive.set()
-    await starting
-    assert len(peer.calls) == 1  # for which the start does not wait again
-    await until(lambda: new.hits("x") == [None, 2])
-    await new.peers.stop()
-    await peer.stop()
+    async with FakeEngine(give) as peer:
+        new = Sidecar(peer.url, seen_empty=False)
+        starting = asyncio.create_task(new.peers.start())
+        await has_said.wait()
+        old.serve("b", "x")
+        await new.peers.receive(encode_batch("s", 7, []))
+        may_arrive.set()
+        await starting
+        assert len(peer.calls) == 1  # the start waits for one round only
+        await until(lambda: new.hits("x") == [None, 2])
+        await new.peers.stop()
 
 
 async def test_catch_up_asks_few_peers_at_a_time_and_bounds_the_start(
@@ -387,10 +379,7 @@ async def test_catch_up_asks_few_peers_at_a_time_and_bounds_the_start(
         await call.answer(200, image)
 
     async with AsyncExitStack() as stack:
-        crowd = [FakeEngine(give) for _ in range(10)]
-        for peer in crowd:
-            await peer.start()
-            stack.push_async_callback(peer.stop)
+        crowd = [await stack.enter_async_context(FakeEngine(give)) for _ in range(10)]
         new = Sidecar(*[peer.url for peer in crowd], seen_empty=False)
         async with exchanging(new):
             assert any(not peer.calls for peer in crowd)
